@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from chunkbench.traces.replayed_files import read_replayed
-from chunkbench.workloads.replay.managers import KINDS, Memory
+from chunkbench.workloads.replay.registry import KINDS, Memory
 
 
 def main() -> None:

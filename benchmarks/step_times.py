@@ -23,7 +23,7 @@ from chunkbench.serving import smollm2
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
 from chunkbench.serving.engine.model import INTERFACE, load_module
 from chunkbench.store import open_run
-from chunkbench.store.serving_result import ServingResult
+from chunkbench.workloads.serving.result import ServingResult
 
 LOGITS = (1, 8, 32)
 ROWS = (1, 2, 4, 8)

@@ -8,7 +8,7 @@ line, the worker and `chunkbench.load` call it. The types of higher rooms are na
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, cast
 
 from typing_extensions import TypeVar
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from chunkbench.baselines.registry import Listed, Registry
     from chunkbench.experiment.point import Point
     from chunkbench.experiment.spec import Experiment
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.estimate import Estimate
@@ -89,6 +90,10 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
     @abstractmethod
     def body(self, view: View) -> Body:
         """The part of a run's report that depends on the kind."""
+
+    def claims(self) -> Mapping[str, Judge]:
+        """Claim of `results/paper/claims.csv` -> what judges it, of the claims that this kind measures."""
+        return {}
 
     @abstractmethod
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:

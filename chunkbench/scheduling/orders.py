@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from chunkbench.kvcache.managers.manager import Manager
+from chunkbench.kvcache.manager import Manager
 from chunkbench.scheduling.entry import Entry
 
 E = TypeVar("E", bound=Entry)

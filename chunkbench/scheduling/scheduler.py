@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from chunkbench.kvcache.managers.manager import Manager, NeverFits
+from chunkbench.kvcache.manager import Manager, NeverFits
 from chunkbench.scheduling.entry import Entry
 from chunkbench.scheduling.orders import ORDERS, Order
 

@@ -9,7 +9,6 @@ from pydantic import AliasChoices, AllowInfNan, BaseModel, ConfigDict, Field, No
 
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.point import AttentionPoint, Case
-from chunkbench.experiment.points import ModulesPoint
 from chunkbench.experiment.terms import Cache, Count, Device, Dtype, Mode, Protocol, Size
 
 Status = Literal["ok", "noisy", "incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"]
@@ -255,11 +254,3 @@ class TimedResult(SessionResult):
 
 class DecodeResult(AttentionPoint, TimedResult):
     """Decode attention, timed."""
-
-
-class MemoryResult(AttentionPoint, SessionResult):
-    """The K/V that an implementation of decode attention holds."""
-
-
-class ModulesResult(ModulesPoint, TimedResult):
-    """A module of a decoder layer, timed."""

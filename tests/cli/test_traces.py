@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from chunkbench import traces
 from chunkbench.cli.traces import command
 from chunkbench.experiment import AttentionPoint, load_experiment
-from chunkbench.experiment.points import ReplayPoint
 from chunkbench.traces.generated import GENERATED
+from chunkbench.workloads.replay.point import ReplayPoint
 
 
 @pytest.fixture

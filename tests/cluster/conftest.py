@@ -19,8 +19,8 @@ from chunkbench.cluster.nodes import Machines
 from chunkbench.experiment import Experiment, load_experiment
 from chunkbench.runner.executor import Executor
 from chunkbench.runner.run import RunOutcome, run_experiment
-from chunkbench.serving.servers.process import free_port
 from chunkbench.store import Run
+from chunkbench.workloads.serving.servers.process import free_port
 from tests.cluster.listening import RecordingListener
 
 ON_NODES = Path(__file__).parent / "on_nodes"

@@ -16,9 +16,12 @@ from chunkbench import workload
 from chunkbench.experiment import AXES, bundled_experiments, json_schema, load_experiment
 from chunkbench.experiment.llama import shape_of
 from chunkbench.experiment.point import AttentionPoint, Case
-from chunkbench.experiment.points import AnswersPoint, ModulesPoint, ReplayPoint, ServingPoint
 from chunkbench.experiment.sweep import read_filter, selects
+from chunkbench.workloads.answers.point import AnswersPoint
 from chunkbench.workloads.decode.spec import DecodeExperiment
+from chunkbench.workloads.modules.point import ModulesPoint
+from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.serving.point import ServingPoint
 
 ROOT = Path(__file__).parents[2]
 

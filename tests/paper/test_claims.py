@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from chunkbench.analysis.derive import Row, derive
-from chunkbench.paper.claims import Claim, claims, differing, prefill
+from chunkbench.paper.claims import Claim, claims, differing
 from chunkbench.paper.claims.judgement import Stated
 from chunkbench.paper.printed import paper_rows, table3
 from chunkbench.report.claims import document
 from chunkbench.store.results import DecodeResult
+from chunkbench.workloads.replay import prefill_claims as prefill
 
 Latencies = Mapping[tuple[int, int, str], float]
 

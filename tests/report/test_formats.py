@@ -19,7 +19,8 @@ from chunkbench.experiment.llama import SHAPES
 from chunkbench.report import build, latex, records, render
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.store import open_run
-from chunkbench.store.results import Calibration, DecodeResult, GpuSampling, GpuState, ModulesResult, Noise
+from chunkbench.store.results import Calibration, DecodeResult, GpuSampling, GpuState, Noise
+from chunkbench.workloads.modules.result import ModulesResult
 
 RECORDED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/recorded/*/*/manifest.json"))
 _CAPITALS = r"\ensuremath{\Delta}\ensuremath{\lambda}\ensuremath{\Lambda}"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from chunkbench.kvcache.managers import Contiguous, HashedBlocks, Paged, PrefixManager
-from chunkbench.kvcache.managers.manager import AccountedManager
+from chunkbench.kvcache.manager import AccountedManager
 from chunkbench.kvcache.text import SegmentText, Text
 from chunkbench.scheduling import Entry, Rules, Scheduler, Step
+from chunkbench.workloads.replay.managers import Contiguous, HashedBlocks, Paged, PrefixManager
 
 
 @dataclass(eq=False)

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from chunkbench import workload, workloads
 from chunkbench.store import DecodeResult, Manifest, RunError, open_run
-from chunkbench.store.replay_result import MemoryMoment
-from chunkbench.store.serving_result import ConstrainedAnswers
+from chunkbench.workloads.replay.result import MemoryMoment
+from chunkbench.workloads.serving.result import ConstrainedAnswers
 
 
 @pytest.mark.parametrize(

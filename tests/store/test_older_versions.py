@@ -13,9 +13,9 @@ from chunkbench.cli.main import cli
 from chunkbench.experiment.point import Case
 from chunkbench.experiment.style import Style
 from chunkbench.store import SCHEMA_VERSION, Calibration, DecodeResult, Manifest, TimedResult, open_run
-from chunkbench.store.replay_result import ReplayResult
-from chunkbench.store.serving_result import ServerFacts
-from tests.analysis.replays import replay_facts
+from chunkbench.workloads.replay.result import ReplayResult
+from chunkbench.workloads.serving.result import ServerFacts
+from tests.workloads.replay.made import replay_facts
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))

@@ -12,11 +12,11 @@ import torch
 from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.kernels import cpu
 from chunkbench.kernels.planners import flat, node_wise, two_phase
-from chunkbench.kvcache.managers import PrefixManager
+from chunkbench.workloads.replay.managers import PrefixManager
 from tests.attention.contexts import TOLERANCE, Contexts, act_and_check
-from tests.kvcache.managers.test_against_reference import BATCH, MANAGERS, Both, soak
-from tests.kvcache.managers.test_prefix import POOLS, random_operations
 from tests.torture.trials import Harm, Part, Trial, Unavailable
+from tests.workloads.replay.managers.test_against_reference import BATCH, MANAGERS, Both, soak
+from tests.workloads.replay.managers.test_prefix import POOLS, random_operations
 
 ACTIONS = 10
 CACHES = 3

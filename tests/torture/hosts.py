@@ -15,12 +15,12 @@ import psutil
 from chunkbench import workloads
 from chunkbench.store import open_run
 from chunkbench.store.results import FAILED
-from chunkbench.store.ring_result import RingResult
-from tests.ring.launched import ended, starting, write
-from tests.ring.test_namespaces import PORT, done
+from chunkbench.workloads.ring.result import RingResult
 from tests.torture.network import HOSTS as RANKS
 from tests.torture.network import Switched, switched
 from tests.torture.trials import Harm, Part, Trial
+from tests.workloads.ring.launched import ended, starting, write
+from tests.workloads.ring.test_namespaces import PORT, done
 
 LIMIT_S = 20
 KINDS = ("slow", "loses packets", "away for a while", "cut off")

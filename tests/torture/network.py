@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.ring.test_namespaces import UNSHARE, Network, Refused, done
 from tests.torture.trials import Unavailable
+from tests.workloads.ring.test_namespaces import UNSHARE, Network, Refused, done
 
 HOSTS = 3
 SWITCH = Path(__file__).with_name("switch.py")

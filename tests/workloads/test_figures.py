@@ -9,7 +9,9 @@ import pytest
 
 from chunkbench.experiment.llama import shape_of
 from chunkbench.report import build, figures
-from chunkbench.store.results import MemoryResult, ModulesResult, Peaks
+from chunkbench.store.results import Peaks
+from chunkbench.workloads.memory.result import MemoryResult
+from chunkbench.workloads.modules.result import ModulesResult
 from tests.workloads.drawings import caption, check_inside, drawn
 
 PEAKS = Peaks(read_bytes_per_s=4e10, matrix_flops_per_s=8e11, matrix_torch_flops_per_s=8e11)

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench import workload
-from chunkbench.analysis.layer_costs import MODULES
 from chunkbench.cli.main import cli
 from chunkbench.experiment import AttentionPoint
 from chunkbench.report import build
 from chunkbench.store import Run, open_run
+from chunkbench.workloads.modules.layer_costs import MODULES
 
 CONFIG = {
     "model_type": "tiny",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from chunkbench.analysis.derive import Row
+
+if TYPE_CHECKING:
+    from chunkbench.paper.claims.evidence import Evidence
 
 ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "replayed", "not measured"]
 """cannot tell: the figure was measured, but its interval allows more than one verdict. replayed: the figure comes from
@@ -47,6 +50,10 @@ class Judgement:
     high: float | None = None
     rows: tuple[str, ...] = ()
     bound: Bound = ""
+
+
+Judge: TypeAlias = "Callable[[Evidence], Judgement]"
+"""Judges one claim by the measured rows."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.kvcache import PoolExhausted, WrongTokens
-from chunkbench.kvcache.managers.manager import LiveSequences, Manager
+from chunkbench.kvcache.manager import LiveSequences, Manager
 from chunkbench.kvcache.text import Text
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.points import AnswersPoint
-from chunkbench.store.answers_result import AnswersResult
 from chunkbench.workload import Workload
+from chunkbench.workloads.answers.point import AnswersPoint
+from chunkbench.workloads.answers.result import AnswersResult
 from chunkbench.workloads.answers.spec import AnswersExperiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.options import RunOptions
@@ -69,6 +70,11 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         from chunkbench.workloads.answers.body import body
 
         return body(view)
+
+    def claims(self) -> Mapping[str, Judge]:
+        from chunkbench.workloads.answers import claims
+
+        return claims.JUDGES
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         from chunkbench.workloads.answers import figure

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chunkbench.analysis.answers import AnswersNumbers, answers_numbers
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, percent, significant
 from chunkbench.report.quantities import Quantity, figure, quantities
 from chunkbench.report.view import Body, View
-from chunkbench.store.answers_result import AnswersResult
+from chunkbench.workloads.answers.numbers import AnswersNumbers, answers_numbers
+from chunkbench.workloads.answers.result import AnswersResult
 
 _LEGEND = (
     "needles: keys with values hidden in real text at ten depths; the question begins behind the compressed cache, and "

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.answers import AnswersNumbers, answers_numbers
 from chunkbench.report.figures.style import (
     axis_label,
     by_values,
@@ -20,6 +19,7 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
+from chunkbench.workloads.answers.numbers import AnswersNumbers, answers_numbers
 
 _FIGURES: tuple[tuple[str, Callable[[AnswersNumbers], float | None]], ...] = (
     ("needles found, %", lambda numbers: None if numbers.share is None else 100 * numbers.share),

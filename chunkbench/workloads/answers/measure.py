@@ -9,7 +9,6 @@ from time import monotonic
 import torch
 
 from chunkbench.experiment.point import Case
-from chunkbench.experiment.points import AnswersPoint
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.target import Target
 from chunkbench.serving import smollm2
@@ -17,12 +16,13 @@ from chunkbench.serving.engine import Model
 from chunkbench.serving.engine.model import INTERFACE, load_module
 from chunkbench.serving.find_heads import INTERFACE as WATCHED
 from chunkbench.serving.find_heads import find_heads, tokens_for
-from chunkbench.serving.haystack import Haystack, haystack
 from chunkbench.serving.heads import HeadScores, HeadsError, read_heads
-from chunkbench.serving.recall import CompressedContext, deviation, read
 from chunkbench.store import CannotRunError
-from chunkbench.store.answers_result import AnswersContext, AnswersResult
+from chunkbench.workloads.answers.haystack import Haystack, haystack
 from chunkbench.workloads.answers.methods import METHODS
+from chunkbench.workloads.answers.point import AnswersPoint
+from chunkbench.workloads.answers.recall import CompressedContext, deviation, read
+from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
 from chunkbench.workloads.answers.spec import AnswersExperiment
 
 _ANSWER = 7

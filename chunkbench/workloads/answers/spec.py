@@ -11,9 +11,9 @@ from pydantic import Field, field_validator
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import ImplementationId, Whole
-from chunkbench.experiment.points import AnswersPoint
 from chunkbench.experiment.spec import FROM_MODEL, N_P
 from chunkbench.experiment.values import LengthRange
+from chunkbench.workloads.answers.point import AnswersPoint
 
 
 class AnswersExperiment(Experiment[AnswersPoint]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from chunkbench.baselines.contract import Implementation
@@ -16,6 +16,7 @@ from chunkbench.workloads.decode.spec import DecodeExperiment
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.store import Manifest
@@ -113,6 +114,11 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
         from chunkbench.workloads.decode.body import body
 
         return body(view)
+
+    def claims(self) -> Mapping[str, Judge]:
+        from chunkbench.workloads.decode import claims, tree_claims
+
+        return {**claims.JUDGES, **tree_claims.JUDGES}
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         # Imported late: matplotlib loads slowly, and tables do not need it.

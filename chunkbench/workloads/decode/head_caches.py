@@ -9,7 +9,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.head_caches import FULL, HeadCache, head_caches, paper_share
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet, ticks_at
 from chunkbench.report.model import Column, Table
@@ -18,6 +17,7 @@ from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
 from chunkbench.store import Manifest
 from chunkbench.workloads.decode import tables
+from chunkbench.workloads.decode.head_cache_numbers import FULL, HeadCache, head_caches, paper_share
 
 _GREY = "#777777"
 _LENGTHS = (4_000, 8_000, 20_000, 32_768, 131_072)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from chunkbench.store.results import MemoryResult
 from chunkbench.workloads.decode import AttentionWorkload
+from chunkbench.workloads.memory.result import MemoryResult
 from chunkbench.workloads.memory.spec import MemoryExperiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.store import Manifest
@@ -28,6 +30,11 @@ class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
         from chunkbench.workloads.memory.body import body
 
         return body(view)
+
+    def claims(self) -> Mapping[str, Judge]:
+        from chunkbench.workloads.memory import claims
+
+        return claims.JUDGES
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         from chunkbench.workloads.memory import figure

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.kv_memory import CONTIGUOUS, PAKV, Saving, saving
 from chunkbench.report.cells import ABSENT, word
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import count, megabytes, percent, times
 from chunkbench.report.view import Body, View
-from chunkbench.store.results import MEASURED, MemoryResult
+from chunkbench.store.results import MEASURED
+from chunkbench.workloads.memory.result import MemoryResult
+from chunkbench.workloads.memory.saving import CONTIGUOUS, PAKV, Saving, saving
 
 _LEGEND = (
     "saved = bytes with every sequence stored by itself, contiguously (Naive), over bytes of the prefix-aware cache",

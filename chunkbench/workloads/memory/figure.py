@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.derive import Group
-from chunkbench.analysis.kv_memory import PAKV
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import (
     DASHES,
@@ -26,6 +25,7 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.workloads.memory.body import saving_of
+from chunkbench.workloads.memory.saving import PAKV
 
 _AXES = ("n_s", "batch_size", "n_p")
 _GREY = "#777777"

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.contract import AnyImplementation
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.llama import LlamaShape
-from chunkbench.experiment.points import ModulesPoint
 from chunkbench.runner.sessions import Amounts, SessionWorkload
-from chunkbench.store.results import ModulesResult
+from chunkbench.workloads.modules.point import ModulesPoint
 from chunkbench.workloads.modules.registry import MODULES
+from chunkbench.workloads.modules.result import ModulesResult
 from chunkbench.workloads.modules.spec import ModulesExperiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.store import Manifest
@@ -68,7 +69,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         self, point: ModulesPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
         """Computed from the shapes, equal for all calls."""
-        from chunkbench.analysis.layer_costs import MODULES as COSTS
+        from chunkbench.workloads.modules.layer_costs import MODULES as COSTS
 
         cost = COSTS[implementation](point.model, point.batch_size, point.n_p, point.element_bytes)
         moved, computed = (cost.bytes,) * len(steps), (cost.flops,) * len(steps)
@@ -90,6 +91,11 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         from chunkbench.workloads.modules.body import body
 
         return body(view)
+
+    def claims(self) -> Mapping[str, Judge]:
+        from chunkbench.workloads.modules import claims
+
+        return claims.JUDGES
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         from chunkbench.workloads.modules import figure

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.layer_costs import FIGURES, MODULES
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.paper.printed import paper_rows
 from chunkbench.report.cells import ABSENT, measured
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, micros, percent
 from chunkbench.report.view import Body, Line, View
+from chunkbench.workloads.modules.layer_costs import FIGURES, MODULES
 
 _PAPER_MODEL, _PAPER_CONTEXT = "llama2-7b", 2048
 _ELEMENT_BYTES = 2

@@ -12,8 +12,8 @@ import torch
 
 from chunkbench.baselines.contract import YES, Answer, Implementation, Session, Style
 from chunkbench.baselines.naive import NaiveSession
-from chunkbench.experiment.points import LayerPoint
 from chunkbench.workloads.modules.inputs import ModulesInputs
+from chunkbench.workloads.modules.point import LayerPoint
 
 
 class _Stateless(Session):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.experiment.points import LayerPoint
 from chunkbench.workers.inputs import PooledInputs
+from chunkbench.workloads.modules.point import LayerPoint
 
 
 class ModulesInputs(PooledInputs):

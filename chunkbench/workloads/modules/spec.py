@@ -11,10 +11,10 @@ from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import ImplementationId, Implementations
 from chunkbench.experiment.forest import prompt_conflicts
-from chunkbench.experiment.points import ModulesPoint
 from chunkbench.experiment.spec import FROM_MODEL, N_P
 from chunkbench.experiment.sweep import Required
 from chunkbench.experiment.values import LengthRange
+from chunkbench.workloads.modules.point import ModulesPoint
 from chunkbench.workloads.modules.registry import MODULES
 
 _SHARING = "cannot be used with `kind: modules`, whose modules share nothing; leave it out"

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.points import ReplayPoint
-from chunkbench.store.replay_result import ReplayResult
 from chunkbench.workload import Workload
+from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.replay.spec import ReplayExperiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.passes import PointMeasurer, Workplace
     from chunkbench.runner.target import Target
     from chunkbench.store import Manifest
-    from chunkbench.workloads.replay.managers import ManagerKind
+    from chunkbench.workloads.replay.registry import ManagerKind
 
 
 class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
@@ -32,7 +33,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
     result = ReplayResult
 
     def implementations(self) -> Registry[ManagerKind]:
-        from chunkbench.workloads.replay.managers import MANAGERS
+        from chunkbench.workloads.replay.registry import MANAGERS
 
         return MANAGERS
 
@@ -68,6 +69,11 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         from chunkbench.workloads.replay.body import body
 
         return body(view)
+
+    def claims(self) -> Mapping[str, Judge]:
+        from chunkbench.workloads.replay import claims, paged_claims, prefill_claims
+
+        return {**claims.JUDGES, **paged_claims.JUDGES, **prefill_claims.JUDGES}
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         from chunkbench.workloads.replay import figure

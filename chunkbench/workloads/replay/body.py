@@ -7,15 +7,15 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.replay import OBJECTIVE_S, ReplayNumbers, rate_ratios, rates_by_seed, replay_numbers
-from chunkbench.analysis.serving import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, table4
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, count, extent, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
-from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 from chunkbench.report.view import Body, Line, View
-from chunkbench.store.replay_result import ReplayResult
+from chunkbench.workloads.replay.numbers import OBJECTIVE_S, ReplayNumbers, rate_ratios, rates_by_seed, replay_numbers
+from chunkbench.workloads.replay.result import ReplayResult
+from chunkbench.workloads.serving.numbers import SustainedRate, shares_one_prefix, sustained_rate
+from chunkbench.workloads.serving.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 
 _OPTIMUM = "belady"
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}

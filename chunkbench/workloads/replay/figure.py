@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from chunkbench.analysis.derive import Group
-from chunkbench.analysis.replay import MemoryShares, replay_numbers
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import (
     Values,
@@ -28,6 +27,7 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.workloads.replay.body import printed, stated_by_paged_attention
+from chunkbench.workloads.replay.numbers import MemoryShares, replay_numbers
 
 Panel = Callable[[Axes], None]
 _WASTE = 0.9

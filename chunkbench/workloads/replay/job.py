@@ -11,17 +11,17 @@ from typing import cast
 
 import numpy as np
 
-from chunkbench.experiment.points import ReplayPoint
-from chunkbench.kvcache.managers.manager import ReplayedManager
-from chunkbench.replay.groups import AnswerGroups
-from chunkbench.replay.simulate import Replay, Replayed, replay
-from chunkbench.replay.step_time import StepTime
+from chunkbench.kvcache.manager import ReplayedManager
 from chunkbench.scheduling import Rules
-from chunkbench.store.replay_result import MemoryMoment, ReplaySeed
 from chunkbench.traces.generated import GENERATED, Demand
 from chunkbench.traces.replayed import ReplayRequest, truncated
 from chunkbench.traces.replayed_files import read_replayed
-from chunkbench.workloads.replay.managers import KINDS, ManagerKind, Memory
+from chunkbench.workloads.replay.groups import AnswerGroups
+from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.registry import KINDS, ManagerKind, Memory
+from chunkbench.workloads.replay.result import MemoryMoment, ReplaySeed
+from chunkbench.workloads.replay.simulate import Replay, Replayed, replay
+from chunkbench.workloads.replay.step_time import StepTime
 
 
 @dataclass(frozen=True)

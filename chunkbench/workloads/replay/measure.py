@@ -14,23 +14,23 @@ from typing import Any, cast
 from chunkbench.environment import usable_threads
 from chunkbench.environment.limits import no_locks
 from chunkbench.experiment.point import Case
-from chunkbench.experiment.points import ReplayPoint
 from chunkbench.experiment.units import parse_duration
 from chunkbench.lifetime import end_with_parent
-from chunkbench.replay.step_time import Constant, StepTime, WithSwaps
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.dry_run import list_plan
 from chunkbench.runner.target import Target
-from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.results import Status
 from chunkbench.store.run_directory import CannotRunError
 from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
-from chunkbench.workloads.replay.managers import MANAGERS
 from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
 from chunkbench.workloads.replay.paper_a100 import PaperA100
+from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.registry import MANAGERS
+from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.replay.served import fitted
 from chunkbench.workloads.replay.spec import PAGED_ATTENTION, PAPER, ReplayExperiment
+from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps
 
 _POLL_S = 0.2
 PAPER_HOST_S = 0.004

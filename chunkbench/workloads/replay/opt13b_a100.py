@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chunkbench.paper.printed import paged_attention
-from chunkbench.replay.step_time import StepShape
 from chunkbench.traces.lengths import LENGTHS
 from chunkbench.workloads.replay.paper_a100 import PEAK_FLOPS, SHARE_OF_PEAK
+from chunkbench.workloads.replay.step_time import StepShape
 
 PARAMETERS = 13e9
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.paper.printed import paper_rows, table3
-from chunkbench.replay.fitting import non_negative
-from chunkbench.replay.step_time import StepShape
+from chunkbench.workloads.replay.fitting import non_negative
+from chunkbench.workloads.replay.step_time import StepShape
 
 PaperSystem = Literal["paged_attn", "paged_attn_star", "chunk_attn"]
 """Columns of Table 3. PagedAttn reads shared tokens like private ones; PagedAttn* has them

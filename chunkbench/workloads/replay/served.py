@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chunkbench.replay.measured import FittedStepTime, TimedStep
-from chunkbench.replay.served_steps import ServedRequest, served_steps
 from chunkbench.store import RunError, open_run
-from chunkbench.store.serving_result import Measurement, ServingResult
+from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep
+from chunkbench.workloads.replay.served_steps import ServedRequest, served_steps
+from chunkbench.workloads.serving.result import Measurement, ServingResult
 
 
 def fitted(directory: str) -> FittedStepTime:

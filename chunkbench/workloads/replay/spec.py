@@ -12,13 +12,13 @@ from pydantic import Field, field_validator
 
 from chunkbench.experiment.errors import Finding, did_you_mean
 from chunkbench.experiment.fields import ImplementationId, Whole
-from chunkbench.experiment.points import ReplayPoint
 from chunkbench.experiment.spec import FROM_MODEL
 from chunkbench.experiment.sweep import Required
 from chunkbench.experiment.units import parse_duration
 from chunkbench.experiment.values import LengthRange, Share
 from chunkbench.scheduling import ORDERS
 from chunkbench.traces.generated import DRAWN_SYSTEM_PROMPTS, GENERATED
+from chunkbench.workloads.replay.point import ReplayPoint
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 
 PAPER, PAGED_ATTENTION = "paper", "paged-attention"

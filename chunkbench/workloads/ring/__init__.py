@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.points import RingPoint
-from chunkbench.store.ring_result import RingResult
 from chunkbench.workload import Workload
+from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.result import RingResult
 from chunkbench.workloads.ring.spec import RingExperiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.options import RunOptions
@@ -56,9 +57,9 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
 
     def follow(self, experiment: RingExperiment) -> bool:
         """With RANK above 0, be that rank of the run that rank 0 leads."""
-        from chunkbench.ring.launch import world_from_environment
-        from chunkbench.ring.rank import NoLeaderError
         from chunkbench.store import CannotRunError
+        from chunkbench.workloads.ring.launch import world_from_environment
+        from chunkbench.workloads.ring.rank import NoLeaderError
 
         try:
             given = world_from_environment()
@@ -88,6 +89,11 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         from chunkbench.workloads.ring.body import body
 
         return body(view)
+
+    def claims(self) -> Mapping[str, Judge]:
+        from chunkbench.workloads.ring import claims
+
+        return claims.JUDGES
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         from chunkbench.workloads.ring import figure

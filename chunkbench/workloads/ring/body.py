@@ -8,7 +8,12 @@ from statistics import median
 from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.ring import (
+from chunkbench.paper.printed import ring_devices
+from chunkbench.report.cells import fastest, measured, word
+from chunkbench.report.model import Cell, Column, Table
+from chunkbench.report.numbers import NOTHING, megabytes, ms_of_s, ms_of_us, percent, ratio_span, significant, times
+from chunkbench.report.view import Body, View
+from chunkbench.workloads.ring.numbers import (
     BLOCKS,
     Device,
     RingNumbers,
@@ -19,12 +24,7 @@ from chunkbench.analysis.ring import (
     most_sent,
     ring_numbers,
 )
-from chunkbench.paper.printed import ring_devices
-from chunkbench.report.cells import fastest, measured, word
-from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, megabytes, ms_of_s, ms_of_us, percent, ratio_span, significant, times
-from chunkbench.report.view import Body, View
-from chunkbench.store.ring_result import RingResult
+from chunkbench.workloads.ring.result import RingResult
 
 _RANKS = (4, 16, 64, 256, 1024)
 _TOKENS = 1 << 20

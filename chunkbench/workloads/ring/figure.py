@@ -10,13 +10,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.ring import break_even, ring_numbers
 from chunkbench.report.columns import LineStyle
 from chunkbench.report.figures.style import DASHES, caption, conditions, panel_title, sheet, ticks_at
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.store.ring_result import RingResult
 from chunkbench.workloads.ring.methods import CHOICES
+from chunkbench.workloads.ring.numbers import break_even, ring_numbers
+from chunkbench.workloads.ring.result import RingResult
 
 _COLOURS = {"compute": "#0072B2", "transfer": "#E69F00", "wait": "#BBBBBB"}
 _NAMES = {"compute": "computes", "transfer": "sends and receives", "wait": "only waits"}

@@ -11,18 +11,18 @@ from time import monotonic
 
 from chunkbench.environment.memory import available_memory
 from chunkbench.experiment.point import Case
-from chunkbench.experiment.points import RingPoint
 from chunkbench.experiment.sessions import TOLERANCE
-from chunkbench.ring.launch import RankLostError, Ranks, world_from_environment
-from chunkbench.ring.rank import Answer
-from chunkbench.ring.schemes import Task
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.memory_guard import gigabytes
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
 from chunkbench.store.results import Status
-from chunkbench.store.ring_result import RankFacts, RankTimes, RingResult
+from chunkbench.workloads.ring.launch import RankLostError, Ranks, world_from_environment
 from chunkbench.workloads.ring.methods import METHODS, RingMethod
+from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.rank import Answer
+from chunkbench.workloads.ring.result import RankFacts, RankTimes, RingResult
+from chunkbench.workloads.ring.schemes import Task
 from chunkbench.workloads.ring.spec import RingExperiment
 
 _LEAST_S = 0.1

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.points import RingPoint
 from chunkbench.experiment.style import Line, Style
-from chunkbench.ring.schemes import Scheme
+from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.schemes import Scheme
 
 _BALANCED = "balances the work of a causal mask; there is none here"
 _PYTORCH = ("pytorch-ring", "pytorch-tree")

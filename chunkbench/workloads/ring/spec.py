@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.errors import Finding, did_you_mean, show
 from chunkbench.experiment.fields import ImplementationId, Positive, Whole
-from chunkbench.experiment.points import RingPoint
 from chunkbench.experiment.spec import N_P
 from chunkbench.experiment.values import LengthRange
+from chunkbench.workloads.ring.point import RingPoint
 
 
 class Accelerator(BaseModel):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.points import ServingPoint
 from chunkbench.pins import SERVING_INSTALL
-from chunkbench.serving.servers.registry import SYSTEMS
-from chunkbench.serving.servers.system import System
 from chunkbench.store import CannotRunError
-from chunkbench.store.serving_result import ServingResult
 from chunkbench.workload import Workload
+from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.serving.result import ServingResult
+from chunkbench.workloads.serving.servers.registry import SYSTEMS
+from chunkbench.workloads.serving.servers.system import System
 from chunkbench.workloads.serving.spec import ServingExperiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from chunkbench.paper.claims.judgement import Judge
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.options import RunOptions
@@ -74,6 +75,11 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         from chunkbench.workloads.serving.body import body
 
         return body(view)
+
+    def claims(self) -> Mapping[str, Judge]:
+        from chunkbench.workloads.serving import claims, constrained_claims
+
+        return {**claims.JUDGES, **constrained_claims.JUDGES}
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         from chunkbench.workloads.serving import figure

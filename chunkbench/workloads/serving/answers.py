@@ -15,9 +15,9 @@ from chunkbench.serving.engine.model import ModelNumbers, load_module
 from chunkbench.serving.server.protocol import ApiError
 from chunkbench.serving.server.text import CheckpointTokenizer
 from chunkbench.store import RunError
-from chunkbench.store.serving_result import EqualAnswers
 from chunkbench.traces import Chat
 from chunkbench.traces.texts import Texts
+from chunkbench.workloads.serving.result import EqualAnswers
 
 Ids = tuple[int, ...]
 _BATCH, _ALIKE = 8, 32

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from statistics import geometric_mean
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.serving import ServingNumbers, objective_s, serving_numbers
 from chunkbench.paper.printed import table4
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, extent, megabytes, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
-from chunkbench.store.serving_result import EqualAnswers, ServingResult
 from chunkbench.workloads.serving import constrained, sustained
+from chunkbench.workloads.serving.numbers import ServingNumbers, objective_s, serving_numbers
+from chunkbench.workloads.serving.result import EqualAnswers, ServingResult
 
 _LEGEND = (
     "normalized latency = (last token - due) / tokens, mean over the requests of an arrival seed, median over seeds; "

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean, geometric_mean, median
 
-from chunkbench.analysis.constrained import (
+from chunkbench.analysis.derive import Group, Row
+from chunkbench.analysis.requests import load_numbers
+from chunkbench.report.model import Cell, Table
+from chunkbench.report.numbers import NOTHING, ms_of_s, percent, ratio, significant, times
+from chunkbench.report.quantities import Quantity, figure, quantities
+from chunkbench.report.view import Line, View
+from chunkbench.workloads.serving.constrained_numbers import (
     MASK,
     SpeedRatio,
     answers,
@@ -15,13 +21,7 @@ from chunkbench.analysis.constrained import (
     retokenizing_share,
     speed_ratio,
 )
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.requests import load_numbers
-from chunkbench.report.model import Cell, Table
-from chunkbench.report.numbers import NOTHING, ms_of_s, percent, ratio, significant, times
-from chunkbench.report.quantities import Quantity, figure, quantities
-from chunkbench.report.view import Line, View
-from chunkbench.store.serving_result import ConstrainedAnswers, Measurement
+from chunkbench.workloads.serving.result import ConstrainedAnswers, Measurement
 
 LEGEND = (
     "answers per second: median over arrival seeds; the ratio's interval is over seeds; vllm's masks are xgrammar's",

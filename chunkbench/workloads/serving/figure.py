@@ -11,9 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.constrained import answers_per_s
 from chunkbench.analysis.derive import Group
-from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.experiment.axes import AXES
 from chunkbench.report.figures.style import (
     DASHES,
@@ -29,8 +27,10 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.store.serving_result import ServerFacts, ServingResult
 from chunkbench.workloads.serving import strip
+from chunkbench.workloads.serving.constrained_numbers import answers_per_s
+from chunkbench.workloads.serving.numbers import OBJECTIVE_LOAD, objective_s, shares_one_prefix
+from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 
 Spot = tuple[float, float, float, float]
 """Rate, latency, and the latencies of the fastest and the slowest seed."""

@@ -9,9 +9,9 @@ from time import sleep
 from typing import Any
 
 from chunkbench.serving.load.answer import Tokens
-from chunkbench.serving.servers.system import Watch
-from chunkbench.store.serving_result import ConstrainedAnswers
 from chunkbench.traces import PlannedRequest, Prompt
+from chunkbench.workloads.serving.result import ConstrainedAnswers
+from chunkbench.workloads.serving.servers.system import Watch
 
 _TRIES = 10
 

@@ -16,20 +16,15 @@ from typing import Any, cast
 
 from chunkbench.analysis.requests import load_numbers, normalized_latency
 from chunkbench.experiment.point import Case
-from chunkbench.experiment.points import ServingPoint
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
 from chunkbench.serving.load import LoadError, LoadOptions, LoadResult, ServerTarget, send
 from chunkbench.serving.load.answer import Tokens
-from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
-from chunkbench.serving.servers.registry import SYSTEMS
-from chunkbench.serving.servers.system import Setting, System
 from chunkbench.store import CannotRunError
 from chunkbench.store.request_result import RequestResult
 from chunkbench.store.results import Status
-from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
 from chunkbench.traces import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
 from chunkbench.workers.pages import environment
 from chunkbench.workloads.serving.answers import Answers
@@ -54,6 +49,11 @@ from chunkbench.workloads.serving.plan import (
     texts_of,
     weight,
 )
+from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.serving.result import Measurement, ServerFacts, ServingResult
+from chunkbench.workloads.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
+from chunkbench.workloads.serving.servers.registry import SYSTEMS
+from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
 
 _END_S, _STOP_S = 8.0, 2.0

@@ -11,16 +11,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from chunkbench.environment import available_memory
-from chunkbench.experiment.points import ServingPoint
 from chunkbench.experiment.values import spell_value
 from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.estimate import read_bandwidth
 from chunkbench.runner.target import Target
-from chunkbench.serving.servers.registry import SYSTEMS
-from chunkbench.serving.servers.system import Setting, System
 from chunkbench.serving.smollm2 import checkpoint_of
 from chunkbench.store import RunError
-from chunkbench.store.serving_result import ServingResult
 from chunkbench.traces import TextIds, read_texts, text_ids
 from chunkbench.workloads.serving.budget import (
     FEWEST_REQUESTS,
@@ -33,6 +29,10 @@ from chunkbench.workloads.serving.budget import (
     took_s,
 )
 from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory, room_for_servers
+from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.serving.result import ServingResult
+from chunkbench.workloads.serving.servers.registry import SYSTEMS
+from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
 from chunkbench.workloads.serving.tasks import TaskRequests
 

@@ -9,12 +9,12 @@ from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
 from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import ImplementationId, Positive, Whole
-from chunkbench.experiment.points import ServingPoint
 from chunkbench.experiment.spec import FROM_MODEL, N_P, N_S
 from chunkbench.experiment.sweep import Required, Sweep
 from chunkbench.experiment.values import LengthRange
 from chunkbench.traces import read_texts
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
+from chunkbench.workloads.serving.point import ServingPoint
 from chunkbench.workloads.serving.tasks import Task
 
 _HOW_MANY = ("load", "rate", "clients")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from chunkbench.analysis.constrained import JUMP, MASK, RETOKENIZE, answers
 from chunkbench.report.figures.style import plain
 from chunkbench.report.report import Report
-from chunkbench.store.serving_result import ConstrainedAnswers
+from chunkbench.workloads.serving.constrained_numbers import JUMP, MASK, RETOKENIZE, answers
+from chunkbench.workloads.serving.result import ConstrainedAnswers
 
 SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.serving import OBJECTIVE_LOAD, shares_one_prefix, spots, sustained_rate
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import ms_of_s, times
-from chunkbench.report.rates import paper_rates, rate_cell, rates_table
 from chunkbench.report.view import Line, View
-from chunkbench.store.serving_result import ServingResult
+from chunkbench.workloads.serving.numbers import OBJECTIVE_LOAD, shares_one_prefix, spots, sustained_rate
+from chunkbench.workloads.serving.rates import paper_rates, rate_cell, rates_table
+from chunkbench.workloads.serving.result import ServingResult
 
 LEGEND = (
     f"objective = normalized latency of the reference with nothing shared at {OBJECTIVE_LOAD}% of its own capacity, in "

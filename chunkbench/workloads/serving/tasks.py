@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from chunkbench.experiment.points import ServingPoint
 from chunkbench.store import RunError
 from chunkbench.traces import PlannedRequest
+from chunkbench.workloads.serving.point import ServingPoint
 
 Task = Literal["", "character", "facts", "share"]
 SHARE_BYTES = 200

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from chunkbench.serving.servers.vllm import vllm_python, vllm_variables
+from chunkbench.workloads.serving.servers.vllm import vllm_python, vllm_variables
 
 VOCABULARY = 300
 DRIVE = Path(__file__).with_name("drive.py")

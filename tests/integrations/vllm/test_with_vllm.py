@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.serving.servers.vllm import vllm_python
+from chunkbench.workloads.serving.servers.vllm import vllm_python
 from tests.integrations.vllm.driving import drive, requests, write_model
 
 pytestmark = pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM")

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from chunkbench.serving.prometheus import sum_of
-from chunkbench.serving.servers.vllm import MetricsWatch
+from chunkbench.workloads.serving.servers.vllm import MetricsWatch
 
 PAGES = [
     ("m 1\n", 1),
@@ -74,7 +74,7 @@ def page(usage: str) -> bytes:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chunkbench.serving.servers.vllm.SAMPLE_S", 0.01)
+    monkeypatch.setattr("chunkbench.workloads.serving.servers.vllm.SAMPLE_S", 0.01)
 
 
 def watched(*answers: bytes, samples: int) -> list[tuple[int | None, int | None]]:

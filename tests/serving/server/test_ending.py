@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.serving.servers.process import free_port
+from chunkbench.workloads.serving.servers.process import free_port
 
 NAME = "m" * 1000
 """Each event of a stream repeats it, so that answers are longer than what the system keeps for a client."""

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from chunkbench.serving.servers.vllm import vllm_python
+from chunkbench.workloads.serving.servers.vllm import vllm_python
 from tests.serving.engine.models import VOCABULARY, sharp_module, write_checkpoint
 from tests.serving.server.processes import Served, serve
 from tests.torture.fuzz_http import Fuzz

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from chunkbench.analysis.answers import answers_numbers
 from chunkbench.cli.main import cli
 from chunkbench.experiment import ExperimentError, load_experiment
 from chunkbench.report import build
 from chunkbench.store import open_run
-from tests.paper.test_razor_claims import answers
+from chunkbench.workloads.answers.numbers import answers_numbers
+from tests.workloads.answers.test_claims import answers
 
 EXPERIMENT = """
 kind: answers

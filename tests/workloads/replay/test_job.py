@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from chunkbench.experiment.points import ReplayPoint
 from chunkbench.kvcache.text import SegmentText, Text, TokenText
-from chunkbench.replay.simulate import Replayed
-from chunkbench.replay.step_time import Constant, StepTime, WithSwaps
 from chunkbench.traces.replayed import ReplayRequest
 from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, _distinct, compute
+from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.simulate import Replayed
+from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps
 
 
 def job(

@@ -12,9 +12,9 @@ import pytest
 
 from chunkbench.experiment import load_experiment
 from chunkbench.runner.target import resolve_target
-from chunkbench.store.replay_result import ReplayResult
 from chunkbench.workloads.replay import measure
 from chunkbench.workloads.replay.job import Answered, ReplayJob
+from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.replay.spec import ReplayExperiment
 
 TEXT = """\

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chunkbench.kvcache.managers.manager import Reads
-from chunkbench.replay.step_time import StepShape
+from chunkbench.kvcache.manager import Reads
 from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
+from chunkbench.workloads.replay.step_time import StepShape
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chunkbench.kvcache.managers.manager import Reads
+from chunkbench.kvcache.manager import Reads
 from chunkbench.paper.printed import paper_rows, stated_token_rates
-from chunkbench.replay.step_time import StepShape
 from chunkbench.workloads.replay.paper_a100 import PaperA100, PaperSystem, attention_fit
+from chunkbench.workloads.replay.step_time import StepShape
 
 LARGEST_ERROR: dict[PaperSystem, float] = {"paged_attn": 0.005, "paged_attn_star": 0.082, "chunk_attn": 0.05}
 """Of a row of Table 3."""

@@ -8,10 +8,10 @@ import pytest
 
 from chunkbench.report import build, render
 from chunkbench.store import Run
-from chunkbench.store.replay_result import ReplayResult
-from tests.analysis.replays import replay_facts, replay_seed, sustained
+from chunkbench.workloads.replay.result import ReplayResult
 from tests.invented_runs import MakeRun
 from tests.workloads.drawings import caption, drawn
+from tests.workloads.replay.made import replay_facts, replay_seed, sustained
 
 EXACT, PAGED = "contiguous_exact", "paged"
 

@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 
 from chunkbench.cli.main import cli
 from chunkbench.experiment import load_experiment
-from chunkbench.experiment.points import ReplayPoint
-from chunkbench.replay.step_time import Constant
 from chunkbench.report import build, render
 from chunkbench.store import open_run
 from chunkbench.workloads.replay.job import ReplayJob, compute
+from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.step_time import Constant
 from tests.workloads.drawings import drawn
 
 HEAD = "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chunkbench.experiment.points import RingPoint
 from chunkbench.store.results import Status
-from chunkbench.store.ring_result import Activity, RankFacts, RankTimes, RingResult
 from chunkbench.workloads.ring.methods import CHOICES
+from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.result import Activity, RankFacts, RankTimes, RingResult
 
 ROUNDS = (1.0, 1.25, 0.8)
 """How much longer each round took than the first one."""

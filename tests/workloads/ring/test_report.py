@@ -14,7 +14,7 @@ from chunkbench.report import build, figures, render
 from chunkbench.report.model import Table
 from chunkbench.report.report import Report
 from chunkbench.store import Run
-from chunkbench.store.ring_result import RingResult
+from chunkbench.workloads.ring.result import RingResult
 from tests.workloads.drawings import check_inside, drawn
 from tests.workloads.ring.made import ring_result
 

@@ -15,17 +15,17 @@ from chunkbench import report
 from chunkbench.environment import read_environment
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Case
-from chunkbench.experiment.points import RingPoint
-from chunkbench.ring.launch import GivenWorld, RankLostError, Ranks
-from chunkbench.ring.rank import Answer
-from chunkbench.ring.schemes import Scheme, Task
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
 from chunkbench.store import Run, open_run
-from chunkbench.store.ring_result import RingResult
 from chunkbench.workloads.ring import measure
+from chunkbench.workloads.ring.launch import GivenWorld, RankLostError, Ranks
 from chunkbench.workloads.ring.measure import RingMeasurer, _Tried
 from chunkbench.workloads.ring.methods import CHOICES
+from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.rank import Answer
+from chunkbench.workloads.ring.result import RingResult
+from chunkbench.workloads.ring.schemes import Scheme, Task
 from chunkbench.workloads.ring.spec import RingExperiment
 from tests.command import chunkbench
 from tests.workloads.ring.made import ring_result

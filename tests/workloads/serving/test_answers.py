@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
 from chunkbench.store import RunError, open_run
-from chunkbench.store.serving_result import ServingResult
 from chunkbench.traces.texts import Texts, read_texts
 from chunkbench.workloads import register
+from chunkbench.workloads.serving.result import ServingResult
 from tests.serving.conftest import MISSING
 
 if MISSING:

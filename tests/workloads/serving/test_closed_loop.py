@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
 from chunkbench.store import open_run
-from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads import register
+from chunkbench.workloads.serving.result import ServingResult
 from tests.serving.conftest import MISSING
 from tests.workloads.drawings import drawn
 

@@ -17,15 +17,15 @@ from matplotlib.figure import Figure
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
 from chunkbench.serving.load.answer import Tokens
-from chunkbench.serving.servers.chunk_llama import StepLog
 from chunkbench.store import Run
-from chunkbench.store.serving_result import ConstrainedAnswers, ServerFacts, ServingResult
 from chunkbench.traces import PlannedRequest
 from chunkbench.workloads.serving import strip
 from chunkbench.workloads.serving.following import constrained_answers, first_invalid
+from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
+from chunkbench.workloads.serving.servers.chunk_llama import StepLog
 from chunkbench.workloads.serving.tasks import SHARE_BYTES, prompts_of, regex_of
-from tests.analysis.servers import measurement, serving_facts
 from tests.workloads.drawings import drawn
+from tests.workloads.serving.made import measurement, serving_facts
 
 CHARACTER = (
     '{"name":"Edel Isionna","house":"Ember","blood_status":"Mixed","occupation":"Writer","wand":{"wood":"Oak",'

@@ -8,9 +8,9 @@ import pytest
 
 from chunkbench.report import build, render
 from chunkbench.store import Run
-from chunkbench.store.serving_result import ServerFacts, ServingResult
-from tests.analysis.servers import measurement, serving_facts
+from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 from tests.workloads.drawings import drawn
+from tests.workloads.serving.made import measurement, serving_facts
 
 LATENCY = {
     # Nothing shared: both alike. Everything shared, at 60, 90 and 400%: vLLM gives way, ours does not.

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from chunkbench.cli.main import cli
 from chunkbench.experiment import load_experiment
 from chunkbench.store import CannotRunError, RunError, open_run
-from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads import register
 from chunkbench.workloads.serving import plan
 from chunkbench.workloads.serving.plan import draw_id
+from chunkbench.workloads.serving.result import ServingResult
 from tests.serving.conftest import MISSING
 
 if MISSING:

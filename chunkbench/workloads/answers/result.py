@@ -1,0 +1,41 @@
+"""The facts about what a model still answers when heads keep a window only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat
+
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import Facts, Result
+from chunkbench.workloads.answers.point import AnswersPoint
+
+
+class AnswersContext(Facts):
+    """One context."""
+
+    context_seed: Count
+    found: tuple[bool, ...]
+    """[needle] whether the answer has its value, exactly."""
+    found_by_all: tuple[bool, ...]
+    """[needle] whether the model finds it where all heads keep everything."""
+    agreement: Annotated[float, Field(ge=0, le=1)]
+    """Share of held tokens behind which the most probable token is that of the model whose heads keep everything."""
+    deviation: NonNegativeFloat
+    """Of the attention of the context's last token, all layers, on this model's K and V."""
+    kv_bytes: Count
+    full_bytes: Count
+    """Where all heads keep everything."""
+
+
+class AnswersResult(AnswersPoint, Result):
+    """One choice of heads at a point."""
+
+    VERB = "tried"
+    REPEATED = "context"
+
+    full_heads: Count = 0
+    """KV heads that keep everything, of all layers."""
+    tested_tokens: Count = 0
+    """Random tokens of the test that found the retrieval heads."""
+    contexts: tuple[AnswersContext, ...] = ()

@@ -1,0 +1,111 @@
+"""Claims on K/V memory (section 3.1)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from functools import cache
+
+from chunkbench.analysis.derive import Row
+from chunkbench.kvcache import PrefixTree
+from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, absent, judged
+from chunkbench.store.results import DecodeResult
+from chunkbench.workloads.memory.result import MemoryResult
+from chunkbench.workloads.memory.saving import CONTIGUOUS, PAKV, saving
+from chunkbench.workloads.replay import claims as managers
+
+_ABOUT = 0.15
+"""Tolerance for the claim's "about": whole chunks, and a prefix that ends inside a chunk, cost some percent."""
+_SEQUENCES = 200
+
+
+def waste(evidence: Evidence) -> Judgement:
+    """The highest share of the bound that empty slots reach."""
+    worst: Figure | None = None
+    exceeded, count = 0, 0
+    for row in _caches(evidence):
+        memory = saving(None, row.facts) if isinstance(row.facts, DecodeResult | MemoryResult) else None
+        if memory is None or memory.empty is None:
+            continue
+        count += 1
+        share = memory.empty / memory.bound if memory.bound else 0.0
+        exceeded += memory.empty > memory.bound + 1e-9
+        if worst is None or share > worst.value:
+            worst = Figure(share, share, share, (row,))
+    if worst is None:
+        return absent("bytes of the prefix-aware cache", "memory")
+    reason = f"at {count} points the empty slots reach at most {worst.value:.0%} of (c - 1) / n"
+    return judged("does not hold" if exceeded else "holds", reason, [worst])
+
+
+def sharing(evidence: Evidence) -> Judgement:
+    """Bytes of one more sequence without sharing, over those with sharing: this ratio decides how many fit.
+
+    Without such a run: how many fit in replays.
+    """
+    best: tuple[float, float, Figure] | None = None
+    for run in evidence.runs:
+        by_axes = {
+            tuple(axes[name] for name in ("n_p", "n_s", "n_c", "chunk_size", "batch_size")): point.rows
+            for point in run.groups
+            if (axes := point.axes)["prompts"] == 1
+            and axes["tree"] is None
+            and isinstance(axes["n_p"], int)
+            and axes["n_s"]
+        }
+        for (n_p, n_s, n_c, chunk, b), larger in by_axes.items():
+            fewer = [other for other in by_axes if other[:4] == (n_p, n_s, n_c, chunk) and other[4] < b]
+            smaller = by_axes[max(fewer, key=lambda other: other[4])] if fewer else {}
+            pairs = [(larger[name], smaller[name]) for name in (CONTIGUOUS, PAKV) if name in larger and name in smaller]
+            if len(pairs) < 2 or any(not row.kv_bytes for pair in pairs for row in pair):
+                continue
+            one_more = [(big.kv_bytes or 0) - (small.kv_bytes or 0) for big, small in pairs]
+            value, limit = one_more[0] / one_more[1], (n_p + n_c) / (n_p + n_c - n_s)
+            used = tuple(row for pair in pairs for row in pair)
+            if best is None or limit > best[1]:
+                best = (value, limit, Figure(value, value, value, used))
+    if best is None:
+        replayed = managers.sharing(evidence)
+        return replayed or absent("bytes of two batch sizes that share a prefix", "memory")
+    value, limit, figure = best
+    reason = f"one more sequence takes {value:.2f} times less memory with sharing; 1 / (1 - r) = {limit:.2f} here"
+    near = abs(value / limit - 1) <= _ABOUT
+    return judged("holds" if near else "does not hold", reason, [figure])
+
+
+@cache
+def contiguity() -> Judgement:
+    """Random joins, appends and leaves; after each, every chunk's range against the paths that hold the chunk."""
+    rng, tree = random.Random(0), PrefixTree(4)
+    roots = [[rng.randrange(3) for _ in range(24)] for _ in range(3)]
+    checked = 0
+    for _ in range(_SEQUENCES):
+        if len(tree) > 12:
+            tree.leave(rng.choice(tree.sequences))
+        start = rng.choice(roots)[: rng.randrange(25)]
+        tree.join([*start, *(rng.randrange(3) for _ in range(rng.randrange(1, 9)))])
+        tree.append([rng.randrange(3) for _ in tree.sequences])
+        plan = tree.plan()
+        in_order = [set(tree.path(tree.sequences[row])) for row in plan.order]
+        for segment in plan.segments:
+            for chunk in segment.chunks.tolist():
+                holders = [position for position, path in enumerate(in_order) if chunk in path]
+                if holders != list(range(segment.begin, segment.end)):
+                    return Judgement("does not hold", f"chunk {chunk} serves positions {holders} of the order")
+                checked += 1
+    reason = (
+        f"{checked:,} chunks of a forest with {_SEQUENCES} random changes, each compared with the paths that hold it"
+    )
+    return Judgement("holds", reason, float(checked))
+
+
+def _caches(evidence: Evidence) -> list[Row]:
+    return [row for row in evidence.rows if row.facts.implementation == PAKV and row.kv_bytes]
+
+
+JUDGES: Mapping[str, Judge] = {
+    "S3-waste": waste,
+    "S3-sharing": sharing,
+    "S3-contiguity": lambda _: contiguity(),
+}

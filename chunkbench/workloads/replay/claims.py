@@ -1,0 +1,135 @@
+"""Claims on cache managers, judged by replays: how many sequences fit, and what a cache saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from statistics import fmean
+
+from chunkbench.analysis.derive import Row
+from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, absent, replayed
+from chunkbench.workloads.replay.numbers import replay_numbers
+from chunkbench.workloads.replay.result import ReplayResult
+
+NEAR = 0.15
+"""A replayed figure may differ from a stated one by this part of it: the lengths of the text's requests are drawn."""
+_MOONCAKE = 0.40
+_KEEPING = ("paged_prefix", "radix_tree")
+"""Managers that keep what finished requests leave."""
+
+
+def sharing(evidence: Evidence) -> Judgement | None:
+    """Sequences that fit at once with the prefix tree, over those with blocks of their own; None without replays."""
+    best: tuple[int, float, Figure] | None = None
+    for point in _points(evidence):
+        tree, paged = point.get("prefix_tree"), point.get("paged")
+        if tree is None or paged is None or not _memory_limited(tree) or not _memory_limited(paged):
+            continue
+        facts = tree.facts
+        if not isinstance(facts, ReplayResult) or not (facts.n_p and facts.n_s and facts.n_c) or facts.prompts > 1:
+            continue
+        ours, theirs = _batch(tree), _batch(paged)
+        value, limit = ours / theirs, (facts.n_p + facts.n_c) / (facts.n_p + facts.n_c - facts.n_s)
+        if best is None or theirs > best[0]:
+            best = theirs, limit, Figure(value, value, value, (tree, paged))
+    if best is None:
+        return None
+    _, limit, figure = best
+    reason = f"in replays {figure.value:.2f} times as many sequences fit at once; 1 / (1 - r) = {limit:.2f} there"
+    return replayed(reason, [figure], abs(figure.value / limit - 1) <= NEAR)
+
+
+def _memory_limited(row: Row) -> bool:
+    """Whether requests waited for memory, and for nothing else."""
+    facts = row.facts
+    waited = isinstance(facts, ReplayResult) and all(any(m.waiting for m in seed.timeline) for seed in facts.replays)
+    # Replays of single requests, which fork, have no batch.
+    return waited and 0 < _batch(row) < facts.batch_size
+
+
+def _batch(row: Row) -> int:
+    numbers = replay_numbers(row)
+    return numbers.peak_batch if numbers else 0
+
+
+def least_computed(evidence: Evidence) -> tuple[float, Row] | None:
+    """The least that any replay computed, over the least that any order computes; None without replays."""
+    found = [
+        (seed.computed_tokens / seed.distinct_tokens, row)
+        for row, facts in replays(evidence)
+        for seed in facts.replays
+        if seed.distinct_tokens
+    ]
+    return min(found, key=lambda pair: pair[0], default=None)
+
+
+def hits(evidence: Evidence) -> tuple[int, int]:
+    """Replays without preemptions, and those of them whose cached and computed prompt tokens add up to all of them."""
+    seeds = [seed for _, facts in replays(evidence) for seed in facts.replays if not seed.preemptions]
+    return len(seeds), sum(seed.cached_tokens + seed.computed_tokens == seed.prompt_tokens for seed in seeds)
+
+
+def mooncake(evidence: Evidence) -> Judgement:
+    """Prompt tokens that were cached in replays of a trace file with a memory for all requests."""
+    found = [
+        (seed.cached_tokens / seed.prompt_tokens, row, facts.traffic)
+        for row, facts in replays(evidence)
+        if facts.traffic and "." in facts.traffic and facts.memory is None and facts.implementation in _KEEPING
+        for seed in facts.replays
+        if seed.prompt_tokens
+    ]
+    if not found:
+        return Judgement("not measured", "it needs a replay of a trace file (`traffic: PATH`) in endless memory")
+    share, row, traffic = max(found, key=lambda entry: entry[0])
+    reason = f"a replay of {traffic} finds {share:.1%} of the prompt tokens in an endless cache"
+    return replayed(reason, [Figure(share, share, share, (row,))], abs(share / _MOONCAKE - 1) <= NEAR / 3)
+
+
+def hits_of_optimum(evidence: Evidence) -> Judgement:
+    """Prompt tokens that a radix tree finds, over those that the optimum finds with equal memory; mean of points."""
+    found = []
+    for point in _points(evidence):
+        tree, optimum = point.get("radix_tree"), point.get("belady")
+        ours = replay_numbers(tree) if tree else None
+        best = replay_numbers(optimum) if optimum else None
+        if tree and optimum and ours and best and best.hit_share:
+            share = ours.hit_share / best.hit_share
+            found.append(Figure(share, share, share, (tree, optimum)))
+    if not found:
+        return absent("a radix tree beside the optimum", "replay-policies")
+    shares = [figure.value for figure in found]
+    rows = tuple(row for figure in found for row in figure.rows)
+    mean = Figure(fmean(shares), min(shares), max(shares), rows)
+    reason = (
+        f"this is what leaves, not the order that the text means: the tree finds {mean.value:.0%} of what the optimum "
+        f"finds with equal memory ({mean.low:.0%} to {mean.high:.0%} at {len(found)} points), one request at a time"
+    )
+    return replayed(reason, [mean])
+
+
+def replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayResult]]:
+    """All rows of replays that ended, with their facts."""
+    for row in evidence.rows:
+        if isinstance(row.facts, ReplayResult) and row.facts.status == "ok":
+            yield row, row.facts
+
+
+def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
+    """Manager -> row, for each point of each run."""
+
+    def place(row: Row) -> str:
+        facts = row.facts
+        names = ("traffic", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree", "rate", "memory", "schedule", "model")
+        others = ("block_size", "chunk_size", "samples", "beams", "experiment", "machine")
+        return repr([getattr(facts, name) for name in (*names, *others)])
+
+    rows = sorted((row for row, _ in replays(evidence)), key=place)
+    for _, members in groupby(rows, place):
+        yield {row.facts.implementation: row for row in members}
+
+
+JUDGES: Mapping[str, Judge] = {
+    "RA-optimum": hits_of_optimum,
+    "MC-hits": mooncake,
+}

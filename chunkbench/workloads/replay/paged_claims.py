@@ -1,0 +1,349 @@
+"""Claims of the PagedAttention paper (SOSP 2023): its own evaluation, replayed, and its kernel, measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from chunkbench.analysis.derive import Row
+from chunkbench.experiment.llama import SHAPES
+from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, replayed
+from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention
+from chunkbench.workloads.replay.claims import NEAR, replays
+from chunkbench.workloads.replay.numbers import OBJECTIVE_S, memory_shares, rate_ratios, replay_numbers
+from chunkbench.workloads.replay.result import ReplayResult, ReplaySeed
+
+_BASIC, _ANSWERS, _BLOCKS = "replay-paged", "replay-paged-answers", "replay-paged-blocks"
+_EXACT, _MAX = "contiguous_exact", "contiguous_max"
+_SLOTS = 12 * 2**30 // (800 * 2**10)
+"""Tokens whose K and V fit into 12 GB, of 800 KB each."""
+_BEAMS = 0.55
+
+
+def throughput(evidence: Evidence) -> Judgement:
+    """Sustained rate of paged memory over that of an allocator that knows all lengths, with ShareGPT's lengths."""
+    found = _rate_ratio(evidence, "paged", _EXACT, traffic="sharegpt")
+    if found is None:
+        return absent("replays at several rates", _BASIC)
+    over_max = _rate_ratio(evidence, "paged", _MAX, traffic="sharegpt")
+    low, high = (_stated("12", quantity=f"rate_over_exact_{end}") for end in ("low", "high"))
+    words = f"{found.value:.2f} times the rate of an allocator that knows all lengths ({low:g} to {high:g} there)"
+    if over_max:
+        low, high = (_stated("12", quantity=f"rate_over_max_{end}") for end in ("low", "high"))
+        words += f", {over_max.value:.2f} times that of reservation for the longest ({low:g} to {high:g})"
+    return replayed(words, [found], Stated("at least", 2.0, 0).verdict(found.low, found.high) == "holds")
+
+
+def static_batching() -> Judgement:
+    return Judgement("not measured", "no manager of replays batches requests that begin and end together")
+
+
+def answers(evidence: Evidence) -> Judgement:
+    """How the gain of `throughput` grows from one answer to beam search of width 6, with Alpaca's lengths."""
+    one = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca")
+    beams = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca", beams=6)
+    if one is None or beams is None:
+        return absent("replays of one and of several answers", _ANSWERS)
+    stated = _stated("14", beams="", quantity="rate_over_exact"), _stated("14", beams="6", quantity="rate_over_exact")
+    words = (
+        f"{one.value:.2f} times the rate with one answer ({stated[0]:g} there), {beams.value:.2f} times with 6 beams "
+        f"({stated[1]:g}); beams are drawn"
+    )
+    return replayed(words, [beams, one], beams.value > one.value > 1)
+
+
+def prefix(evidence: Evidence, n_s: int) -> Judgement:
+    """Sustained rate with the prefix in memory once, over that of the allocator that knows all lengths."""
+    found = _rate_ratio(evidence, "paged_prefix", _EXACT, n_s=n_s)
+    if found is None:
+        return absent("replays behind a shared prefix", "replay-paged-prefix")
+    stated = _stated("16", n_s=str(n_s))
+    words = f"{found.value:.2f} times the rate; the lengths of the sentences are Alpaca's, the text prints none"
+    return replayed(words, [found], abs(found.value / stated - 1) <= NEAR)
+
+
+def chat(evidence: Evidence) -> Judgement:
+    """The same for conversations whose prompts are cut to 1,024 tokens."""
+    found = _rate_ratio(evidence, "paged", _EXACT, traffic="chat")
+    if found is None:
+        return absent("replays of conversations", "replay-paged-chat")
+    words = f"{found.value:.2f} times the rate of the allocator that knows all lengths"
+    return replayed(words, [found], abs(found.value / _stated("17") - 1) <= NEAR)
+
+
+def waste(evidence: Evidence, kind: str, manager: str = _MAX) -> Judgement:
+    """Share of the memory that sequences have taken, in the mean over time. Near: within 15% of the share, or of what
+    is left of the memory, whichever is less."""
+    stated = _stated("2", manager=manager, quantity=kind)
+    found = _seeds(evidence, manager, lambda seed: _share(seed, kind), traffic="sharegpt", rate=120)
+    if found is None:
+        return absent("replays at 2 requests per second", _BASIC)
+    words = f"{found.value:.1%} of the memory ({stated:.1%} there, a transcribed label)"
+    return replayed(words, [found], abs(found.value - stated) <= NEAR * min(stated, 1 - stated))
+
+
+def batch() -> Judgement:
+    """12 GB of K/V hold so many whole reservations."""
+    whole = _SLOTS // 2048
+    printed = _stated("13", traffic="sharegpt", manager=_MAX)
+    words = f"floor({_SLOTS:,} tokens / 2048) = {whole}; the label of Figure 13 is {printed:.2f}"
+    return Judgement("holds" if whole == printed else "does not hold", words, float(whole))
+
+
+def batches(evidence: Evidence) -> Judgement:
+    """Requests in a batch with paged memory, over those of the allocator that knows all lengths."""
+    axes = {"traffic": "sharegpt", "rate": 120}
+    paged, exact, most = (
+        _seeds(evidence, manager, lambda seed: seed.mean_batch, **axes) for manager in ("paged", _EXACT, _MAX)
+    )
+    if not (paged and exact and most and exact.low and most.value):
+        return absent("replays at 2 requests per second", _BASIC)
+    rows = (*paged.rows, *exact.rows, *most.rows)
+    found = Figure(paged.value / exact.value, paged.low / exact.high, paged.high / exact.low, rows)
+    words = (
+        f"{paged.value:.1f} requests (the step time is fitted to the 30.4 there): {found.value:.1f} times those with "
+        f"exact reservation (2.2 there), {paged.value / most.value:.1f} times those with the longest (4.3)"
+    )
+    return replayed(words, [found], abs(found.value / 2.2 - 1) <= NEAR)
+
+
+def saved(evidence: Evidence, samples: int | None = None, beams: int | None = None) -> Judgement:
+    """Share of the K/V memory that the answers of one request share, over all rates."""
+    stated = _stated("15", samples=str(samples or ""), beams=str(beams or ""))
+    found = _seeds(evidence, "paged", None, traffic="alpaca", samples=samples, beams=beams)
+    if found is None:
+        return absent("replays of several answers", _ANSWERS)
+    drawn = "; each beam goes on from a parent drawn at equal chances, which keeps fewer apart" if beams else ""
+    words = f"{found.value:.1%} of the memory ({stated:.1%} there, a transcribed label){drawn}"
+    return replayed(words, [found], abs(found.value / stated - 1) <= NEAR)
+
+
+def parallel(evidence: Evidence) -> Judgement:
+    """Share of prompts in parallel sampling, and what beams share."""
+    paged = [
+        (numbers, row, facts)
+        for row, facts in replays(evidence)
+        if facts.implementation == "paged" and (numbers := replay_numbers(row)) is not None
+    ]
+    prompts = [(numbers.prompt_share or 0.0, row) for numbers, row, facts in paged if facts.samples]
+    beams = [(numbers.saved, row) for numbers, row, facts in paged if facts.beams]
+    if not prompts or not beams:
+        return absent("parallel sampling and beam search", _ANSWERS)
+    shares = [share for share, _ in prompts]
+    found = Figure(median(shares), min(shares), max(shares), tuple(row for _, row in prompts))
+    words = (
+        f"lengths and beams are drawn: prompts are {_range(prompts)} of the memory in parallel sampling, and beams "
+        f"share {_range(beams)} of theirs (the text: {_BEAMS:.0%})"
+    )
+    return replayed(words, [found])
+
+
+def _range(shares: Sequence[tuple[float, Row]]) -> str:
+    values = [share for share, _ in shares]
+    return f"{min(values):.0%} to {max(values):.0%}"
+
+
+def kernel(evidence: Evidence) -> Judgement:
+    """The paged kernel over the same kernel on contiguous K/V, at the worst of the points of Figure 18a."""
+    axes: dict[str, Any] = dict.fromkeys(("n_p", "n_s", "n_c", "batch_size", "heads", "kv_heads", "head_dim"), ...)
+    points = list(evidence.points("paged_attn_whole", **axes, chunk_size=...))
+    found = [(point, ratio) for point in points if (ratio := point.ratio("paged_attn", "paged_attn_whole")) is not None]
+    if not found:
+        return absent("the paged kernel beside the same kernel on contiguous K/V", "paged-kernel")
+    point, worst = max(found, key=lambda pair: pair[1].value)
+    where = f"batch {point.axes['batch_size']}, {point.axes['n_p']} tokens; {len(found)} points"
+    words = (
+        f"blocks of {point.axes['block_size']} tokens take {worst.value:.2f} times as long at worst ({where}). The "
+        "text's kernels run on a GPU; the bars of its figure lie partly outside 20% to 26% (transcribed)"
+    )
+    stated = Stated("at least", 1.20, 2) if worst.low < 1.20 else Stated("at most", 1.26, 2)
+    cause = "this kernel reads tiles of 16 tokens in any case"
+    return decided(worst, stated, words, [figure for _, figure in found], cause)
+
+
+def block(evidence: Evidence) -> Judgement:
+    """The largest block size whose latency is within 15% of the best one's, with both workloads' lengths."""
+    found: dict[str, int] = {}
+    used: list[Row] = []
+    worst = 0.0
+    for traffic in ("sharegpt", "alpaca"):
+        rows = _rows(evidence, "paged", traffic=traffic, block_size=..., experiment=_BLOCKS)
+        by_size = {facts.block_size: row.derived.latency_us for row, facts in rows if row.derived.latency_us}
+        if len(by_size) < 2:
+            return absent("replays over sizes of blocks", _BLOCKS)
+        best = min(by_size.values())
+        found[traffic] = max(size for size, us in by_size.items() if us <= (1 + NEAR) * best)
+        worst = max(worst, by_size[max(by_size)] / best)
+        used += [row for row, _ in rows]
+    words = (
+        f"within {NEAR:.0%} of the best latency are blocks of up to {found['sharegpt']} tokens with ShareGPT's lengths "
+        f"and of up to {found['alpaca']} with Alpaca's; the largest take up to {worst:.1f} times as long. What small "
+        "blocks cost in the kernel is not in the replay"
+    )
+    value = float(found["sharegpt"])
+    agrees = found["sharegpt"] >= 128 and found["alpaca"] >= 32
+    return replayed(words, [Figure(value, value, value, tuple(used))], agrees)
+
+
+def recompute(evidence: Evidence) -> Judgement:
+    """Latency where preempted requests are computed again, over that where they are swapped; the worst block size."""
+    swapped = {
+        facts.block_size: row
+        for row, facts in _rows(evidence, "paged_swap", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
+    }
+    found = [
+        Figure(value, value, value, (row, swapped[facts.block_size]))
+        for row, facts in _rows(evidence, "paged", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
+        if facts.block_size in swapped
+        and (value := _over(row, swapped[facts.block_size])) is not None
+        and any(seed.preemptions for seed in facts.replays)
+    ]
+    if not found:
+        return absent("replays with swapping and without", _BLOCKS)
+    worst = max(found, key=lambda figure: figure.value)
+    words = (
+        f"requests computed again take at most {worst.value:.2f} times the latency of swapped ones over {len(found)} "
+        "sizes of blocks; read as 'at most 20% slower'. Copies at this machine's rate, computing as on an A100"
+    )
+    return replayed(words, [worst, *found], Stated("at most", 1.2, 1).verdict(worst.low, worst.high) == "holds")
+
+
+def grouped_heads() -> Judgement:
+    """Llama2-70B with its 8 K/V heads, and with as many as it has query heads."""
+    shape = SHAPES["llama2-70b"]
+    every = shape.model_copy(update={"num_key_value_heads": shape.num_attention_heads})
+    share = every.kv_bytes() / shape.kv_bytes()
+    words = (
+        f"Llama2-70B: {shape.kv_bytes() // 1024} KiB a token in place of {every.kv_bytes() // 1024}: {share:g} times"
+    )
+    return Judgement("holds", words, share)
+
+
+def kernel_disagrees() -> Judgement:
+    words = (
+        "the bars of Figure 18a are not printed as numbers; another group reads some of them outside the text's range"
+    )
+    return Judgement("not measured", words)
+
+
+def swapping_disagrees() -> Judgement:
+    words = (
+        "the text also says that both take about the same time with blocks of 16 to 64 tokens: about 100%, not 20%. "
+        "Read as 'at most 20% slower' the sentence agrees with it"
+    )
+    return Judgement("holds", words, 1.0)
+
+
+def weights_disagree() -> Judgement:
+    words = "175e9 parameters of 2 bytes are 350 GB; Table 1 prints 346"
+    return Judgement("holds", words, 175e9 * 2 / 1e9)
+
+
+def alpaca_batch() -> Judgement:
+    """Requests that the memory holds, over the printed batch.
+
+    A request that is served has its prompt, half of its answer in the mean, and half a block. Long answers are served
+    longer: with a log-normal law of sigma 1 (ours) their mean is e times that of all.
+    """
+    held = _SLOTS / (19.31 + math.e * 58.45 / 2 + 8)
+    printed = _stated("13", traffic="alpaca", manager="paged")
+    words = (
+        f"12 GB hold about {held:.0f} requests of Alpaca's mean lengths, if these are log-normal with sigma 1; the "
+        f"label is {printed:g}: arrivals limit it"
+    )
+    return Judgement("holds" if held > printed else "does not hold", words, held)
+
+
+def _stated(figure: str, **named: str) -> float:
+    """The one value that the paper prints of a figure with these names."""
+    wanted = {"figure": figure, **named}
+    (row,) = (row for row in paged_attention() if all(row[name] == value for name, value in wanted.items()))
+    return float(row["value"])
+
+
+def _rows(evidence: Evidence, manager: str, **axes: Any) -> list[tuple[Row, ReplayResult]]:
+    """Replays of a manager in the paper's setup: one answer, no shared prefix, blocks of 16 tokens, unless `axes` says
+    otherwise; `...`: any."""
+    blocks = {} if manager in (_EXACT, _MAX) else {"block_size": 16}
+    wanted = {"samples": None, "beams": None, "n_s": 0, "schedule": None, **blocks, **axes}
+    return [
+        (row, facts)
+        for row, facts in replays(evidence)
+        if (str(facts.model), facts.memory, facts.implementation) == (*PAGED_ATTENTION_SETUP, manager)
+        and facts.step_time.startswith("OPT-13B")
+        and all(value is ... or (getattr(facts, name) or None) == (value or None) for name, value in wanted.items())
+    ]
+
+
+def _rate_ratio(evidence: Evidence, manager: str, base: str, **axes: Any) -> Figure | None:
+    """Sustained rate over that of another manager, median of the arrival seeds, with their range."""
+    found, base_found = (_rows(evidence, name, **axes) for name in (manager, base))
+    if not found or not base_found:
+        return None
+    rates: dict[str, set[int | None]] = {}
+    for _, facts in found:
+        rates.setdefault(facts.experiment, set()).add(facts.rate)
+    name = max(rates, key=lambda name: len(rates[name]))  # of several experiments, the one with the most rates
+    sides = [[row for row, facts in side if facts.experiment == name] for side in (found, base_found)]
+    ratios = rate_ratios(sides[0], sides[1], OBJECTIVE_S)
+    if not ratios:
+        return None
+    return Figure(median(ratios), min(ratios), max(ratios), tuple(row for side in sides for row in side))
+
+
+def _seeds(
+    evidence: Evidence, manager: str, value: Callable[[ReplaySeed], float | None] | None, **axes: Any
+) -> Figure | None:
+    """A number of each arrival seed: the median, with the range. Without `value`: what sharing saves, of each row."""
+    rows = _rows(evidence, manager, **axes)
+    if value is None:
+        found = [numbers.saved for row, _ in rows if (numbers := replay_numbers(row)) is not None]
+    else:
+        found = [number for _, facts in rows for seed in facts.replays if (number := value(seed)) is not None]
+    return Figure(median(found), min(found), max(found), tuple(row for row, _ in rows)) if found else None
+
+
+def _share(seed: ReplaySeed, kind: str) -> float | None:
+    shares = memory_shares(seed.timeline)
+    return None if shares is None else float(getattr(shares, kind))
+
+
+def _over(row: Row, base: Row) -> float | None:
+    us, base_us = row.derived.latency_us, base.derived.latency_us
+    return us / base_us if us and base_us else None
+
+
+JUDGES: Mapping[str, Judge] = {
+    "PA-throughput": throughput,
+    "PA-static": lambda _: static_batching(),
+    "PA-batch": lambda _: batch(),
+    "PA-batches": batches,
+    "PA-waste": partial(waste, kind="used"),
+    "PA-reserved": partial(waste, kind="reserved"),
+    "PA-internal": partial(waste, kind="internal_fragmentation"),
+    "PA-external": partial(waste, kind="external_fragmentation"),
+    "PA-used": partial(waste, kind="used", manager="paged"),
+    "PA-parallel": parallel,
+    "PA-samples2": partial(saved, samples=2),
+    "PA-samples4": partial(saved, samples=4),
+    "PA-samples6": partial(saved, samples=6),
+    "PA-beams2": partial(saved, beams=2),
+    "PA-beams4": partial(saved, beams=4),
+    "PA-beams6": partial(saved, beams=6),
+    "PA-answers": answers,
+    "PA-prefix80": partial(prefix, n_s=80),
+    "PA-prefix341": partial(prefix, n_s=341),
+    "PA-chat": chat,
+    "PA-kernel": kernel,
+    "PA-block": block,
+    "PA-recompute": recompute,
+    "GQA-memory": lambda _: grouped_heads(),
+    "X-kernel": lambda _: kernel_disagrees(),
+    "X-swapping": lambda _: swapping_disagrees(),
+    "X-weights": lambda _: weights_disagree(),
+    "X-alpaca": lambda _: alpaca_batch(),
+}

@@ -1,0 +1,104 @@
+"""The facts about a cache manager in replays of a point. Nothing in them was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, NonNegativeFloat, model_validator
+
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.workloads.replay.point import ReplayPoint
+
+
+class MemoryMoment(NamedTuple):
+    """Where the memory is after a step was scheduled; token slots."""
+
+    at: float
+    """Seconds on the virtual clock."""
+    batch: Count
+    waiting: Count
+    used: Count
+    reserved: Count
+    internal_fragmentation: Count
+    external_fragmentation: Count
+    evictable: Count
+    free: Count
+    covered: Count
+    """Tokens of all live sequences, each sequence by itself."""
+
+
+class ReplaySeed(Facts):
+    """The replay of one arrival seed."""
+
+    arrival_seed: Count
+    requests: Count
+    refused: Count
+    """Requests that never fit into the memory; they are in no latency."""
+    prompt_tokens: Count
+    """Of the requests that were answered."""
+    cached_tokens: Count
+    """Of these, tokens that were not computed when the request was first admitted."""
+    distinct_tokens: Count
+    """Tokens of their prompts, whole blocks that are equal counted once, without blocks that answers wrote: the least
+    that any order computes."""
+    computed_tokens: Count
+    """Tokens that were computed as prompts; after a preemption again, answers' tokens too."""
+    preemptions: Count
+    evicted_blocks: Count
+    steps: Count
+    end_s: NonNegativeFloat
+    peak_slots: Count
+    """Most token slots that live sequences had, whole blocks."""
+    peak_batch: Count
+    mean_batch: NonNegativeFloat = 0.0
+    """Requests in a step, mean over the time until the last request is due."""
+    prompt_share: NonNegativeFloat | None = None
+    """Where requests have several answers: share of the prompts, each counted once, in the memory that is used while
+    answers are decoded, over all steps."""
+    first_token_s: tuple[NonNegativeFloat, ...] = ()
+    """Time to first token at the 50th, 90th and 99th percentile."""
+    timeline: tuple[MemoryMoment, ...] = ()
+
+
+class ReplayResult(ReplayPoint, Result):
+    """The replays of a point through one manager."""
+
+    VERB = "replayed"
+    REPEATED = "arrival seed"
+
+    us_per_token: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """[arrival seed] normalized latency on the virtual clock, microseconds per token."""
+    requests_per_s: NonNegativeFloat | None = None
+    """Mean rate of the arrivals."""
+    capacity: Count = 0
+    """Token slots of the memory."""
+    block_tokens: Count = 0
+    token_bytes: Count = 0
+    """Bytes of K and V of a token, all layers of the model."""
+    step_time: str = ""
+    """The model of step times, in words."""
+    replays: tuple[ReplaySeed, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_the_clock(cls, values: Any) -> Any:
+        """Before schema version 10, requests with several answers had no clock, and told what they share as `forks`."""
+        return (
+            {name: value for name, value in values.items() if name != "forks"} if isinstance(values, dict) else values
+        )
+
+    @classmethod
+    def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        older = super().from_older(values) | {"us_per_token": [sample for (sample,) in values.get("samples_us", ())]}
+        # Where traffic decides lengths, n_p and n_c were 0.
+        return older | {name: older[name] or None for name in ("n_p", "n_c")}
+
+    @property
+    def rounds(self) -> Samples:
+        return tuple((sample,) for sample in self.us_per_token)
+
+    @property
+    def round_groups(self) -> tuple[int, ...]:
+        return tuple(range(len(self.us_per_token)))

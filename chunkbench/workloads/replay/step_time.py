@@ -1,0 +1,87 @@
+"""How long a step of a replay takes, as a function of what the step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from chunkbench.kvcache.manager import Reads
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What one step computes."""
+
+    decoding: int
+    """Sequences that decode one token."""
+    reads: Reads
+    """Tokens that the decoding sequences attend to, the new ones included. A manager counts all live sequences, so
+    also prompts that are not computed to their end."""
+    prompt_tokens: int = 0
+    """Prompt tokens that are computed, of all prompts."""
+    prompt_reads: int = 0
+    """Sum over these tokens of the tokens that each attends to: `first + 1` up to `last` for tokens `first` to
+    `last - 1` of a prompt, cached ones before them included."""
+    sampled: int = 0
+    """Rows whose logits are needed: the decoding sequences and the prompts that end in this step."""
+    swapped_tokens: int = 0
+    """Tokens whose K and V are copied out of this memory or back."""
+
+    @property
+    def read_once(self) -> int:
+        """Tokens that decoding reads at least once. 0 if nothing decodes, whatever else lives."""
+        return self.reads.private + self.reads.shared if self.decoding else 0
+
+    @property
+    def read_again(self) -> int:
+        """Reads of shared tokens by further sequences: the second, the third, ... of each token."""
+        return self.reads.shared_covered - self.reads.shared if self.decoding else 0
+
+
+class StepTime(Protocol):
+    """A model of the time of steps."""
+
+    def seconds(self, shape: StepShape) -> float:
+        """Time of a step."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """Where the numbers come from, in one line for reports."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every step takes the same time. Raises ValueError unless it is above 0."""
+
+    step_s: float
+
+    def __post_init__(self) -> None:
+        if not self.step_s > 0:
+            raise ValueError(f"a step must take more than 0 s, not {self.step_s}")
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.step_s
+
+    @property
+    def words(self) -> str:
+        return f"every step takes {self.step_s * 1e3:g} ms, whatever it computes"
+
+
+@dataclass(frozen=True)
+class WithSwaps:
+    """Another model, and the time of copies when sequences are swapped."""
+
+    inner: StepTime
+    token_s: float
+    """Seconds for each token whose K and V are copied out or back."""
+    copies: str
+    """Where this number comes from."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.inner.seconds(shape) + shape.swapped_tokens * self.token_s
+
+    @property
+    def words(self) -> str:
+        return f"{self.inner.words}; {self.copies}"

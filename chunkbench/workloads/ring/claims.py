@@ -1,0 +1,208 @@
+"""Claims on attention over several ranks: RingAttention (arXiv 2310.01889), zigzag, tree attention (2408.04093)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from chunkbench.analysis.derive import Row
+from chunkbench.analysis.ratio import ratio
+from chunkbench.analysis.statistics import interval
+from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged
+from chunkbench.paper.printed import RingDevice, ring_devices
+from chunkbench.workloads.ring.numbers import (
+    BLOCKS,
+    Device,
+    break_even,
+    exposed_shares,
+    ideal_share,
+    imbalance,
+    most_sent,
+    ring_numbers,
+)
+from chunkbench.workloads.ring.result import RingResult
+
+_OURS = ("ring", "striped", "zigzag", "all_gather", "tree_decode")
+_CONFIDENCE = 0.95
+_INFINIBAND = "A100 InfiniBand"
+_HIDDEN_SIZES = (9216, 12288)
+"""Of models of about 170e9 parameters; the text does not say which one."""
+
+
+def exact(evidence: Evidence) -> Judgement:
+    """Errors against float64 of every scheme that we wrote, over the tolerances."""
+    rows = [row for group in _points(evidence) for name, row in group.items() if name in _OURS]
+    figures = []
+    for row in rows:
+        facts = row.facts
+        if isinstance(facts, RingResult) and facts.max_error is not None and facts.tolerance:
+            share = facts.max_error / facts.tolerance
+            figures.append(Figure(share, share, share, (row,)))
+    if not figures:
+        return absent("rings that were checked", "ring")
+    worst = max(figures, key=lambda figure: figure.value)
+    reason = f"{len(figures)} cases of {', '.join(_OURS)}, each checked on sampled rows of every rank against float64"
+    return decided(worst, Stated("at most", 1.0, 2), reason, figures)
+
+
+def memory(evidence: Evidence) -> Judgement:
+    """Peak memory of a rank in blocks, at the longest prefill in float32."""
+    rows = [row for _, row in _prefills(evidence, "ring") if _facts(row).dtype == "float32" and _blocks(row)]
+    if not rows:
+        return absent("the ring with peak memory", "ring")
+    row = max(rows, key=lambda row: _facts(row).n_p)
+    blocks = _blocks(row)
+    facts = _facts(row)
+    reason = f"{blocks:.2f} blocks of {facts.n_p // facts.ranks:,} tokens at the peak, inputs included"
+    return decided(Figure(blocks, blocks, blocks, (row,)), Stated("at most", BLOCKS, 0), reason, [])
+
+
+def overlap(evidence: Evidence) -> Judgement:
+    """Exposed transfers of the ring on a slow link, at blocks of twice and of half the predicted size."""
+    found = []
+    for _, row in _prefills(evidence, "ring", slow=True):
+        facts = _facts(row)
+        tokens, shares = break_even(facts), exposed_shares(facts)
+        if tokens and shares:
+            low, high, _kind = interval(shares, _CONFIDENCE)
+            found.append((facts.n_p / facts.ranks / tokens, Figure(median(shares), low, high, (row,))))
+    above = min((pair for pair in found if pair[0] >= 2), key=lambda pair: pair[0], default=None)
+    below = max((pair for pair in found if pair[0] <= 0.5), key=lambda pair: pair[0], default=None)
+    if above is None or below is None:
+        return absent("the ring on a slow link with blocks of twice and of half the predicted size", "ring")
+    words = ", ".join(f"{figure.value:.1%} of the transfer exposed at {at:.2f} c*" for at, figure in (below, above))
+    if below[1].high < 0.40:
+        return judged("does not hold", f"{words}: the prediction is wrong below c*", [above[1], below[1]])
+    return decided(above[1], Stated("at most", 0.10, 2), f"{words}; c* from probed rates", [below[1]])
+
+
+def balance(evidence: Evidence) -> Judgement:
+    """Time of the ring over that of the zigzag ring, causal, and pairs per rank."""
+    found = []
+    for rows, row in _prefills(evidence, "zigzag"):
+        pair = ratio(rows["ring"].facts, row.facts, _CONFIDENCE) if "ring" in rows else None
+        if pair is not None and _facts(row).ranks > 1:
+            found.append((_facts(row).n_p, Figure(pair.value, pair.low, pair.high, (rows["ring"], row))))
+    if not found:
+        return absent("the ring beside the zigzag ring", "ring")
+    tokens, figure = max(found, key=lambda pair: pair[0])
+    one, other = (_facts(row) for row in figure.rows)
+    most, even = (imbalance(facts) or 0.0 for facts in (one, other))
+    share = ideal_share(one.ranks)
+    reason = (
+        f"{figure.value:.2f}x at {tokens:,} tokens on {one.ranks} ranks; the busiest rank computes {most:.3f} of the "
+        f"mean in the ring, {even:.3f} with zigzag; the ring can reach {share:.0%} of the ideal"
+    )
+    return decided(figure, Stated("at least", 1.0, 2), reason, [])
+
+
+def table1() -> Judgement:
+    reason = "q, K, V, the arriving K and V, and the output: 6bch elements, which are 12bch bytes in 16-bit numbers; "
+    reason += "less than the 2bsh elements of blockwise transformers where s > 3c, that is from 4 ranks on"
+    return Judgement("holds", reason, float(BLOCKS))
+
+
+def table2() -> Judgement:
+    """Blocks and sequences in thousands, with one decimal, without the row of `X-ring2`."""
+    wrong, count = [], 0
+    for row in ring_devices():
+        if row.name == _INFINIBAND:
+            continue
+        block = _block(row)
+        for what, computed, printed in (("block", block, row.block), ("sequence", BLOCKS * block, row.sequence)):
+            count += 1
+            if abs(computed / 1e3 - printed) > 0.05 + 1e-9:
+                wrong.append(f"{what} of {row.name}: {computed:,.0f}, not {1e3 * printed:,.0f}")
+    reason = "; ".join([f"{count - len(wrong)} of {count} printed figures are F / B and 6 F / B", *wrong])
+    return Judgement("does not hold" if wrong else "holds", reason, float(count - len(wrong)))
+
+
+def table2_disagrees() -> Judgement:
+    (row,) = (row for row in ring_devices() if row.name == _INFINIBAND)
+    block = _block(row)
+    reason = f"{row.tflops:g} TFLOPS / {row.gb_per_s:g} GB/s = {block:,.0f} tokens, six of them {BLOCKS * block:,.0f}; "
+    reason += f"Table 2 prints {1e3 * row.block:,.0f} and {1e3 * row.sequence:,.0f}; its other four rows agree"
+    return Judgement("holds" if abs(block / 1e3 - row.block) > 0.05 else "does not hold", reason, block)
+
+
+def appendix_d() -> Judgement:
+    """The formula with the hidden sizes of such models, 4K and 10M read as powers of ten and of two."""
+    lengths = ((4_000, 10_000_000), (4_096, 10 * 2**20))
+    ratios = [(6 * h + after) / (6 * h + before) for h in _HIDDEN_SIZES for before, after in lengths]
+    low, high = min(ratios), max(ratios)
+    reason = f"the formula gives {low:.1f} to {high:.1f} for hidden sizes of {_HIDDEN_SIZES[0]:,} to "
+    reason += f"{_HIDDEN_SIZES[1]:,}; 162.6 needs one of about 9,900, which we know of no such model"
+    inside = low <= 162.6 <= high
+    return Judgement("cannot tell" if inside else "does not hold", reason, low=low, high=high)
+
+
+def tree(evidence: Evidence) -> Judgement:
+    """Bytes that a rank sends in a decode step, and rounds."""
+    found = []
+    for group in _points(evidence):
+        rows = [row for name in ("ring", "tree_decode") if (row := group.get(name)) and row.derived.latency_us]
+        sent = [most_sent(_facts(row)) for row in rows]
+        if len(sent) == 2 and all(sent):
+            found.append((sent[0], sent[1], rows))
+    if not found:
+        return absent("the tree beside the ring in decoding", "ring")
+    ring, merged, rows = max(found, key=lambda sent: sent[0])
+    facts = _facts(rows[0])
+    time = ratio(rows[0].facts, rows[1].facts, _CONFIDENCE)
+    reason = f"{ring / 1e6:.1f} MB against {merged / 1e6:.2f} MB at {facts.n_p:,} tokens and {facts.batch_size} "
+    reason += f"sequences on {facts.ranks} ranks; 3 all-reduces in place of {facts.ranks - 1} rotations"
+    reason += f"; the ring takes {time.value:.2f}x the time" if time else ""
+    value = ring / merged
+    return decided(Figure(value, value, value, tuple(rows)), Stated("at least", 1.0, 2), reason, [])
+
+
+def context() -> Judgement:
+    return Judgement("not measured", "it needs several GPUs whose memory ends; ranks of one machine share its memory")
+
+
+def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
+    """Rows by scheme, of every point of a ring."""
+    for group in evidence.groups:
+        if any(isinstance(row.facts, RingResult) for row in group.rows.values()):
+            yield group.rows
+
+
+def _prefills(evidence: Evidence, name: str, slow: bool = False) -> Iterator[tuple[Mapping[str, Row], Row]]:
+    """Points of prefill with a measured row of this scheme, and the row; `slow`: those with a slow link."""
+    for rows in _points(evidence):
+        row = rows.get(name)
+        if row is None or row.derived.latency_us is None:
+            continue
+        facts = _facts(row)
+        if facts.phase == "prefill" and (facts.link is not None) == slow:
+            yield rows, row
+
+
+def _facts(row: Row) -> RingResult:
+    assert isinstance(row.facts, RingResult)
+    return row.facts
+
+
+def _blocks(row: Row) -> float:
+    """Peak memory in blocks of the rank's tokens; 0 if it is unknown."""
+    numbers = ring_numbers(row)
+    return BLOCKS * (numbers.of_six_blocks or 0.0) if numbers is not None else 0.0
+
+
+def _block(row: RingDevice) -> float:
+    return Device.of_rates(row.name, row.tflops, row.gb_per_s).break_even()
+
+
+JUDGES: Mapping[str, Judge] = {
+    "RG-exact": exact,
+    "RG-memory": memory,
+    "RG-overlap": overlap,
+    "RG-balance": balance,
+    "RG-table1": lambda _: table1(),
+    "RG-table2": lambda _: table2(),
+    "RG-appendixD": lambda _: appendix_d(),
+    "RG-tree": tree,
+    "RG-context": lambda _: context(),
+    "X-ring2": lambda _: table2_disagrees(),
+}

@@ -1,0 +1,245 @@
+"""Starts ranks, gives them jobs, and says which rank was lost if one dies, hangs or fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Literal
+
+from chunkbench.workloads.ring.rank import BEAT_S, END, SEAT, START_S, Answer, Seat, is_loopback, open_store
+from chunkbench.workloads.ring.schemes import Scheme, Task
+
+LOOPBACK = "127.0.0.1"
+_POLL_S = 0.01
+_END_S = 3.0
+_SETTLE_S = 1.0
+"""After a rank's error, so much time for another one to show that it has ended: its end may be the cause."""
+
+
+class RankLostError(Exception):
+    """A rank ended, hangs or failed. The message names it; `status` is that of the case."""
+
+    def __init__(self, message: str, status: Literal["crashed", "timeout", "error"] = "error") -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Ranks:
+    """Ranks that wait for jobs. All are children of this process, or rank 0 alone where a launcher started the others
+    (`GivenWorld`)."""
+
+    def __init__(
+        self, ranks: int, threads: int | None, device: str, log: Path | None = None, given: GivenWorld | None = None
+    ) -> None:
+        """Start them. Raises `RankLostError`."""
+        self.ranks, self.threads, self._number = ranks, threads, 0
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._store: Any = open_store(LOOPBACK, 0, leads=True) if given is None else given.store
+        self._store.set("go", device)
+        host, port = (LOOPBACK, self._store.port) if given is None else (given.host, given.port)
+        for rank in range(ranks) if given is None else (0,):
+            cpus = share_of_cpus(rank, ranks) if given is None else given.cpus
+            seat = Seat(host, port, rank, ranks, cpus, os.getpid())
+            environment = os.environ | {SEAT: json.dumps(seat)}
+            with open(log or os.devnull, "ab") as output:
+                self._children[rank] = subprocess.Popen(
+                    [sys.executable, "-m", "chunkbench.workloads.ring.rank"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                )
+        try:
+            self._await("ready", START_S)
+        except BaseException as error:
+            self.close(lost=True)
+            if given is not None and isinstance(error, RankLostError) and is_loopback(host, port):
+                raise RankLostError(
+                    f"{error}; MASTER_ADDR={host} is the loopback, which other machines do not reach", error.status
+                ) from None
+            raise
+
+    def run(
+        self,
+        scheme: Scheme,
+        task: Task,
+        link: int | None,
+        seed: int,
+        limit_s: float,
+        *,
+        check: bool = False,
+        warm: bool = False,
+        repeats: int = 1,
+    ) -> list[Answer]:
+        """Run a task on all ranks, `repeats` times. Raises `RankLostError`; the ranks are then closed."""
+        job = {"scheme": asdict(scheme), "task": asdict(task), "link": link, "seed": seed}
+        return [
+            Answer(*answer)
+            for answer in self._ask("run", job | {"check": check, "warm": warm, "repeats": repeats}, limit_s)
+        ]
+
+    def probe(self, task: Task, kernel: str, link: int | None, limit_s: float) -> list[Mapping[str, float]]:
+        """Rates of each rank. Raises `RankLostError`."""
+        return self._ask("probe", {"task": asdict(task), "kernel": kernel, "link": link}, limit_s)
+
+    def close(self, lost: bool = False) -> None:
+        """End the ranks, at once if one is `lost`. Does nothing if they have ended."""
+        if self._store is None:
+            return
+        with suppress(Exception):
+            self._store.set(f"job/{self._number}", json.dumps({"do": "end"}))
+        deadline = monotonic() + (0 if lost else _END_S)
+        for child in self._children.values():
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - monotonic()))
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        self._children.clear()
+        self._store = None  # closes its port
+
+    def _ask(self, what: str, job: Mapping[str, Any], limit_s: float) -> list[Any]:
+        number, self._number = self._number, self._number + 1
+        self._store.set(f"job/{number}", json.dumps({"do": what, "threads": self.threads, **job}))
+        try:
+            answers = self._await(f"answer/{number}", limit_s)
+        except BaseException:
+            self.close(lost=True)
+            raise
+        return [json.loads(answer)["answer"] for answer in answers]
+
+    def _await(self, key: str, limit_s: float) -> list[bytes]:
+        """The values that all ranks set. Raises `RankLostError` if one fails."""
+        deadline, missing = monotonic() + limit_s, set(range(self.ranks))
+        failed: dict[int, str] = {}
+        values: dict[int, bytes] = {}
+        while missing - failed.keys():
+            for rank in sorted(missing - failed.keys()):
+                if self._store.check([f"{key}/{rank}"]):
+                    value = self._store.get(f"{key}/{rank}")
+                    error = json.loads(value).get("error")
+                    if error is not None:
+                        failed[rank] = error
+                        deadline = min(deadline, monotonic() + _SETTLE_S)
+                        continue
+                    values[rank] = value
+                    missing.discard(rank)
+            self._raise_if_ended()
+            if monotonic() > deadline:
+                break
+            sleep(_POLL_S)
+        if failed:
+            rank, error = min(failed.items())
+            if dead := self._dead(failed.keys()):  # its end may be what the others failed of
+                raise RankLostError(f"{_named(dead)} {_verb(dead, 'does', 'do')} not run", "crashed")
+            raise RankLostError(f"rank {rank}: {error}")
+        if missing:
+            dead = self._dead()
+            if dead and not missing & {*dead}:  # lost after its answer, so that the others wait for what it sent
+                lost = f"{_named(dead)} {_verb(dead, 'does', 'do')} not run any more"
+                raise RankLostError(
+                    f"{lost}; {_named(sorted(missing))} gave no answer within {limit_s:.0f} s", "timeout"
+                )
+            slow = [rank for rank in dead if rank in missing] or sorted(missing)
+            state = f"{_verb(slow, 'does', 'do')} not run" if dead else _verb(slow, "runs", "run")
+            raise RankLostError(f"{_named(slow)} gave no answer within {limit_s:.0f} s and {state}", "timeout")
+        return [values[rank] for rank in range(self.ranks)]
+
+    def _raise_if_ended(self) -> None:
+        for rank, child in self._children.items():
+            if (code := child.poll()) is not None:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                raise RankLostError(f"rank {rank} ended ({how})", "crashed")
+
+    def _dead(self, but: Collection[int] = ()) -> list[int]:
+        """The ranks, but these, that show no sign of life."""
+        before = self._beats()
+        sleep(3 * BEAT_S)
+        after = self._beats()
+        return [rank for rank in range(self.ranks) if rank not in but and before.get(rank) == after.get(rank)]
+
+    def _beats(self) -> dict[int, bytes]:
+        keys = {rank: f"beat/{rank}" for rank in range(self.ranks)}
+        return {rank: self._store.get(key) for rank, key in keys.items() if self._store.check([key])}
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{_verb(ranks, 'rank', 'ranks')} {', '.join(map(str, ranks))}"
+
+
+def _verb(ranks: Sequence[int], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
+
+
+class GivenWorld:
+    """The world that the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (`torchrun`, `srun`)."""
+
+    def __init__(self, rank: int, size: int, host: str, port: int) -> None:
+        self.rank, self.size, self.host, self.port = rank, size, host, port
+
+    @cached_property
+    def store(self) -> Any:
+        """The store of the process that leads: of `torchrun`, which has one at this port, or a new one. Raises
+        `RankLostError`."""
+        has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        try:
+            return open_store(self.host, self.port, leads=not has_one)
+        except OSError as error:
+            raise RankLostError(str(error)) from None
+
+    def dismiss(self) -> None:
+        """Let the ranks above 0 end without a job."""
+        waits = [("here", START_S), ("gone", _END_S)]
+        for word, seconds in waits:
+            deadline = monotonic() + seconds
+            keys = [f"{word}/{rank}" for rank in range(1, self.size)]
+            while not self.store.check(keys) and monotonic() < deadline:
+                sleep(_POLL_S)
+            self.store.set("go", END)
+
+    def follow(self) -> None:
+        """Be a rank above 0 until the leader ends."""
+        from chunkbench.workloads.ring.rank import serve
+
+        serve(Seat(self.host, self.port, self.rank, self.size, self.cpus, None))
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The share of this machine's CPUs; `torchrun` says how many ranks are here."""
+        local, size = (int(os.environ.get(name) or default) for name, default in _LOCAL)
+        return share_of_cpus(local, size)
+
+
+_LOCAL = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+
+
+def share_of_cpus(rank: int, ranks: int) -> tuple[int, ...]:
+    """The CPUs of one of the ranks of this machine: an equal part; one that others have, too, if there are too few."""
+    cpus = sorted(os.sched_getaffinity(0))
+    share = cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks]
+    return tuple(share or [cpus[rank % len(cpus)]])
+
+
+def world_from_environment() -> GivenWorld | None:
+    """None without the variables. Raises `ValueError` if some are missing or are no numbers."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise ValueError(f"RANK and WORLD_SIZE are set, and so must be {' and '.join(missing)}")
+    wrong = [
+        f"{name}={os.environ[name]}" for name in names if name != "MASTER_ADDR" and not os.environ[name].isdecimal()
+    ]
+    if wrong:
+        raise ValueError(f"{' and '.join(wrong)} must be a whole number")
+    rank, size, host, port = (os.environ[name] for name in names)
+    return GivenWorld(int(rank), int(size), host, int(port))

@@ -1,0 +1,73 @@
+"""The facts about attention over several ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AllowInfNan, Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.workloads.ring.point import RingPoint
+
+
+class RankTimes(Facts):
+    """What one rank did in one round, in seconds."""
+
+    total_s: PositiveFloat
+    """From the moment when all ranks were ready."""
+    compute_s: NonNegativeFloat
+    wait_s: NonNegativeFloat
+    """For transfers: their exposed part."""
+    transfer_s: NonNegativeFloat
+    """While a transfer was under way, computing or not."""
+
+
+class RankFacts(Facts):
+    """What does not change between rounds, of one rank."""
+
+    sent_bytes: Count | None
+    """In one pass; None where another library moves the bytes."""
+    peak_bytes: Count | None
+    """Most memory that its share took, inputs included; None if the system does not say."""
+    pairs: Count
+    """Of query and key that it computes: 4 * heads * head_dim FLOPs each. Counted from the layout."""
+
+
+Activity = tuple[Literal["compute", "transfer", "wait"], float, float]
+"""What, from, to; seconds after the start of a pass."""
+
+
+class RingResult(RingPoint, Result):
+    """One scheme at a point."""
+
+    times: tuple[Annotated[tuple[RankTimes, ...], Field(min_length=1)], ...] = ()
+    """[round][rank]"""
+    ranks_facts: tuple[RankFacts, ...] = ()
+    """[rank]"""
+    timeline: tuple[tuple[Activity, ...], ...] = ()
+    """[rank] of the last round."""
+    flops_per_s: PositiveFloat | None = None
+    """Probed: what the block kernel reaches on one rank while all ranks compute."""
+    bytes_per_s: PositiveFloat | None = None
+    """Probed: what a transfer around the ring reaches, `link` included; None for one rank."""
+    max_error: Annotated[float, AllowInfNan(True)] | None = None
+    tolerance: float | None = None
+    hosts: Count = 1
+    """Machines that the ranks ran on; on one machine they share its memory and its links."""
+
+    @property
+    def rounds(self) -> Samples:
+        """The slowest rank's time."""
+        return tuple((1e6 * max(rank.total_s for rank in ranks),) for ranks in self.times)
+
+    @property
+    def round_groups(self) -> tuple[int, ...]:
+        return (0,) * len(self.times)
+
+    @model_validator(mode="after")
+    def _every_rank_is_there(self) -> Self:
+        """Raise ValueError where a round lacks a rank."""
+        if any(len(ranks) != len(self.ranks_facts) for ranks in self.times):
+            raise ValueError(f"a round of times does not have one entry for each of {len(self.ranks_facts)} ranks")
+        return self

@@ -1,0 +1,270 @@
+"""The ways to compute attention over a context that several ranks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.cpu import why_missing
+from chunkbench.kvcache.integers import Ints
+from chunkbench.workloads.ring.blocks import BlockKernel, FlashBlocks, Heads, NativeBlocks
+from chunkbench.workloads.ring.inputs import ContextInputs
+from chunkbench.workloads.ring.layout import Layout, pairs, positions, visible
+from chunkbench.workloads.ring.running import Running
+from chunkbench.workloads.ring.world import World
+
+Movement = Literal["ring", "gather", "none", "merge"]
+"""How ranks come to what they do not hold: K and V travel from rank to rank while they are used; every rank gathers all
+K and V first; every rank has had all of it from the start; partial results are merged instead."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way. `ranks`: how many of the ranks compute, None: all of them."""
+
+    layout: Layout
+    movement: Movement
+    kernel: str
+    """`native`, `flash`, or a name in `chunkbench.workloads.ring.peers`."""
+    ranks: int | None = None
+
+    def missing(self) -> str:
+        """What has to be installed for it; empty if nothing."""
+        from chunkbench.workloads.ring.peers import PEERS
+
+        if self.kernel == "native":
+            return why_missing()
+        return PEERS[self.kernel].missing() if self.kernel in PEERS else ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is computed: the prefill of one sequence of `tokens`, or a decode step of `sequences`.
+
+    Sequences that decode share their first `shared` tokens, which are split over the ranks; the other tokens of a
+    sequence, and its row, belong to one rank.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    phase: Literal["prefill", "decode"]
+    tokens: int
+    causal: bool = True
+    sequences: int = 1
+    shared: int = 0
+
+    @property
+    def shape(self) -> Heads:
+        """Of q, K and V."""
+        return Heads(self.heads, self.kv_heads, self.head_dim, getattr(torch, self.dtype))
+
+    @property
+    def own(self) -> int:
+        """Tokens of a decoding sequence that it does not share."""
+        return self.tokens - self.shared
+
+    def inputs(self, seed: int, device: str) -> ContextInputs:
+        """All of K, V and q. The tokens that a decoding sequence has for itself come behind the shared ones."""
+        if self.phase == "prefill":
+            return ContextInputs(self.shape, self.tokens, self.tokens, seed, device)
+        return ContextInputs(self.shape, self.shared + self.sequences * self.own, self.sequences, seed, device)
+
+    def rows(self, ranks: int, rank: int) -> Ints:
+        """The decoding sequences of a rank."""
+        most = -(-self.sequences // ranks)
+        return np.arange(rank * most, min(self.sequences, (rank + 1) * most))
+
+    def pairs(self, scheme: Scheme, ranks: int, rank: int) -> int:
+        """Pairs of query and key that a rank computes."""
+        if self.phase == "prefill":
+            return pairs(scheme.layout, self.tokens, ranks, rank, self.causal)
+        mine = len(self.rows(ranks, rank))
+        if scheme.movement == "merge":
+            return self.sequences * self.shared // ranks + mine * self.own
+        return mine * self.tokens
+
+    def bytes(self, scheme: Scheme, ranks: int) -> int:
+        """About what all ranks of one machine hold: K and V, queries and outputs."""
+        shape, ranks = self.shape, scheme.ranks or ranks
+        decodes = self.phase == "decode"
+        rows, tokens = (self.sequences, self.shared + self.sequences * self.own) if decodes else (self.tokens,) * 2
+        kv = 2 * self.kv_heads * self.head_dim * shape.dtype.itemsize * tokens
+        copies = {"ring": 2, "merge": 1, "gather": ranks + 1, "none": ranks}[scheme.movement]
+        library = 1 if scheme.kernel in ("native", "flash") else 3
+        return library * (kv * copies + rows * self.heads * self.head_dim * (4 + shape.dtype.itemsize))
+
+    def context(self, row: int) -> Ints:
+        """The tokens that a row attends to; `row` is a token of the prefilled sequence, or a decoding sequence."""
+        if self.phase == "prefill":
+            return np.arange(row + 1 if self.causal else self.tokens)
+        own = self.shared + row * self.own
+        return np.concatenate([np.arange(self.shared), np.arange(own, own + self.own)])
+
+
+class Session(Protocol):
+    """A rank's share of a task, ready to run."""
+
+    rows: Ints
+    """The rows whose attention this rank has afterwards (`Task.context`)."""
+    out: torch.Tensor
+    """`[rows, h, d]`"""
+
+    def restore(self) -> None:
+        """Put back what `run` uses up. Untimed."""
+        ...
+
+    def run(self) -> None:
+        """Compute it once; all ranks call at the same time."""
+        ...
+
+
+def kernel_of(scheme: Scheme, task: Task, device: str) -> BlockKernel:
+    """The block kernel of a scheme."""
+    return FlashBlocks(task.shape, device) if scheme.kernel == "flash" else NativeBlocks(task.shape)
+
+
+class PrefillSession:
+    """A rank's queries, and the block of K and V that it holds at first. It is overwritten where K and V travel."""
+
+    def __init__(self, world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> None:
+        ranks = scheme.ranks or world.size
+        self._world, self._ranks, self._task = world, ranks, task
+        self._movement, self._kernel = scheme.movement, kernel_of(scheme, task, world.device)
+        self._held = [positions(scheme.layout, task.tokens, ranks, rank) for rank in range(ranks)]
+        self.rows = self._held[world.rank] if world.rank < ranks else np.arange(0)
+        self._q = inputs.queries(self.rows)
+        self._running = Running(len(self.rows), task.heads, task.head_dim, world.device)
+        self.out = self._running.outputs
+        self._blocks = [self._kernel.block(len(self._held[0])) for _ in range(self._buffers)]
+        self._inputs = inputs
+        self._filled = False
+
+    @property
+    def _buffers(self) -> int:
+        if self._world.rank >= self._ranks:
+            return 0
+        return 2 if self._movement == "ring" and self._ranks > 1 else self._ranks
+
+    def restore(self) -> None:
+        if self._filled and self._movement != "ring":
+            return
+        own = {"ring": {0: self._world.rank}, "gather": {self._world.rank: self._world.rank}}
+        places = own.get(self._movement, dict(enumerate(range(self._ranks))))
+        for place, source in places.items() if self._blocks else ():
+            self._kernel.fill(self._blocks[place], *self._inputs.keys_values(self._held[source]))
+        self._filled = True
+
+    def run(self) -> None:
+        if not self._blocks:
+            return
+        world, rank = self._world, self._world.rank
+        self._running.reset()
+        if self._movement == "gather":
+            world.all_gather(self._blocks)
+        for step in range(self._ranks):
+            source = (rank - step) % self._ranks
+            block = self._blocks[step % 2 if self._movement == "ring" else source]
+            travels = self._movement == "ring" and step + 1 < self._ranks
+            transfer = world.exchange(block, self._blocks[(step + 1) % 2]) if travels else None
+            with world.span("compute"):
+                seen = visible(self.rows, self._held[source], self._task.causal)
+                self._kernel.add(self._q, block, len(self._held[source]), seen, self._running)
+                if step + 1 == self._ranks:
+                    self._running.finish()
+            if transfer is not None:
+                transfer.wait()
+
+
+class DecodeSession:
+    """A decode step: two-phase partition over ranks. The shared tokens are split, a sequence's own stay on its rank.
+
+    Where partial results are merged, every rank computes the rows of all sequences over its part of the shared tokens.
+    Otherwise a rank computes its own rows over all tokens, and the outputs are gathered. All ranks have all rows
+    afterwards.
+    """
+
+    def __init__(self, world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> None:
+        ranks = scheme.ranks or world.size
+        self._world, self._ranks, self._task, self._movement = world, ranks, task, scheme.movement
+        self._kernel = NativeBlocks(task.shape)
+        self._computes = world.rank < ranks
+        self.rows = np.arange(task.sequences if self._computes else 0)
+        self._mine = task.rows(ranks, world.rank) if self._computes else self.rows
+        self._merges = scheme.movement == "merge"
+        self._q = inputs.queries(self.rows if self._merges else self._mine)
+        self._running = Running(len(self._q), task.heads, task.head_dim)
+        self._part = task.shared // ranks
+        held = range(ranks) if scheme.movement == "none" else [world.rank]
+        places = range(ranks) if scheme.movement in ("none", "gather") else [world.rank]
+        self._blocks = {place: self._kernel.block(self._part) for place in (places if self._computes else ())}
+        for place in set(held) & set(self._blocks):
+            tokens = np.arange(self._part) + place * self._part
+            self._kernel.fill(self._blocks[place], *inputs.keys_values(tokens))
+        travels = scheme.movement == "ring" and ranks > 1
+        self._incoming = [self._kernel.block(self._part) for _ in range(2 if travels else 0)]
+        sequences = [inputs.keys_values(task.context(int(row))[task.shared :]) for row in self._mine]
+        self._suffixes = self._kernel.sequences(sequences) if task.own and sequences else None
+        most = -(-task.sequences // ranks)
+        gathered = torch.full((ranks * most, task.heads, task.head_dim), torch.nan)
+        self._outputs = list(gathered.split(most))
+        self.out = self._running.outputs if self._merges else gathered[: len(self.rows)]
+
+    def restore(self) -> None:
+        return
+
+    def run(self) -> None:
+        if not self._computes:
+            return
+        world = self._world
+        self._running.reset()
+        if self._movement == "gather":
+            world.all_gather(list(self._blocks.values()))
+        if self._suffixes is not None:
+            with world.span("compute"):
+                rows = self._mine if self._merges else np.arange(len(self._mine))
+                self._kernel.add_sequences(self._q, self._suffixes, self._task.own, rows, self._running)
+        if self._movement == "ring":
+            self._travel()
+        else:
+            for block in self._blocks.values():
+                self._add(block)
+        if self._merges:
+            world.merge(self._running)
+            self._running.finish()
+        else:
+            self._outputs[world.rank][: len(self._mine)] = self._running.finish()
+            if self._ranks > 1:
+                world.all_gather(self._outputs)
+
+    def _add(self, block: torch.Tensor) -> None:
+        with self._world.span("compute"):
+            self._kernel.add(self._q, block, self._part, np.full(len(self._q), self._part), self._running)
+
+    def _travel(self) -> None:
+        block = self._blocks[self._world.rank]
+        for step in range(self._ranks):
+            travels = step + 1 < self._ranks
+            transfer = self._world.exchange(block, self._incoming[step % 2]) if travels else None
+            self._add(block)
+            if transfer is not None:
+                transfer.wait()
+                block = self._incoming[step % 2]
+
+
+Opener = Callable[[World, Scheme, Task, ContextInputs], Session]
+
+
+def open_session(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> Session:
+    """This rank's share of a task."""
+    from chunkbench.workloads.ring import peers
+
+    if scheme.kernel in peers.PEERS:
+        return peers.PEERS[scheme.kernel].open(world, scheme, task, inputs)
+    kind: Opener = PrefillSession if task.phase == "prefill" else DecodeSession
+    return kind(world, scheme, task, inputs)

@@ -1,0 +1,207 @@
+"""Our engine in its forms, and transformers' engine behind our front."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from chunkbench.baselines.contract import YES, Answer
+from chunkbench.experiment.style import Style
+from chunkbench.version import __version__
+from chunkbench.workloads.serving.result import Moment
+from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch
+
+_NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
+_COLOUR = "#D55E00"
+IDLE_S = 0.05
+"""Between steps that are further apart, no request lived."""
+
+
+class StepLog(Watch):
+    """Reads the lines that our server writes about its steps."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._requests = path.with_name("requests.jsonl")
+
+    def between(self, start: float, end: float) -> list[Moment]:
+        moments: list[Moment] = []
+        for line in self._path.read_text().splitlines():
+            step = json.loads(line)
+            began = step["ended"] - step["s"]
+            if start <= began and step["ended"] <= end:
+                if moments and began - moments[-1].at > IDLE_S:
+                    moments += [Moment(moments[-1].at, 0, 0), Moment(began, 0, 0)]
+                moments.append(
+                    Moment(
+                        at=step["ended"],
+                        batch=step["batch"],
+                        kv_bytes=step["kv_bytes"],
+                        seconds=step["s"],
+                        overhead_seconds=step["overhead_s"],
+                        tree_seconds=step["tree_s"],
+                        prompt_tokens=step["prompt_tokens"],
+                    )
+                )
+        return moments
+
+    def constrained(self, start: float, end: float) -> dict[str, Any]:
+        requests = map(json.loads, self._requests.read_text().splitlines())
+        return {r["id"]: r["constrained"] for r in requests if "constrained" in r and start <= r["received"] <= end}
+
+
+@dataclass(frozen=True)
+class ChunkbenchServer(System):
+    """A server of `chunkbench serve`, with its options."""
+
+    label: str
+    style: Style
+    engine: str = "chunk"
+    attention: str = "two-phase"
+    cache: str = "live"
+    constraint: Literal["sent", "left out", "refused"] = "sent"
+    constrained: Mapping[str, object] = field(default_factory=dict)
+    """Options about constrained answers."""
+    note: str = ""
+
+    def availability(self, device: str) -> Answer:
+        needed = (*_NEEDED, "llguidance") if self.constrained else _NEEDED
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        if missing:
+            extras = "serving,constrained" if self.constrained else "serving"
+            return Answer(False, f"{', '.join(missing)} is not installed", f"pip install 'chunkbench[{extras}]'")
+        return YES
+
+    def package_version(self) -> str:
+        return f"chunkbench {__version__}" if self.engine == "chunk" else f"{self.engine} {version(self.engine)}"
+
+    def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
+        options = {
+            "--engine": self.engine,
+            "--attention": self.attention,
+            "--cache": self.cache,
+            "--dtype": setting.dtype,
+            "--device": setting.device,
+            "--max-batch": setting.max_batch,
+            "--kv-memory": f"{setting.kv_bytes}B",
+            "--port": port,
+            "--log": folder,
+            "--seed": setting.seed,
+            **self.constrained,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        threads = {"OMP_NUM_THREADS": str(setting.threads)}
+        model = setting.model_folder(folder)
+        if setting.checkpoint is None:
+            model /= "config.json"
+        return Launch([sys.executable, "-m", "chunkbench", "serve", str(model), *words], threads)
+
+    def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
+        return StepLog(folder / "steps.jsonl")
+
+
+def _following(name: str, colour: str, marker: str, order: int, meaning: str, **options: object) -> ChunkbenchServer:
+    """A form that differs in how answers follow constraints."""
+    style = Style(heading=tuple(name.split()), meaning=meaning, colour=colour, marker=marker, column_order=order)
+    chosen = {f"--{option}": value for option, value in options.items()}
+    return ChunkbenchServer(f"ChunkLlama, {name}", style, constrained=chosen)
+
+
+SYSTEMS: Mapping[str, System] = {
+    "chunk_llama": ChunkbenchServer(
+        "ChunkLlama", Style(heading=("Chunk", "Llama"), colour=_COLOUR, marker="o", column_order=950)
+    ),
+    "chunk_llama_no_tpp": ChunkbenchServer(
+        "ChunkLlama, no TPP",
+        Style(
+            heading=("Chunk", "Llama", "no TPP"),
+            meaning="the same engine and cache, without two-phase partition",
+            colour=_COLOUR,
+            marker="^",
+            line="dashed",
+            column_order=930,
+            ablation_of="chunk_llama",
+        ),
+        attention="sequence-first",
+    ),
+    "chunk_llama_radix": ChunkbenchServer(
+        "ChunkLlama, radix",
+        Style(
+            heading=("Chunk", "Llama", "radix"),
+            meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
+            colour=_COLOUR,
+            marker="h",
+            line="dashdot",
+            column_order=940,
+            ablation_of="chunk_llama",
+        ),
+        cache="radix",
+    ),
+    "chunk_llama_no_sharing": ChunkbenchServer(
+        "ChunkLlama, no sharing",
+        Style(
+            heading=("Chunk", "Llama", "no shar."),
+            meaning="the same engine, without shared chunks: each request computes and stores its whole prompt",
+            colour=_COLOUR,
+            marker="v",
+            line="dotted",
+            column_order=920,
+            ablation_of="chunk_llama",
+        ),
+        attention="no-sharing",
+    ),
+    "unconstrained": ChunkbenchServer(
+        "ChunkLlama, unconstrained",
+        Style(
+            heading=("uncon-", "strained"),
+            meaning="the same prompts without their constraint",
+            colour="#555555",
+            marker="D",
+            line="dashed",
+            column_order=800,
+        ),
+        constraint="left out",
+    ),
+    "chunk_llama_mask": _following(
+        "mask", "#D55E00", "o", 810, "tokens that break the constraint cannot be chosen", constrained="mask"
+    ),
+    "chunk_llama_interleaved": _following(
+        "interleaved", "#E69F00", "v", 820, "fixed texts of a template are appended", constrained="interleaved"
+    ),
+    "chunk_llama_forced_tokens": _following(
+        "forced tokens", "#009E73", "s", 830, "tokens that llguidance finds are appended", constrained="forced-tokens"
+    ),
+    "chunk_llama_jump_compiled": _following(
+        "jump compiled",
+        "#882255",
+        "<",
+        840,
+        "jump; every request compiles its constraint",
+        constrained="jump",
+        compiled=0,
+    ),
+    "chunk_llama_jump": _following(
+        "jump", "#0072B2", "^", 850, "bytes without a choice are appended", constrained="jump"
+    ),
+    "chunk_llama_jump_retokenize": _following(
+        "jump, retokenize",
+        "#56B4E9",
+        "P",
+        860,
+        "jump, and the answer is tokenised again",
+        constrained="jump-retokenize",
+    ),
+    "transformers": ChunkbenchServer(
+        "transformers",
+        Style(colour="#6E6E6E", marker="s", column_order=300),
+        engine="transformers",
+        constraint="refused",
+        note="transformers: its continuous batching with the attention sdpa, behind our HTTP server; it shares pages.",
+    ),
+}

@@ -1,0 +1,31 @@
+"""A server that runs already, wherever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chunkbench.baselines.contract import YES, Answer
+from chunkbench.experiment.style import Style
+from chunkbench.workloads.serving.servers.system import Launch, Setting, System
+
+
+class Endpoint(System):
+    """Anything that speaks OpenAI's protocol and takes token ids; its limits are its own."""
+
+    label = "endpoint"
+    style = Style(colour="#009E73", marker="X", column_order=400)
+    start_s = 0.0
+    process_bytes = None
+    note = "endpoint: a server that ran already; the suite set none of its limits."
+
+    def availability(self, device: str) -> Answer:
+        return YES
+
+    def package_version(self) -> str:
+        return ""
+
+    def launch(self, setting: Setting, folder: Path, port: int) -> Launch | None:
+        return None
+
+    def url(self, setting: Setting, port: int) -> str:
+        return setting.endpoint

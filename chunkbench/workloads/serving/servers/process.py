@@ -1,0 +1,130 @@
+"""A server process: started, watched until it listens, ended with everything that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from chunkbench.lifetime import end_with_parent
+from chunkbench.serving.load import LoadError, ServerTarget, describe_server
+from chunkbench.workloads.serving.servers.system import Setting, System, Watch
+
+POLL_S = 0.2
+SERVER_LOG = "server.log"
+STOP_S = 20.0
+"""Time between SIGTERM and SIGKILL."""
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start, or died; the message holds its last words."""
+
+
+class RunningServer:
+    """A server that listens. Use `start_server`."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, target: ServerTarget, watch: Watch, log: Path) -> None:
+        self.target = target
+        self.watch = watch
+        self.log = log
+        """What the server printed."""
+        self._process = process
+
+    @property
+    def died(self) -> str:
+        """Why it no longer runs; empty while it does."""
+        if self._process is None or self._process.poll() is None:
+            return ""
+        return f"the server ended with code {self._process.returncode}: {last_words(self.log)}"
+
+    def stop(self) -> None:
+        """End the server and all processes that it started."""
+        self.watch.close()
+        if self._process is not None:
+            end_group(self._process)
+
+
+def start_server(
+    system: System, setting: Setting, folder: Path, environment: Mapping[str, str] | None = None
+) -> RunningServer:
+    """Start a system and wait until it answers. Raises ServerFailed; nothing is left running then.
+
+    `environment`: variables that all systems get.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / SERVER_LOG
+    port = free_port()
+    launch = system.launch(setting, folder, port)
+    url = system.url(setting, port)
+    process = None
+    if launch is not None:
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                launch.command,
+                env={**os.environ, **(environment or {}), **launch.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
+            )
+    try:
+        target = _wait(url, process, system.ready_s, log)
+        return RunningServer(process, target, system.watch(url, setting, folder), log)
+    except BaseException:
+        if process is not None:
+            end_group(process)
+        raise
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def last_words(log: Path) -> str:
+    """The end of a log, for a message."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return "it wrote no log"
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(said[-3:])[-600:] or "it wrote nothing"
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group: SIGTERM, and SIGKILL for what is left."""
+    _signal_group(process, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _wait(url: str, process: subprocess.Popen[bytes] | None, limit_s: float, log: Path) -> ServerTarget:
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            return asyncio.run(describe_server(url, timeout_s=max(1.0, end - time.monotonic())))
+        except LoadError as error:
+            if process is None:
+                raise ServerFailed(str(error)) from None
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended with code {process.returncode}: {last_words(log)}")
+        if time.monotonic() > end:
+            raise ServerFailed(f"the server did not answer within {limit_s:g} s: {last_words(log)}")
+        time.sleep(POLL_S)

@@ -1,0 +1,160 @@
+"""The contract of a system: a server under test, and how to learn what it did."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from chunkbench.baselines.contract import Answer
+from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.point import element_bytes
+from chunkbench.experiment.style import Style
+from chunkbench.experiment.terms import Dtype
+from chunkbench.workloads.serving.result import Moment
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all systems of a run get alike."""
+
+    shape: LlamaShape
+    """The model."""
+    layers: int
+    vocabulary: int
+    max_length: int
+    """Most tokens of prompt and answer together."""
+    dtype: Dtype
+    device: str
+    max_batch: int
+    """Most sequences of a step."""
+    kv_bytes: int
+    """Memory for K and V, all layers."""
+    threads: int
+    seed: int = 0
+    endpoint: str = ""
+    """URL of a server that runs already, for the system `endpoint`."""
+    constrained: bool = False
+    """Whether answers follow constraints."""
+    checkpoint: Path | None = None
+    """Folder of the model's weights; None: random ones."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in all layers."""
+        shape = self.shape.model_copy(update={"num_hidden_layers": self.layers})
+        return shape.kv_bytes(element_bytes(self.dtype))
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the weights, products and embeddings; of a checkpoint those of its files, at 16 bits each."""
+        if self.checkpoint is not None:
+            files = [file for end in ("*.safetensors", "pytorch_model*.bin") for file in self.checkpoint.glob(end)]
+            return sum(file.stat().st_size for file in files) // 2
+        shape = self.shape
+        rows = shape.qkv_size + shape.num_attention_heads * shape.head_dim + 3 * shape.intermediate_size
+        return shape.hidden_size * (self.layers * rows + 2 * self.vocabulary)
+
+    def model_folder(self, folder: Path) -> Path:
+        """The folder of the model: its checkpoint, else this one, with a Hugging Face `config.json` and no weights."""
+        if self.checkpoint is not None:
+            return self.checkpoint
+        config = {
+            **self.shape.model_dump(exclude={"name"}),
+            "num_hidden_layers": self.layers,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.max_length,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "torch_dtype": self.dtype,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start a server."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of this process."""
+
+
+class Watch:
+    """Follows a running server. This one learns nothing."""
+
+    sampled: ClassVar[bool] = False
+    """Whether moments are samples, so that peaks between them are missed."""
+
+    def begin(self) -> None:
+        """A measurement of this server begins. `between` ends it."""
+
+    def between(self, start: float, end: float) -> list[Moment]:
+        """What the server did in a window of time."""
+        return []
+
+    def constrained(self, start: float, end: float) -> Mapping[str, Mapping[str, Any]]:
+        """The server's name of a request that ended in a window of time -> what following its constraint took, as
+        `serving.constrained` writes it; empty if the server does not tell."""
+        return {}
+
+    def close(self) -> None:
+        """Stop to follow."""
+
+
+class System(ABC):
+    """A server under test with its settings. One instance a run."""
+
+    label: str
+    style: Style = Style()
+    compiles: bool = False
+    constraint: Literal["sent", "left out", "refused"] = "sent"
+    """Whether requests of a constrained experiment name their constraint. refused: this server follows none."""
+    note: str = ""
+    """What a reader must know about this system."""
+    ready_s: float = 180.0
+    """Longest time until it listens."""
+    start_s: float = 15.0
+    """Time until it listens on a CPU, about; a run measures it."""
+    process_bytes: int | None = 1_000_000_000
+    """Memory of its processes without weights and K/V, about; None: it runs elsewhere."""
+
+    def besides(self, setting: Setting) -> int | None:
+        """Bytes of memory that it holds beside K/V; None: nothing on this machine."""
+        if self.process_bytes is None:
+            return None
+        return self.process_bytes + setting.weights * element_bytes(setting.dtype)
+
+    @abstractmethod
+    def availability(self, device: str) -> Answer:
+        """Whether it runs here."""
+
+    @abstractmethod
+    def package_version(self) -> str:
+        """Name and version of the package that serves."""
+
+    @abstractmethod
+    def launch(self, setting: Setting, folder: Path, port: int) -> Launch | None:
+        """The command that listens on this port of the loopback; None: it runs already.
+
+        `folder` is for files of this server.
+        """
+
+    def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
+        """Follow the server at this URL."""
+        return Watch()
+
+    def url(self, setting: Setting, port: int) -> str:
+        """Where it listens; with or without /v1."""
+        return f"http://127.0.0.1:{port}"

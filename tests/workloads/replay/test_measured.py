@@ -1,0 +1,116 @@
+"""Step times fitted to measured steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunkbench.kvcache.manager import Reads
+from chunkbench.workloads.replay.fitting import non_negative
+from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep
+from chunkbench.workloads.replay.served_steps import ServedRequest, served_steps
+from chunkbench.workloads.replay.step_time import StepShape
+
+RECORDED = Path(__file__).parents[3] / "results/recorded/xeon-amx-2-cores/table4-caching/cases.jsonl"
+NOTHING = Reads(0, 0, 0)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=4, max_size=8), st.integers(0, 99))
+def test_no_step_from_the_fit_makes_it_better(rows: list[list[int]], seed: int) -> None:
+    """The conditions that a minimum with coefficients >= 0 has, whatever method found it (Karush, Kuhn, Tucker)."""
+    columns = np.array(rows, float)
+    target = np.random.default_rng(seed).normal(size=len(rows))
+    found = non_negative(columns, target)
+    slope = columns.T @ (columns @ found - target)
+    assert (found >= 0).all()
+    assert (slope > -1e-8).all()
+    assert np.abs(slope[found > 0]).max(initial=0) < 1e-8
+
+
+def invented(count: int) -> list[StepShape]:
+    chance = np.random.default_rng(0)
+    return [
+        StepShape(int(b), Reads(int(b * private), int(shared), int(b * shared)), int(prompt))
+        for b, private, shared, prompt in zip(
+            chance.integers(1, 32, count),
+            chance.integers(1, 999, count),
+            chance.integers(0, 999, count),
+            chance.choice([0, 1, 512], count),
+            strict=True,
+        )
+    ]
+
+
+def test_a_fit_finds_the_costs_that_made_the_steps() -> None:
+    def cost(shape: StepShape) -> float:
+        reads = shape.reads
+        first, again = reads.private + reads.shared, reads.shared_covered - reads.shared
+        return 0.004 + 1e-4 * shape.decoding + 3e-4 * shape.prompt_tokens + 2e-7 * first + 5e-8 * again
+
+    model = FittedStepTime.fit([(shape, cost(shape)) for shape in invented(200)])
+    for shape in (StepShape(7, Reads(700, 64, 448), 100), StepShape(0, NOTHING, 512)):
+        assert model.seconds(shape) == pytest.approx(cost(shape))
+    assert model.seconds(StepShape(0, Reads(99, 0, 0))) == pytest.approx(0.004)
+    assert "fitted to 200 measured steps: 4 ms, 100 µs per decoding sequence, 300 µs" in model.words
+    assert "200 ns per token read, 50 ns per further read" in model.words
+
+
+def test_the_words_name_the_spread() -> None:
+    """Every second step takes 10% longer and every other one 10% less, whatever it computes."""
+    rows = [(shape, 0.01 * (0.9 + 0.2 * (n % 2))) for n, shape in enumerate(invented(4)[:1] * 100)]
+    assert "half of these steps are predicted within 10%, 95% within 11%" in FittedStepTime.fit(rows).words
+    with pytest.raises(ValueError, match="9 steps are too few"):
+        FittedStepTime.fit(rows[:9])
+    with pytest.raises(ValueError, match="more than 0 s"):
+        FittedStepTime.fit([(shape, 0.0) for shape, _ in rows])
+
+
+def test_steps_follow_from_requests() -> None:
+    """Two prompts of 6 tokens, of which the second finds 4; budget 4; answers of 3 and 2 tokens."""
+    requests = [ServedRequest(0.2, 6, 4, 2), ServedRequest(0.0, 6, 0, 3)]
+    steps = [(1.0, 1, 4, 0.5), (2.0, 2, 4, 0.4), (3.0, 2, 0, 0.2), (4.0, 1, 0, 0.1)]
+    assert served_steps(steps, requests, shared=4) == [
+        (StepShape(0, NOTHING, 4, 1 + 2 + 3 + 4, 0), 0.5),
+        (StepShape(0, NOTHING, 4, 5 + 6 + 5 + 6, 2), 0.4),
+        (StepShape(2, Reads(6, 4, 8), 0, 0, 2), 0.2),
+        (StepShape(1, Reads(8, 0, 0), 0, 0, 1), 0.1),
+    ]
+    with pytest.raises(ValueError, match=r"step 1 of the server had 1 sequences and 4 prompt tokens; .* give 2 and 4"):
+        served_steps([steps[0], (2.0, 1, 4, 0.4)], requests, shared=4)
+    with pytest.raises(ValueError, match=r"step 1 .* give 2 and 4"):
+        served_steps([steps[0], (2.0, 2, 5, 0.4)], requests, shared=4)
+
+
+def recorded() -> list[tuple[int, int, list[TimedStep]]]:
+    """(arrival seed, n_p, steps) of ChunkLlama with its whole prompt shared, as recorded."""
+    found = []
+    for line in RECORDED.read_text().splitlines():
+        case = json.loads(line)
+        if case["implementation"] == "chunk_llama":
+            for one in case["measurements"]:
+                requests = [
+                    ServedRequest(r["sent"], r["prompt_tokens"], r["cached_tokens"], r["tokens"])
+                    for r in one["requests"]
+                ]
+                steps = [tuple(step) for step in one["server"]["every_step"]]
+                found.append((one["arrival_seed"], case["n_p"], served_steps(steps, requests, case["n_s"])))
+    return found
+
+
+@pytest.mark.parametrize(("group", "of_the_sum", "of_half"), [(0, 0.02, 0.08), (1, 0.05, 0.1)])
+def test_recorded_steps_that_the_fit_has_not_seen(group: int, of_the_sum: float, of_half: float) -> None:
+    """Fitted to two arrival seeds, or to two prompt lengths, the model predicts the third."""
+    runs = recorded()
+    assert sum(len(steps) for *_, steps in runs) == 1372
+    for left_out in {run[group] for run in runs}:
+        model = FittedStepTime.fit([step for run in runs if run[group] != left_out for step in run[2]])
+        unseen = [step for run in runs if run[group] == left_out for step in run[2]]
+        taken = np.array([seconds for _, seconds in unseen])
+        predicted = np.array([model.seconds(shape) for shape, _ in unseen])
+        assert predicted.sum() == pytest.approx(taken.sum(), rel=of_the_sum)
+        assert np.median(np.abs(predicted / taken - 1)) < of_half

@@ -1,0 +1,248 @@
+"""Claims of the PagedAttention paper, and what the optimum caches, judged by rows whose numbers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chunkbench import workload
+from chunkbench.analysis.derive import derive
+from chunkbench.paper.claims.evidence import Evidence, RunRows
+from chunkbench.paper.claims.judgement import Judgement
+from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, paper_rows
+from chunkbench.store.results import DecodeResult, Result
+from chunkbench.workloads.replay.body import stated_by_paged_attention
+from chunkbench.workloads.replay.paged_claims import JUDGES
+from chunkbench.workloads.replay.result import ReplayResult
+from tests.workloads.replay.made import replay_facts, replay_seed, sustained
+
+SHAREGPT: dict[str, Any] = {"traffic": "sharegpt", "rate": 120}
+KINDS = ("used", "reserved", "internal_fragmentation", "external_fragmentation")
+
+
+def judge(id: str, *facts: Result) -> Judgement:
+    judges = workload.get("replay").claims() | workload.get("memory").claims()
+    return judges[id](Evidence([RunRows(derive(list(facts)))]))
+
+
+def rates(times: float, manager: str = "paged", experiment: str = "replay-paged", **axes: Any) -> list[ReplayResult]:
+    """A manager that sustains so many times the rate of the allocator that knows all lengths."""
+    base = sustained("contiguous_exact", 600, experiment, **axes)
+    return [*base, *sustained(manager, round(600 * times), experiment, **axes)]
+
+
+def throughput(times: float) -> list[ReplayResult]:
+    return [*rates(times, traffic="sharegpt"), *sustained("contiguous_max", 300, "replay-paged", traffic="sharegpt")]
+
+
+def memory(kind: str, manager: str = "contiguous_max") -> Callable[[float], list[ReplayResult]]:
+    def make(share: float) -> list[ReplayResult]:
+        parts = dict.fromkeys(KINDS, 0) | {kind: round(1000 * share)}
+        parts["used" if kind != "used" else "reserved"] += 1000 - round(1000 * share)
+        return [replay_facts(manager, "replay-paged", seeds=[replay_seed(shares=list(parts.values()))], **SHAREGPT)]
+
+    return make
+
+
+def batches(times: float) -> list[ReplayResult]:
+    sizes = {"paged": 10 * times, "contiguous_exact": 10.0, "contiguous_max": 5.0}
+    return [
+        replay_facts(name, "replay-paged", seeds=[replay_seed(mean_batch=size)], **SHAREGPT)
+        for name, size in sizes.items()
+    ]
+
+
+def saved(**answers: int) -> Callable[[float], list[ReplayResult]]:
+    def make(share: float) -> list[ReplayResult]:
+        tokens = round(100_000 * share)
+        seed = replay_seed(shares=(100_000 - tokens, 0, 0, 0), saved=tokens)
+        return [replay_facts("paged", "replay-paged-answers", seeds=[seed], traffic="alpaca", rate=300, **answers)]
+
+    return make
+
+
+def answers(times: float) -> list[ReplayResult]:
+    one = rates(1.4, experiment="replay-paged-answers", traffic="alpaca")
+    return [*rates(times, experiment="replay-paged-answers", traffic="alpaca", beams=6), *one]
+
+
+def prefix(n_s: int) -> Callable[[float], list[ReplayResult]]:
+    return lambda times: rates(times, "paged_prefix", "replay-paged-prefix", traffic="alpaca", n_s=n_s)
+
+
+def block(largest: float) -> list[ReplayResult]:
+    """Blocks of up to this size are good."""
+    return [
+        replay_facts(
+            "paged", "replay-paged-blocks", 0.1 if size <= largest else 0.2, block_size=size, traffic=traffic, rate=120
+        )
+        for size in (1, 8, 16, 32, 64, 128, 256)
+        for traffic in ("sharegpt", "alpaca")
+    ]
+
+
+def recompute(times: float) -> list[ReplayResult]:
+    """With preemptions at one size, and a larger ratio without any at another."""
+    found = []
+    for size, seconds, preemptions in ((16, 0.1 * times, 3), (32, 0.9, 0)):
+        seeds = [replay_seed(preemptions=preemptions)]
+        axes = {**SHAREGPT, "block_size": size}
+        found.append(replay_facts("paged", "replay-paged-blocks", seconds, seeds, **axes))
+        found.append(replay_facts("paged_swap", "replay-paged-blocks", 0.1, seeds, **axes))
+    return found
+
+
+def optimum(share: float) -> list[ReplayResult]:
+    """At a second point, the tree finds all that the optimum finds."""
+    return [
+        replay_facts(
+            name,
+            "replay-policies",
+            seeds=[replay_seed(prompt_tokens=10_000, cached_tokens=cached)],
+            traffic="conversations",
+            rate=240,
+            memory=memory,
+        )
+        for memory, tree in ((4000, 2 * share - 1), (8000, 1.0))
+        for name, cached in (("radix_tree", round(5000 * tree)), ("belady", 5000))
+    ]
+
+
+ANSWERS, BLOCKS = "replay-paged-answers", "replay-paged-blocks"
+JUDGED: list[tuple[str, str, Callable[[float], list[ReplayResult]], float, float]] = [
+    # Claim, the experiment that it names, its rows, and a figure that agrees with the text and one that does not.
+    ("PA-throughput", "replay-paged", throughput, 1.6, 1.4),
+    ("PA-batches", "replay-paged", batches, 2.5, 2.6),
+    ("PA-waste", "replay-paged", memory("used"), 0.23, 0.24),
+    ("PA-reserved", "replay-paged", memory("reserved"), 0.15, 0.16),
+    ("PA-internal", "replay-paged", memory("internal_fragmentation"), 0.55, 0.5),
+    ("PA-external", "replay-paged", memory("external_fragmentation"), 0.1, 0.11),
+    ("PA-used", "replay-paged", memory("used", "paged"), 0.96, 0.98),
+    ("PA-samples2", ANSWERS, saved(samples=2), 0.055, 0.05),
+    ("PA-samples4", ANSWERS, saved(samples=4), 0.09, 0.1),
+    ("PA-samples6", ANSWERS, saved(samples=6), 0.09, 0.08),
+    ("PA-beams2", ANSWERS, saved(beams=2), 0.4, 0.44),
+    ("PA-beams4", ANSWERS, saved(beams=4), 0.6, 0.62),
+    ("PA-beams6", ANSWERS, saved(beams=6), 0.6, 0.7),
+    ("PA-answers", ANSWERS, answers, 1.5, 1.3),
+    ("PA-prefix80", "replay-paged-prefix", prefix(80), 1.9, 2.0),
+    ("PA-prefix341", "replay-paged-prefix", prefix(341), 4.0, 3.0),
+    ("PA-chat", "replay-paged-chat", lambda times: rates(times, traffic="chat"), 2.2, 2.4),
+    ("PA-block", BLOCKS, block, 128, 64),
+    ("PA-recompute", BLOCKS, recompute, 1.2, 1.3),
+]
+NAMED = {id: experiment for id, experiment, *_ in JUDGED} | {
+    "PA-parallel": ANSWERS, "PA-kernel": "paged-kernel", "RA-optimum": "replay-policies",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("id", "experiment", "rows", "agrees", "differs"), JUDGED, ids=[row[0] for row in JUDGED])
+def test_a_replayed_figure_agrees_or_not(
+    id: str, experiment: str, rows: Callable[[float], list[ReplayResult]], agrees: float, differs: float
+) -> None:
+    for value, end in ((agrees, "this agrees with the text"), (differs, "the text says otherwise")):
+        judged = judge(id, *rows(value))
+        assert (judged.verdict, judged.measured) == ("replayed", pytest.approx(value, rel=1e-3)), judged.reason
+        assert judged.reason.endswith(end)
+        assert judged.low is not None is not judged.high
+        assert judged.low <= value * 1.001
+        assert judged.high >= value * 0.999
+        assert judged.rows
+
+
+def test_claims_without_rows_name_the_experiment_that_has_them() -> None:
+    for id, experiment in NAMED.items():
+        judged = judge(id)
+        assert judged.verdict == "not measured"
+        assert f"`chunkbench run {experiment}` measures" in judged.reason, id
+    assert {id for id in JUDGES if id.startswith("PA-")} - NAMED.keys() == {"PA-static", "PA-batch"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"memory": 9000}, {"n_s": 80}, {"samples": 2}, {"beams": 6}, {"traffic": "alpaca"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_setups_do_not_count(changes: dict[str, Any]) -> None:
+    axes = {"traffic": "sharegpt", **changes}
+    assert judge("PA-throughput", *rates(3.0, **axes)).verdict == "not measured"
+    assert judge("PA-throughput", *rates(2.0, **axes), *throughput(3.0)).measured == 3.0
+
+
+def test_of_several_experiments_the_one_with_most_rates_counts() -> None:
+    many = [
+        *sustained("contiguous_exact", 60, "mine", 4, traffic="sharegpt"),
+        *sustained("paged", 120, "mine", 4, traffic="sharegpt"),
+    ]
+    for facts in ([*throughput(3.0), *many], [*many, *throughput(3.0)]):
+        judged = judge("PA-throughput", *facts)
+        assert judged.measured == 2.0
+        assert len(judged.rows) == 8
+
+
+def test_throughput_is_also_told_over_reservation_for_the_longest() -> None:
+    reason = judge("PA-throughput", *throughput(2.0)).reason
+    assert "2.00 times the rate of an allocator that knows all lengths (1.7 to 2.7 there)" in reason
+    assert "4.00 times that of reservation for the longest (2.7 to 8)" in reason
+
+
+def test_what_the_tree_finds_of_the_optimum_is_told_and_not_judged() -> None:
+    judged = judge("RA-optimum", *optimum(0.9))
+    assert (judged.verdict, judged.measured, judged.high) == ("replayed", pytest.approx(0.9), 1.0)
+    assert "the tree finds 90% of what the optimum finds with equal memory (80% to 100% at 2 points)" in judged.reason
+    assert "the text" not in judged.reason.replace("the order that the text means", "")
+
+
+def test_prompts_and_beams_in_memory_are_told_and_not_judged() -> None:
+    prompts = [
+        replay_facts("paged", ANSWERS, seeds=[replay_seed(prompt_share=share)], traffic="alpaca", samples=n)
+        for n, share in ((2, 0.15), (4, 0.11), (6, 0.04))
+    ]
+    judged = judge("PA-parallel", *prompts, *saved(beams=6)(0.5))
+    assert (judged.verdict, judged.measured) == ("replayed", 0.11)
+    assert "prompts are 4% to 15% of the memory in parallel sampling, and beams share 50% to 50%" in judged.reason
+    assert judge("PA-parallel", *prompts).verdict == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("over", "verdict"),
+    [
+        ((1.2, 1.23, 1.26), "holds"),
+        ((1.1, 1.3, 1.4), "cannot tell"),
+        ((1.3, 1.4, 1.5), "different here"),
+        ((0.9, 1.02, 1.1), "different here"),
+    ],
+)
+def test_the_paged_kernel_is_judged_at_its_worst_point(facts: Any, over: tuple[float, ...], verdict: str) -> None:
+    def case(name: str, batch: int, samples: tuple[float, ...]) -> DecodeResult:
+        axes = {"n_p": 256, "n_s": 0, "n_c": 8, "heads": 40, "kv_heads": 40, "batch_size": batch, "block_size": 16}
+        made: DecodeResult = facts(name, **axes, samples_us=tuple((us, us) for us in samples))
+        return made
+
+    one = (100.0,) * 3
+    better = [case("paged_attn_whole", 8, one), case("paged_attn", 8, one)]
+    worst = [case("paged_attn_whole", 32, one), case("paged_attn", 32, tuple(100 * times for times in over))]
+    judged = judge("PA-kernel", *better, *worst)
+    assert (judged.verdict, judged.measured) == (verdict, pytest.approx(over[1]))
+    assert "at worst (batch 32, 256 tokens; 2 points)" in judged.reason
+    assert len(judged.rows) == 4
+
+
+def test_all_printed_numbers_are_used_and_shares_of_a_system_add_up() -> None:
+    model, memory = PAGED_ATTENTION_SETUP
+    for row in paper_rows("paged_attention"):
+        axes = {name: int(row[name]) if row[name] else None for name in ("rate", "n_s", "samples", "beams")}
+        axes |= {"traffic": row["traffic"], "model": model, "memory": memory}
+        assert stated_by_paged_attention(axes, row["manager"], row["quantity"]) == float(row["value"])
+    # The report asks for these quantities; the ends of rate_over_max are in the claim on throughput.
+    assert {row["quantity"] for row in paper_rows("paged_attention")} == {
+        *KINDS, "mean_batch", "saved", "rate_over_exact", "rate_over_exact_low", "rate_over_exact_high",
+        "rate_over_max_low", "rate_over_max_high",
+    }  # fmt: skip
+    sums: dict[str, float] = {}
+    for row in (row for row in paged_attention() if row["figure"] == "2"):
+        sums[row["manager"]] = sums.get(row["manager"], 0) + float(row["value"])
+    assert sums.pop("paged") < 1
+    assert list(sums.values()) == pytest.approx([1.0] * 3, abs=0.0011)

@@ -1,0 +1,342 @@
+"""Real ranks on this machine: results of every scheme, what they send, slow links, and ranks that are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from threading import Timer
+from typing import Any
+
+import psutil
+import pytest
+
+from chunkbench.experiment.sessions import TOLERANCE
+from chunkbench.workloads.ring import launch
+from chunkbench.workloads.ring.launch import LOOPBACK, RankLostError, Ranks, world_from_environment
+from chunkbench.workloads.ring.measure import task_of
+from chunkbench.workloads.ring.methods import CHOICES
+from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.rank import Answer
+from chunkbench.workloads.ring.schemes import Scheme, Task
+
+LIMIT_S = 60
+OURS = ("ring", "striped", "zigzag", "all_gather", "tree_decode")
+RING = Scheme("contiguous", "ring", "native")
+FOREVER = 1_000_000
+"""Passes that take minutes together, and less than a millisecond each."""
+UNEVEN = Task(2, 2, 32, "float32", "prefill", 5)
+"""Of five striped tokens rank 1 has one less than rank 0; it cannot fill a block as large as that of rank 0."""
+
+# 148 tokens of a rank fill neither chunks nor sixteen tokens; 66 end with two tokens of a second chunk.
+PREFILLS: dict[str, dict[str, Any]] = {
+    "causal": {"n_p": 296},
+    "full": {"n_p": 296, "mask": "full"},
+    "grouped": {"n_p": 296, "kv_heads": 2},
+    "short": {"n_p": 132},
+    "bfloat16": {"n_p": 256, "kv_heads": 2, "dtype": "bfloat16"},
+}
+DECODES: dict[str, dict[str, Any]] = {
+    "all shared": {"n_p": 296, "batch_size": 5},
+    "three quarters shared": {"n_p": 392, "n_s": 294, "batch_size": 5, "kv_heads": 2},
+    "one sequence": {"n_p": 296, "n_s": 200, "batch_size": 1},
+    "bfloat16 decode": {"n_p": 296, "n_s": 200, "batch_size": 3, "dtype": "bfloat16"},
+}
+
+
+def point(ranks: int = 2, **axes: Any) -> RingPoint:
+    """A point with four heads; n_p and n_s are for two ranks, and grow with them."""
+    axes |= {name: axes[name] * ranks // 2 for name in ("n_p", "n_s") if name in axes}
+    given = {"device": "cpu", "dtype": "float32", "heads": 4, "head_dim": 32, "ranks": ranks, **axes}
+    return RingPoint.model_validate(RingPoint.completed(given))
+
+
+def points(ranks: int) -> dict[str, RingPoint]:
+    """Small points of both phases."""
+    prefills = {name: point(ranks, **axes) for name, axes in PREFILLS.items()}
+    return prefills | {name: point(ranks, phase="decode", **axes) for name, axes in DECODES.items()}
+
+
+SMALL = points(2)
+# Ranks keep the random numbers of one dtype at a time, so points come before schemes.
+SUPPORTED = [(scheme, name) for name in SMALL for scheme in CHOICES if not CHOICES[scheme].supports(SMALL[name])]
+
+
+def chosen() -> list[Any]:
+    """Every scheme, and every point with our schemes; their product is among the slow tests."""
+    seen: set[str] = set()
+    params = []
+    for scheme, name in SUPPORTED:
+        keep = scheme in OURS or scheme not in seen
+        seen.add(scheme)
+        params.append(pytest.param(scheme, name, marks=() if keep else pytest.mark.slow))
+    return params
+
+
+class Kept:
+    """Ranks that several tests share, since they take a second to start; new ones after a test that lost them."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Ranks] = {}
+
+    def of(self, count: int) -> Ranks:
+        if count not in self._all or not self._all[count]._children:
+            self._all[count] = Ranks(count, 1, "cpu")
+        return self._all[count]
+
+    def close(self) -> None:
+        for ranks in self._all.values():
+            ranks.close()
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    all_ranks = Kept()
+    yield all_ranks
+    all_ranks.close()
+
+
+@pytest.fixture
+def ranks(kept: Kept) -> Ranks:
+    return kept.of(2)
+
+
+def checked(ranks: Ranks, name: str, at: RingPoint, repeats: int = 1) -> list[Answer]:
+    """Answers of passes; rows of the last one were compared with float64."""
+    method = CHOICES[name]
+    if not (available := method.availability("cpu")).ok:
+        pytest.skip(available.reason)
+    answers = ranks.run(method.scheme, task_of(at), None, 0, LIMIT_S, check=True, repeats=repeats)
+    for rank, answer in enumerate(answers):
+        assert answer.error is not None
+        assert answer.error <= TOLERANCE[at.dtype], f"rank {rank}"  # also wrong for NaN
+    # Rows of one process are on the first rank alone, and every rank that has rows makes some error.
+    rows = [answer.error != 0 for answer in answers]
+    assert rows == [rank < (method.scheme.ranks or at.ranks) for rank in range(at.ranks)]
+    return answers
+
+
+@pytest.mark.parametrize(("scheme", "name"), chosen())
+def test_every_scheme_has_the_attention_of_float64(ranks: Ranks, scheme: str, name: str) -> None:
+    checked(ranks, scheme, SMALL[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_blocks_travel_around_any_number_of_ranks(kept: Kept, count: int) -> None:
+    """Twice: what a pass overwrites has to be there again for the next one."""
+    for at in points(count).values():
+        for scheme, method in CHOICES.items():
+            if not method.supports(at) and method.availability("cpu").ok:
+                checked(kept.of(count), scheme, at, repeats=2)
+
+
+def sent(ranks: Ranks, name: str, at: RingPoint) -> list[int]:
+    return [answer.sent_bytes for answer in ranks.run(CHOICES[name].scheme, task_of(at), None, 0, LIMIT_S)]
+
+
+def test_a_prefill_sends_each_block_to_every_other_rank(ranks: Ranks) -> None:
+    """K and V of 128 tokens, two K/V heads of 32 numbers of two bytes, once to the one other rank."""
+    at = point(n_p=256, kv_heads=2, dtype="bfloat16")
+    block = 2 * 128 * 2 * 32 * 2
+    for name in ("ring", "striped", "zigzag", "all_gather", "ring_flash", "zigzag_flash"):
+        assert sent(ranks, name, at) == [block, block], name
+    for name in ("one_process", "no_exchange"):
+        assert sent(ranks, name, at) == [0, 0], name
+
+
+def test_a_decode_step_sends_blocks_and_outputs_or_partial_results(ranks: Ranks) -> None:
+    """128 of 256 shared tokens on each rank; 5 rows, of which rank 0 has 3, and pads of as many on rank 1."""
+    at = point(phase="decode", n_p=300, n_s=256, batch_size=5)
+    block, outputs = 2 * 128 * 4 * 32 * 4, 3 * 4 * 32 * 4
+    assert sent(ranks, "ring", at) == [block + outputs] * 2
+    assert sent(ranks, "all_gather", at) == [block + outputs] * 2
+    assert sent(ranks, "no_exchange", at) == [outputs] * 2
+    assert sent(ranks, "one_process", at) == [0, 0]
+    # An all-reduce around a ring of two sends all of it once: outputs, peaks and sums in float32.
+    assert sent(ranks, "tree_decode", at) == [5 * 4 * (32 + 2) * 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("ring", {"n_p": 256}),
+        ("all_gather", {"n_p": 256}),
+        ("tree_decode", {"phase": "decode", "n_p": 256, "batch_size": 64}),
+    ],
+)
+def test_a_slow_link_takes_the_time_of_its_bytes(ranks: Ranks, name: str, axes: dict[str, Any]) -> None:
+    """Or longer, where the transfers themselves take time."""
+    task, scheme = task_of(point(**axes)), CHOICES[name].scheme
+    (count,) = {answer.sent_bytes for answer in ranks.run(scheme, task, None, 0, LIMIT_S)}
+    link = 40 * count
+    for answer in ranks.run(scheme, task, link, 0, LIMIT_S, check=True, repeats=2):
+        assert answer.sent_bytes == count
+        assert answer.seconds >= count / link
+        assert answer.transfer_s >= count / link
+        assert answer.wait_s > 0
+        assert answer.error is not None
+        assert answer.error <= TOLERANCE["float32"]
+
+
+def test_an_answer_says_what_a_rank_did(ranks: Ranks) -> None:
+    """Two ranks compute twice: their own block, and the one that arrives meanwhile."""
+    six_blocks = 6 * 2048 * 4 * 32 * 4
+    for answer in ranks.run(RING, task_of(point(n_p=4096)), None, 0, LIMIT_S, repeats=2):
+        assert answer.error is None
+        assert [event[0] for event in answer.events].count("compute") == 2
+        assert [event[0] for event in answer.events].count("transfer") == 1
+        assert all(0 <= start <= end for _, start, end in answer.events)
+        assert 0 < answer.compute_s <= answer.seconds
+        assert answer.host == socket.gethostname()
+        # Memory that the process has already may serve for a part of it.
+        assert answer.peak_bytes is None or six_blocks / 2 <= answer.peak_bytes < 10 * six_blocks
+
+
+def test_probed_rates(ranks: Ranks) -> None:
+    link = 1 << 30
+    for rates in ranks.probe(task_of(point(n_p=512)), "native", link, LIMIT_S):
+        assert 1e6 < rates["flops_per_s"] < 1e14
+        assert 0 < rates["bytes_per_s"] <= link
+
+
+VARIABLES = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def give(**variables: str) -> None:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+def test_the_variables_of_a_launcher(environment: Callable[..., None]) -> None:
+    environment(**VARIABLES)
+    given = world_from_environment()
+    assert given is not None
+    assert (given.rank, given.size, given.host, given.port) == (1, 4, "10.0.0.1", 29500)
+
+
+@pytest.mark.parametrize("names", [(), ("RANK",), ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")], ids=str)
+def test_without_a_rank_and_a_size_there_is_no_launcher(environment: Callable[..., None], names: Sequence[str]) -> None:
+    environment(**{name: VARIABLES[name] for name in names})
+    assert world_from_environment() is None
+
+
+@pytest.mark.parametrize("missing", [["MASTER_ADDR"], ["MASTER_PORT"], ["MASTER_ADDR", "MASTER_PORT"]], ids=str)
+@pytest.mark.parametrize("how", ["left out", "empty"])
+def test_variables_that_are_missing_are_named(
+    environment: Callable[..., None], missing: Sequence[str], how: str
+) -> None:
+    environment(**{name: value for name, value in VARIABLES.items() if name not in missing})
+    if how == "empty":
+        os.environ.update(dict.fromkeys(missing, ""))
+    with pytest.raises(ValueError, match=f"must be {' and '.join(missing)}$"):
+        world_from_environment()
+    for name in missing:
+        os.environ.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
+def test_variables_that_are_no_numbers_are_refused(environment: Callable[..., None], name: str) -> None:
+    environment(**VARIABLES | {name: "one"})
+    with pytest.raises(ValueError, match=f"{name}=one"):
+        world_from_environment()
+
+
+def pids(ranks: Ranks) -> list[int]:
+    return [child.pid for child in ranks._children.values()]
+
+
+def listening(pid: int) -> dict[int, str]:
+    """The ports at which a process listens, and their addresses."""
+    sockets = psutil.Process(pid).net_connections("inet")
+    return {found.laddr.port: found.laddr.ip for found in sockets if found.status == "LISTEN"}
+
+
+def check_gone(processes: Sequence[int], port: int) -> None:
+    """No process is left, not even one that nobody waited for, and nothing listens at the store's port."""
+    assert not [pid for pid in processes if psutil.pid_exists(pid)]
+    with socket.socket() as caller:
+        assert caller.connect_ex((LOOPBACK, port)) != 0
+
+
+def test_two_at_once_are_on_this_machine_alone_and_a_killed_rank_ends_only_its_own(ranks: Ranks) -> None:
+    other = Ranks(2, 1, "cpu")
+    try:
+        processes, port = pids(other), other._store.port
+        assert port != ranks._store.port
+        for pid in (*processes, *pids(ranks)):
+            assert listening(pid), "a rank waits for the others' connections"
+            assert set(listening(pid).values()) <= {LOOPBACK, "::1"}
+        assert listening(os.getpid())[port] == LOOPBACK
+
+        killer = Timer(0.2, os.kill, (processes[1], signal.SIGKILL))
+        killer.start()
+        with pytest.raises(RankLostError, match=r"^rank 1 ended \(signal 9\)$") as lost:
+            other.run(RING, task_of(SMALL["causal"]), None, 0, LIMIT_S, repeats=FOREVER)
+        killer.join()
+        assert lost.value.status == "crashed"
+        check_gone(processes, port)
+    finally:
+        other.close()
+    checked(ranks, "ring", SMALL["causal"])
+
+
+@pytest.mark.slow  # the others get three seconds to end by themselves
+def test_a_rank_that_stands_still_is_named(ranks: Ranks) -> None:
+    processes, port = pids(ranks), ranks._store.port
+    os.kill(processes[1], signal.SIGSTOP)
+    with pytest.raises(RankLostError, match=r"^rank 1 gave no answer within 1 s and does not run$") as lost:
+        ranks.run(RING, task_of(SMALL["causal"]), None, 0, limit_s=1)
+    assert lost.value.status == "timeout"
+    check_gone(processes, port)
+
+
+@pytest.mark.slow
+def test_ranks_that_only_take_long_are_said_to_run(ranks: Ranks) -> None:
+    processes, port = pids(ranks), ranks._store.port
+    with pytest.raises(RankLostError, match=r"^ranks 0, 1 gave no answer within 1 s and run$") as lost:
+        ranks.run(RING, task_of(SMALL["causal"]), None, 0, limit_s=1, repeats=FOREVER)
+    assert lost.value.status == "timeout"
+    check_gone(processes, port)
+
+
+def test_an_error_of_one_rank_ends_the_others_that_wait_for_it(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_SETTLE_S", 0.1)  # nothing follows the error here
+    processes, port = pids(ranks), ranks._store.port
+    with pytest.raises(RankLostError, match=r"^rank 1: RuntimeError: .*size of tensor") as lost:
+        ranks.run(Scheme("striped", "ring", "flash"), UNEVEN, None, 0, LIMIT_S)
+    assert lost.value.status == "error"
+    check_gone(processes, port)
+    ranks.close()  # once more does nothing
+
+
+class MadeStore:
+    """Answers of ranks 0 and 1, and the life signs of ranks 0 and 2."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+    def check(self, keys: list[str]) -> bool:
+        return keys[0] in ("answer/0/0", "answer/0/1", "beat/0", "beat/1", "beat/2")
+
+    def get(self, key: str) -> bytes:
+        self.beats += 1
+        return b'{"answer": 1}' if key.startswith("answer") else b"0" if key == "beat/1" else str(self.beats).encode()
+
+
+def test_a_rank_that_is_lost_after_its_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "BEAT_S", 0.01)
+    made = Ranks.__new__(Ranks)
+    made.ranks, made._children, made._store = 3, {}, MadeStore()
+    with pytest.raises(
+        RankLostError, match=r"^rank 1 does not run any more; rank 2 gave no answer within 0 s$"
+    ) as lost:
+        made._await("answer/0", 0.02)
+    assert lost.value.status == "timeout"

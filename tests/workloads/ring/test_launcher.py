@@ -1,0 +1,143 @@
+"""Processes that a launcher started: rank 0 leads the run, the others follow it and end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chunkbench.store import Run, open_run
+from chunkbench.store.results import FAILED
+from chunkbench.workloads.ring.result import RingResult
+from chunkbench.workloads.serving.servers.process import free_port
+from tests.command import chunkbench
+from tests.workloads.ring.launched import COMMAND, NAMES, ROOT, ended, starting, write
+
+SCHEMES = ("one_process", "ring", "zigzag")
+
+
+def long(folder: Path) -> Path:
+    """An experiment with passes of several seconds."""
+    return write(folder, 2, "zigzag", tokens=1 << 16)
+
+
+def check_results(run: Run, ranks: int) -> list[RingResult]:
+    """Every case was checked, and timed on all ranks."""
+    found = [case for case in run.cases if isinstance(case, RingResult)]
+    for case in found:
+        assert case.status == "ok", case.reason
+        assert case.max_error is not None
+        assert case.max_error < 1e-5
+        assert {len(times) for times in case.times} == {ranks}
+    assert not run.manifest.interrupted
+    return found
+
+
+def wait_until_busy(follower: subprocess.Popen[str]) -> None:
+    """Until a rank has computed for half a second after it joined the others."""
+    process, deadline = psutil.Process(follower.pid), time.monotonic() + 60
+    joined: float | None = None
+    while time.monotonic() < deadline and follower.poll() is None:
+        used = sum(process.cpu_times()[:2])
+        if joined is None and any(one.status == "LISTEN" for one in process.net_connections("tcp")):
+            joined = used
+        if joined is not None and used > joined + 0.5:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the rank did not begin to compute: {follower.poll()}")
+
+
+@pytest.mark.slow
+def test_rank_0_leads_and_rank_1_ends_with_it(tmp_path: Path) -> None:
+    spec = write(tmp_path, 2, *SCHEMES)
+    with starting(spec, 2, "127.0.0.1", free_port()) as start:
+        follower, leader = start(1), start(0, "--out", str(tmp_path / "run"))
+        code, printed = ended(leader)
+        assert code == 0, printed
+        assert ended(follower, 20) == (0, "")
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert (tmp_path / "run" / "figure.png").is_file()
+    assert len(check_results(open_run(tmp_path / "run"), 2)) == 3
+
+
+@pytest.mark.slow
+def test_torchrun_starts_ranks(tmp_path: Path) -> None:
+    """Its own process has the store through which they meet."""
+    spec, out = write(tmp_path, 2, *SCHEMES), tmp_path / "run"
+    words = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--no-python"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words, *COMMAND, str(spec), "-q", "--out", str(out)],
+        env={name: value for name, value in os.environ.items() if name not in NAMES},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(check_results(open_run(out), 2)) == 3
+
+
+@pytest.mark.slow
+def test_rank_1_ends_where_rank_0_has_nothing_to_measure(tmp_path: Path) -> None:
+    """The experiment has points of two ranks, and three were started."""
+    spec, out = write(tmp_path, 2, *SCHEMES), tmp_path / "run"
+    with starting(spec, 3, "127.0.0.1", free_port()) as start:
+        followers = [start(1), start(2)]
+        code, printed = ended(start(0, "--out", str(out)))
+        assert code == 0, printed
+        for follower in followers:
+            ended(follower, 20)
+    assert {(case.status, case.reason) for case in open_run(out).cases} == {
+        ("unsupported", "this run was started with WORLD_SIZE=3")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "limit", "reason"),
+    [(signal.SIGKILL, 30, "rank 1 "), (signal.SIGSTOP, 6, "rank 1 gave no answer within 6 s and does not run")],
+)
+def test_a_follower_that_is_lost_is_named(tmp_path: Path, how: signal.Signals, limit: int, reason: str) -> None:
+    """Rank 0 cannot ask the system what became of it, and sees that its own transfers fail or take too long."""
+    spec, out = long(tmp_path), tmp_path / "run"
+    spec.write_text(spec.read_text().replace("case_limit: 30s", f"case_limit: {limit}s"))
+    with starting(spec, 2, "127.0.0.1", free_port()) as start:
+        follower, leader = start(1), start(0, "--out", str(out))
+        wait_until_busy(follower)
+        follower.send_signal(how)
+        code, printed = ended(leader)
+    assert code == 3, printed
+    (case,) = open_run(out).cases
+    assert case.status in FAILED
+    assert case.reason[: len(reason)] == reason
+
+
+@pytest.mark.slow
+def test_rank_1_ends_if_rank_0_is_killed(tmp_path: Path) -> None:
+    spec = long(tmp_path)
+    with starting(spec, 2, "127.0.0.1", free_port()) as start:
+        follower, leader = start(1), start(0, "--out", str(tmp_path / "run"))
+        wait_until_busy(follower)
+        children = psutil.Process(leader.pid).children(recursive=True)
+        assert children, "rank 0 computes in a process of its own"
+        leader.kill()
+        code, _ = ended(follower, 20)
+        assert code != 0
+        assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_variables_that_are_missing_are_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = chunkbench("run", str(write(tmp_path, 2, *SCHEMES)), "--out", str(tmp_path / "run"))
+    assert done.code == 2
+    assert "must be MASTER_ADDR and MASTER_PORT" in done.stderr
+    assert not (tmp_path / "run").exists()
