@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from chunkbench.experiment.point import Point
     from chunkbench.experiment.spec import Experiment
     from chunkbench.paper.claims.judgement import Judge
+    from chunkbench.report.metric import Metric
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.estimate import Estimate
@@ -90,6 +91,10 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
     @abstractmethod
     def body(self, view: View) -> Body:
         """The part of a run's report that depends on the kind."""
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """Name -> a figure of its results; beside them every kind has `latency`, if it times anything."""
+        return {}
 
     def claims(self) -> Mapping[str, Judge]:
         """Claim of `results/paper/claims.csv` -> what judges it, of the claims that this kind measures."""

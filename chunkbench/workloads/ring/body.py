@@ -11,19 +11,20 @@ from chunkbench.analysis.derive import Group, Row
 from chunkbench.paper.printed import ring_devices
 from chunkbench.report.cells import fastest, measured, word
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, megabytes, ms_of_s, ms_of_us, percent, ratio_span, significant, times
-from chunkbench.report.view import Body, View
-from chunkbench.workloads.ring.numbers import (
-    BLOCKS,
-    Device,
-    RingNumbers,
-    Shape,
-    break_even,
-    ideal_share,
-    imbalance,
-    most_sent,
-    ring_numbers,
+from chunkbench.report.numbers import (
+    NOTHING,
+    extent,
+    megabytes,
+    ms_of_s,
+    ms_of_us,
+    percent,
+    ratio_span,
+    significant,
+    times,
 )
+from chunkbench.report.view import Body, View
+from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, busy
+from chunkbench.workloads.ring.rates import Device, Shape, break_even, ideal_share
 from chunkbench.workloads.ring.result import RingResult
 
 _RANKS = (4, 16, 64, 256, 1024)
@@ -76,19 +77,18 @@ def _schemes(view: View) -> Table:
         group, row = item
         return _point(view, group) if row is None else f"  {view.columns.name(row.facts.implementation)}"
 
+    def figure(name: str) -> Column[tuple[Group, Row | None]]:
+        metric = METRICS[name]
+        return column(metric.label, lambda _, row: metric.cell(row), *metric.label.split(" "))
+
     columns = (
         Column("scheme", first, align="left"),
         column("ms", _cell),
         column("ratio", lambda _, row: times(row.derived.ratio_to_baseline)),
         column("least..most", lambda _, row: _span(row), "least..", "most"),
         column("of no exchange", _of_no_exchange, "of no", "exchange"),
-        column("busy", lambda _, row: _with(row, _busy)),
-        column("work", lambda _, row: _work(row)),
-        column("exposed", lambda _, row: _with(row, lambda n: percent(n.exposed))),
-        column("sent MB", lambda _, row: _sent(row), "sent", "MB"),
-        column("peak MB", lambda _, row: _with(row, lambda n: megabytes(n.peak_bytes)), "peak", "MB"),
-        column("of 6bch", lambda _, row: _of_blocks(row), "of", "6bch"),
-        column("error", lambda _, row: _error(row)),
+        column("busy", lambda _, row: _busy(_facts(row))),
+        *map(figure, ("work", "exposed", "sent_bytes", "peak_bytes", "of_six_blocks", "max_error")),
     )
     return Table("Schemes", columns, items, 1, frozenset(breaks[:-1]))
 
@@ -117,36 +117,8 @@ def _cell(group: Group, row: Row) -> Cell:
     return measured(row, ms_of_us(row.derived.latency_us), fastest(group, row))
 
 
-def _with(row: Row, text: Callable[[RingNumbers], str]) -> str:
-    numbers = ring_numbers(row)
-    return NOTHING if numbers is None else text(numbers)
-
-
-def _busy(numbers: RingNumbers) -> str:
-    low, high = min(numbers.busy), max(numbers.busy)
-    return percent(low) if round(low, 2) == round(high, 2) else f"{percent(low)}..{percent(high)}"
-
-
-def _work(row: Row) -> str:
-    most = imbalance(_facts(row))
-    return NOTHING if most is None else f"{most:.3f}"
-
-
-def _sent(row: Row) -> str:
-    most = most_sent(_facts(row))
-    return megabytes(most) if most else NOTHING
-
-
-def _of_blocks(row: Row) -> str:
-    numbers = ring_numbers(row)
-    if numbers is None or numbers.of_six_blocks is None or _facts(row).phase != "prefill":
-        return NOTHING
-    return f"{numbers.of_six_blocks:.2f}"
-
-
-def _error(row: Row) -> str:
-    error = _facts(row).max_error
-    return NOTHING if error is None else f"{error:.1e}"
+def _busy(facts: RingResult) -> str:
+    return extent(busy(facts), percent).replace(" to ", "..") or NOTHING
 
 
 def _of_no_exchange(group: Group, row: Row) -> str:
@@ -161,15 +133,15 @@ def _links(view: View) -> Table:
 
     def lines(group: Group) -> list[Row]:
         row = group.rows.get("ring")
-        return [row] if row is not None and group.axes.get("link") and ring_numbers(row) is not None else []
+        return [row] if row is not None and group.axes.get("link") and _facts(row).times else []
 
     columns: tuple[Column[Row], ...] = (
         Column("c", lambda row: f"{_facts(row).n_p // _facts(row).ranks:,}"),
         Column("c* predicted", lambda row: _break_even(_facts(row)), ("c*", "predicted")),
         Column("c / c*", lambda row: _over_break_even(_facts(row))),
-        Column("exposed", lambda row: _with(row, lambda n: percent(n.exposed))),
+        Column("exposed", METRICS["exposed"].cell),
         Column("predicted", lambda row: Cell(_predicted(_facts(row)), "quiet")),
-        Column("busy", lambda row: _with(row, _busy)),
+        Column("busy", lambda row: _busy(_facts(row))),
     )
     return view.table("A slow link: exposed transfers of the ring", lines, columns)
 

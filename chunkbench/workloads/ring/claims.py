@@ -11,16 +11,8 @@ from chunkbench.analysis.statistics import interval
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged
 from chunkbench.paper.printed import RingDevice, ring_devices
-from chunkbench.workloads.ring.numbers import (
-    BLOCKS,
-    Device,
-    break_even,
-    exposed_shares,
-    ideal_share,
-    imbalance,
-    most_sent,
-    ring_numbers,
-)
+from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, exposed_shares, imbalance, most_sent
+from chunkbench.workloads.ring.rates import Device, break_even, ideal_share
 from chunkbench.workloads.ring.result import RingResult
 
 _OURS = ("ring", "striped", "zigzag", "all_gather", "tree_decode")
@@ -143,7 +135,7 @@ def tree(evidence: Evidence) -> Judgement:
     for group in _points(evidence):
         rows = [row for name in ("ring", "tree_decode") if (row := group.get(name)) and row.derived.latency_us]
         sent = [most_sent(_facts(row)) for row in rows]
-        if len(sent) == 2 and all(sent):
+        if len(sent) == 2 and sent[0] and sent[1]:
             found.append((sent[0], sent[1], rows))
     if not found:
         return absent("the tree beside the ring in decoding", "ring")
@@ -186,8 +178,7 @@ def _facts(row: Row) -> RingResult:
 
 def _blocks(row: Row) -> float:
     """Peak memory in blocks of the rank's tokens; 0 if it is unknown."""
-    numbers = ring_numbers(row)
-    return BLOCKS * (numbers.of_six_blocks or 0.0) if numbers is not None else 0.0
+    return BLOCKS * (METRICS["of_six_blocks"].value(row.facts) or 0.0)
 
 
 def _block(row: RingDevice) -> float:

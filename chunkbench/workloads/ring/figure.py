@@ -15,7 +15,8 @@ from chunkbench.report.figures.style import DASHES, caption, conditions, panel_t
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.workloads.ring.methods import CHOICES
-from chunkbench.workloads.ring.numbers import break_even, ring_numbers
+from chunkbench.workloads.ring.metrics import METRICS
+from chunkbench.workloads.ring.rates import break_even
 from chunkbench.workloads.ring.result import RingResult
 
 _COLOURS = {"compute": "#0072B2", "transfer": "#E69F00", "wait": "#BBBBBB"}
@@ -28,7 +29,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     longest = [_longest(report, phase) for phase in ("prefill", "decode")]
     panels: list[Group | list[Row]] = [group for group in longest if group is not None]
     slow = [row for group in report.groups if group.axes.get("link") and (row := group.rows.get("ring"))]
-    slow = [row for row in slow if ring_numbers(row) is not None]
+    slow = [row for row in slow if isinstance(row.facts, RingResult) and row.facts.times]
     if len({row.facts.axis("n_p") for row in slow}) > 1:
         panels.append(slow)
     if not panels:
@@ -77,11 +78,9 @@ def _timelines(plot: Axes, results: Sequence[RingResult], report: Report) -> Non
 
 def _exposed(plot: Axes, rows: Sequence[Row]) -> None:
     spots = sorted(
-        (facts.n_p // facts.ranks, 100 * numbers.exposed, break_even(facts))
+        (facts.n_p // facts.ranks, 100 * exposed, break_even(facts))
         for row in rows
-        if isinstance(facts := row.facts, RingResult)
-        and (numbers := ring_numbers(row)) is not None
-        and numbers.exposed is not None
+        if isinstance(facts := row.facts, RingResult) and (exposed := METRICS["exposed"].value(facts)) is not None
     )
     style = LineStyle("#D55E00", "^", "solid")
     plot.plot([c for c, _, _ in spots], [exposed for _, exposed, _ in spots], **style.line2d(markersize=5))

@@ -1,4 +1,4 @@
-"""Numbers of a ring, and what rates of compute and transfer imply."""
+"""What rates of compute and transfer imply."""
 
 from __future__ import annotations
 
@@ -8,65 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.analysis.derive import derive
 from chunkbench.workloads.ring.layout import positions, visible
-from chunkbench.workloads.ring.numbers import BLOCKS, Device, RingNumbers, Shape, break_even, ideal_share, ring_numbers
-from chunkbench.workloads.ring.result import RingResult
+from chunkbench.workloads.ring.rates import Device, Shape, break_even, ideal_share
 from tests.workloads.ring.made import ring_result
 
 SHAPE = Shape(tokens=1 << 16, heads=32, kv_heads=32, head_dim=128, element_bytes=2)
 all_ranks = st.integers(2, 64)
-
-
-def numbers(result: RingResult) -> RingNumbers:
-    (row,) = derive([result], result.implementation)
-    found = ring_numbers(row)
-    assert found is not None
-    return found
-
-
-def with_times(result: RingResult, *rounds: list[dict[str, float]]) -> RingResult:
-    """The same result with other times."""
-    return RingResult.model_validate(result.model_dump(mode="json") | {"times": rounds})
-
-
-def test_numbers_are_medians_over_rounds_of_the_slowest_or_least_hidden_rank() -> None:
-    def rank(total: float, compute: float, wait: float, transfer: float) -> dict[str, float]:
-        return {"total_s": total, "compute_s": compute, "wait_s": wait, "transfer_s": transfer}
-
-    result = with_times(
-        ring_result("ring"),
-        [rank(1, 0.5, 0.1, 0.4), rank(2, 0.2, 0.6, 0.8)],
-        [rank(3, 1.2, 0.2, 0.4), rank(1, 0.3, 0.4, 0.8)],
-        [rank(5, 4.5, 0.3, 0.4), rank(4, 2.8, 0.2, 0.8)],
-    )
-    found = numbers(result)
-    assert found.seconds == 3  # of 2, 3 and 5
-    assert found.busy == pytest.approx((0.5, 0.3))  # of 50, 40 and 90%, and of 10, 30 and 70%
-    assert found.transfer_s == 0.8
-    assert found.exposed == pytest.approx(0.75)  # of 75, 50 and 75%
-    assert found.peak_bytes == 3_000_000
-
-
-def test_six_blocks_of_float32_and_the_larger_output_of_bfloat16() -> None:
-    """q, K, V, the K and V that arrive, and the output: 2,048 tokens, 8 heads of 128 numbers."""
-    block = 2048 * 8 * 128
-    assert numbers(ring_result("ring")).block_bytes == BLOCKS * 4 * block
-    assert numbers(ring_result("ring", dtype="bfloat16")).block_bytes == (5 * 2 + 4) * block
-    grouped = numbers(ring_result("ring", kv_heads=2))
-    assert grouped.block_bytes == (4 + 4 * 4 / 4 + 4) * block
-    assert numbers(ring_result("ring", peak=BLOCKS * 4 * block * 2)).of_six_blocks == 2
-    assert numbers(ring_result("ring", peak=None)).of_six_blocks is None
-
-
-def test_where_nothing_moves_nothing_is_exposed() -> None:
-    found = numbers(ring_result("no_exchange", sent=0, wait=0.0))
-    assert (found.exposed, found.transfer_s) == (None, 0)
-
-
-def test_what_was_not_timed_has_no_numbers() -> None:
-    (row,) = derive([ring_result("ring", status="crashed")], "ring")
-    assert ring_numbers(row) is None
 
 
 @given(st.floats(1e9, 1e16), st.floats(1e6, 1e13))
