@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.cells import ABSENT, fastest, word
+from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, ms_of_us, times
 from chunkbench.report.view import Line, View
@@ -52,13 +53,15 @@ def normalized_latency(baseline: str) -> tuple[Quantity, Quantity, Quantity]:
 def quantities(
     view: View,
     title: str,
-    lines: Sequence[Quantity],
+    entries: Sequence[Quantity | Metric],
     has_numbers: Callable[[Row], bool] = lambda row: row.derived.latency_us is not None,
 ) -> Table:
     """One block of lines for each point; lines with nothing in them are left out. Points without numbers have one line.
 
     Where `has_numbers` says no, the status stands in the place of the first number.
     """
+
+    lines = [_line(entry) for entry in entries]
 
     def cell(group: Group, name: str, place: int) -> Cell:
         row = group.rows.get(name)
@@ -74,3 +77,7 @@ def quantities(
         ]
 
     return view.line_table(title, lambda group: [line for line in block(group) if line.known], apart=True)
+
+
+def _line(entry: Quantity | Metric) -> Quantity:
+    return (entry.label, lambda _, row: entry.cell(row)) if isinstance(entry, Metric) else entry

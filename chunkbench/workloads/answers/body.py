@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from chunkbench.analysis.derive import Group, Row
+from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
-from chunkbench.report.numbers import NOTHING, percent, significant
-from chunkbench.report.quantities import Quantity, figure, quantities
+from chunkbench.report.numbers import NOTHING, percent
+from chunkbench.report.quantities import Quantity, quantities
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.answers.numbers import AnswersNumbers, answers_numbers
+from chunkbench.workloads.answers.metrics import METRICS, by_depth
 from chunkbench.workloads.answers.result import AnswersResult
 
 _LEGEND = (
@@ -30,49 +29,56 @@ def body(view: View) -> Body:
     )
 
 
+def _facts(row: Row) -> AnswersResult:
+    assert isinstance(row.facts, AnswersResult)
+    return row.facts
+
+
+def _was_tried(row: Row) -> bool:
+    return bool(_facts(row).contexts)
+
+
 def _table(view: View) -> Table:
-    lines: list[Quantity] = [
-        ("needles found", _number(lambda n: f"{n.found} of {n.findable}")),
-        ("  hidden", _number(lambda n: str(n.needles))),
-        ("next tokens, equal", _number(lambda n: percent(n.agreement))),
-        ("  lowest to highest", _number(lambda n: f"{percent(n.lowest_agreement)} to {percent(n.highest_agreement)}")),
-        ("deviation", _number(lambda n: significant(n.deviation, 3) if n.deviation else NOTHING)),
-        ("K/V, of full", _number(lambda n: percent(n.kv_share))),
-        ("heads that keep all", _heads),
+    lines: list[Quantity | Metric] = [
+        ("needles found", _found),
+        METRICS["needles"],
+        METRICS["agreement"],
+        ("  lowest to highest", _agreements),
+        ("deviation", _deviation),
+        METRICS["kv_share"],
+        METRICS["full_heads"],
     ]
-    return quantities(view, "Answers behind a compressed context", lines, lambda row: answers_numbers(row) is not None)
+    return quantities(view, "Answers behind a compressed context", lines, _was_tried)
+
+
+def _found(_: Group, row: Row) -> Cell:
+    return Cell(f"{METRICS['found'].text(row.facts)} of {METRICS['findable'].text(row.facts)}")
+
+
+def _agreements(_: Group, row: Row) -> Cell:
+    known = METRICS["agreement"].known(row.facts)
+    return Cell(f"{percent(min(known))} to {percent(max(known))}")
+
+
+def _deviation(_: Group, row: Row) -> Cell:
+    return METRICS["deviation"].cell(row) if METRICS["deviation"].value(row.facts) else Cell(NOTHING)
 
 
 def _depths(view: View) -> Table:
     def line(depth: int) -> Quantity:
-        def text(numbers: AnswersNumbers) -> str:
-            share = numbers.by_depth[depth] if depth < len(numbers.by_depth) else None
-            return "not by the model" if share is None else percent(share)
+        def cell(_: Group, row: Row) -> Cell:
+            share = by_depth(_facts(row))[depth]
+            return Cell("not by the model" if share is None else percent(share))
 
-        return f"depth {10 * depth + 5}%", _number(text)
+        return f"depth {10 * depth + 5}%", cell
 
-    return quantities(
-        view,
-        "Needles found, by depth",
-        [line(depth) for depth in range(10)],
-        lambda row: answers_numbers(row) is not None,
-    )
-
-
-def _number(text: Callable[[AnswersNumbers], str]) -> Callable[[Group, Row], Cell]:
-    return figure(lambda _, row: answers_numbers(row), text)
-
-
-def _heads(_: Group, row: Row) -> Cell:
-    return Cell(str(row.facts.full_heads) if isinstance(row.facts, AnswersResult) else NOTHING)
+    return quantities(view, "Needles found, by depth", [line(depth) for depth in range(10)], _was_tried)
 
 
 def _headline(view: View) -> str:
-    counted: dict[str, list[int]] = {}
-    for group in view.groups:
-        for name, row in group.rows.items():
-            if (numbers := answers_numbers(row)) is not None:
-                sums = counted.setdefault(name, [0, 0])
-                counted[name] = [sums[0] + numbers.found, sums[1] + numbers.findable]
-    parts = [f"{view.columns.name(name)} {found} of {of}" for name, (found, of) in counted.items() if of]
+    parts = []
+    for name in dict.fromkeys(name for group in view.groups for name in group.rows):
+        tried = [row.facts for group in view.groups if (row := group.rows.get(name)) and _was_tried(row)]
+        found, of = (sum(METRICS[which].value(facts) or 0 for facts in tried) for which in ("found", "findable"))
+        parts += [f"{view.columns.name(name)} {found:.0f} of {of:.0f}"] if of else []
     return f"Needles found of those that the model finds at all: {', '.join(parts)}." if parts else ""

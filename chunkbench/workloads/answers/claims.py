@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from chunkbench.analysis.derive import Row
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged
-from chunkbench.workloads.answers.numbers import AnswersNumbers, answers_numbers
+from chunkbench.workloads.answers.metrics import METRICS
+from chunkbench.workloads.answers.result import AnswersResult
 from chunkbench.workloads.decode.head_cache_numbers import HeadCache, head_caches, paper_share
 
 _RAZOR = "razor_attn"
@@ -33,12 +34,10 @@ def heads(evidence: Evidence) -> Judgement:
     counted = {name: _needles(evidence, name) for name in ("retrieval_heads", "random_heads", "no_heads")}
     if not all(counted.values()):
         return absent("answers with retrieval heads, random heads and none", "razor-answers")
-    shares = {
-        name: sum(n.found for _, n in found) / sum(n.findable for _, n in found) for name, found in counted.items()
-    }
+    shares = {name: _sum("found", rows) / _sum("findable", rows) for name, rows in counted.items()}
     retrieval, random, none = shares.values()
     words = f"needles found: {retrieval:.0%} with retrieval heads, {random:.0%} with random ones, {none:.0%} with none"
-    rows = tuple(row for found in counted.values() for row, _ in found)
+    rows = tuple(row for found in counted.values() for row in found)
     figure = Figure(retrieval - random, retrieval - random, retrieval - random, rows)
     return judged("holds" if retrieval > random >= none else "does not hold", words, [figure])
 
@@ -83,8 +82,8 @@ def _loss(evidence: Evidence, name: str, words: str, stated: float) -> Judgement
     with_all, without = _needles(evidence, "retrieval_heads"), _needles(evidence, name)
     if not with_all or not without:
         return absent(f"answers with retrieval heads, and {words}", "razor-answers")
-    found, less = (sum(n.found for _, n in one) for one in (with_all, without))
-    rows = tuple(row for one in (with_all, without) for row, _ in one)
+    found, less = (round(_sum("found", rows)) for rows in (with_all, without))
+    rows = (*with_all, *without)
     if not found:
         figure = Figure(0.0, 0.0, 0.0, rows)
         return judged("cannot tell", f"no needle is found with retrieval heads, so none is lost {words}", [figure])
@@ -96,15 +95,14 @@ def _loss(evidence: Evidence, name: str, words: str, stated: float) -> Judgement
     )
 
 
-def _needles(evidence: Evidence, name: str) -> list[tuple[Row, AnswersNumbers]]:
+def _needles(evidence: Evidence, name: str) -> list[Row]:
     """Rows of a choice of heads at points where something is lost, in the last run that has them."""
-    found: dict[str, tuple[Row, AnswersNumbers]] = {}
-    for group in evidence.groups:
-        row = group.rows.get(name)
-        numbers = answers_numbers(row) if row is not None else None
-        if row is not None and numbers is not None and numbers.findable:
-            found[str(group.axes)] = row, numbers
-    return list(found.values())
+    found = {str(group.axes): group.rows[name] for group in evidence.groups if name in group.rows}
+    return [row for row in found.values() if isinstance(row.facts, AnswersResult) and _sum("findable", [row])]
+
+
+def _sum(metric: str, rows: Sequence[Row]) -> float:
+    return sum(METRICS[metric].value(row.facts) or 0 for row in rows)
 
 
 def _caches(evidence: Evidence) -> Iterator[HeadCache]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,18 +17,18 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.workloads.answers.numbers import AnswersNumbers, answers_numbers
+from chunkbench.workloads.answers.metrics import METRICS
 
-_FIGURES: tuple[tuple[str, Callable[[AnswersNumbers], float | None]], ...] = (
-    ("needles found, %", lambda numbers: None if numbers.share is None else 100 * numbers.share),
-    ("next tokens, % equal", lambda numbers: 100 * numbers.agreement),
-)
+_FIGURES = {"found_share": "needles found, %", "agreement": "next tokens, % equal"}
+"""Metric -> label."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """Two panels over the length of contexts for each window, and over the window for each length; None if neither
     varies."""
-    tried = [group for group in report.groups if any(answers_numbers(row) for row in group.rows.values())]
+    tried = [
+        group for group in report.groups if any(METRICS["agreement"].known(row.facts) for row in group.rows.values())
+    ]
     blocks = []
     for axis in ("n_p", "window"):
         others = [name for name in report.varying if name != axis]
@@ -47,11 +45,12 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     page = sheet(caption(parts, report), handles, 2 * len(blocks), across=2, share_y=False)
     plots = iter(page.panels)
     for axis, title, groups in blocks:
-        for label, value in _FIGURES:
+        for metric, label in _FIGURES.items():
             plot = next(plots)
             for name in columns.ids:
-                rows = [(group.axes[axis], answers_numbers(group.rows[name])) for group in groups if name in group.rows]
-                spots = [(place, value(numbers)) for place, numbers in rows if numbers and value(numbers) is not None]
+                rows = [(group.axes[axis], group.rows[name].facts) for group in groups if name in group.rows]
+                shares = [(place, METRICS[metric].value(facts)) for place, facts in rows]
+                spots = [(place, 100 * share) for place, share in shares if share is not None]
                 if spots:
                     style = columns.line_style(name)
                     plot.plot(*zip(*sorted(spots), strict=True), **style.line2d(markersize=5))

@@ -11,7 +11,7 @@ from chunkbench.cli.main import cli
 from chunkbench.experiment import ExperimentError, load_experiment
 from chunkbench.report import build
 from chunkbench.store import open_run
-from chunkbench.workloads.answers.numbers import answers_numbers
+from chunkbench.workloads.answers.metrics import METRICS, by_depth
 from tests.workloads.answers.test_claims import answers
 
 EXPERIMENT = """
@@ -41,16 +41,17 @@ def test_retrieval_heads_find_what_windows_lost(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "figure.png").is_file()
     report = build(open_run(tmp_path / "run"))
     found = {
-        (row.facts.implementation, row.facts.n_p): numbers  # type: ignore[attr-defined]
+        (row.facts.implementation, row.facts.axis("n_p")): {
+            name: metric.value(row.facts) or 0 for name, metric in METRICS.items()
+        }
         for row in report.rows
-        if (numbers := answers_numbers(row)) is not None
     }
     for n_p in (600, 1200):
         everything, retrieval, none = (found[f"{name}_heads", n_p] for name in ("all", "retrieval", "no"))
-        assert everything.found == everything.findable >= 8
-        assert retrieval.found > none.found
-        assert everything.kv_share == 1 > retrieval.kv_share > none.kv_share
-        assert retrieval.deviation < none.deviation
+        assert everything["found"] == everything["findable"] >= 8
+        assert retrieval["found"] > none["found"]
+        assert everything["kv_share"] == 1 > retrieval["kv_share"] > none["kv_share"]
+        assert retrieval["deviation"] < none["deviation"]
     long = [row.facts for row in report.rows if row.facts.axis("n_p") == 8190]
     assert {(facts.status, "n_p is at most 8153" in facts.reason) for facts in long} == {("unsupported", True)}
 
@@ -71,10 +72,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, change: tuple[str, str],
 
 
 def test_only_needles_that_the_model_finds_count() -> None:
-    class Row:
-        facts = answers("retrieval_heads", 6, findable=8)
-
-    numbers = answers_numbers(Row())  # type: ignore[arg-type]
-    assert numbers is not None
-    assert (numbers.found, numbers.findable, numbers.needles, numbers.share) == (6, 8, 10, 0.75)
-    assert numbers.by_depth == (*(1.0,) * 6, *(0.0,) * 2, None, None)
+    facts = answers("retrieval_heads", 6, findable=8)
+    found = [METRICS[name].value(facts) for name in ("found", "findable", "needles", "found_share")]
+    assert found == [6, 8, 10, 0.75]
+    assert by_depth(facts) == [*(1.0,) * 6, *(0.0,) * 2, None, None]

@@ -1,0 +1,43 @@
+"""Figures of what a model still finds with each choice of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+from chunkbench.report.metric import COUNT, NUMBER, SHARE, Metric, by_name, one
+from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
+
+
+def _each(value: Callable[[AnswersContext], float]) -> Callable[[AnswersResult], list[float]]:
+    """[context] a figure."""
+    return lambda facts: [value(context) for context in facts.contexts]
+
+
+def _found(context: AnswersContext) -> int:
+    """Needles, of those that the model finds where all heads keep everything."""
+    return sum(found and by_all for found, by_all in zip(context.found, context.found_by_all, strict=True))
+
+
+def _share(facts: AnswersResult) -> float | None:
+    findable = sum(map(sum, (context.found_by_all for context in facts.contexts)))
+    return sum(map(_found, facts.contexts)) / findable if findable else None
+
+
+def by_depth(facts: AnswersResult) -> list[float | None]:
+    """[needle] share found of the findable ones; None: the model finds none at this depth."""
+    depths = zip(*(zip(text.found, text.found_by_all, strict=True) for text in facts.contexts), strict=True)
+    findable = [[found for found, by_all in pairs if by_all] for pairs in depths]
+    return [fmean(found) if found else None for found in findable]
+
+
+METRICS = by_name(
+    Metric("found", "needles found", _each(_found), COUNT, "higher", sum),
+    Metric("findable", "needles that the model finds", _each(lambda text: sum(text.found_by_all)), COUNT, "", sum),
+    Metric("needles", "  hidden", _each(lambda text: len(text.found)), COUNT, "", sum),
+    Metric("found_share", "needles found, of those that the model finds", one(_share), SHARE, "higher"),
+    Metric("agreement", "next tokens, equal", _each(lambda text: text.agreement), SHARE, "higher", fmean),
+    Metric("deviation", "deviation", _each(lambda text: text.deviation), NUMBER, combine=fmean),
+    Metric("kv_share", "K/V, of full", _each(lambda text: text.kv_bytes / text.full_bytes), SHARE, combine=fmean),
+    Metric("full_heads", "heads that keep all", one(lambda facts: facts.full_heads), COUNT, "", exact=True),
+)
