@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from chunkbench.paper.claims.judgement import Judge
+    from chunkbench.report.metric import Metric
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.options import RunOptions
@@ -69,6 +70,11 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         from chunkbench.workloads.replay.body import body
 
         return body(view)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        from chunkbench.workloads.replay.metrics import METRICS
+
+        return METRICS
 
     def claims(self) -> Mapping[str, Judge]:
         from chunkbench.workloads.replay import claims, paged_claims, prefill_claims

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, table4
+from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
-from chunkbench.report.numbers import NOTHING, count, extent, ms_of_s, percent, significant, times
-from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
+from chunkbench.report.numbers import NOTHING, count, extent, percent, significant, times
+from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, Line, View
-from chunkbench.workloads.replay.numbers import OBJECTIVE_S, ReplayNumbers, rate_ratios, rates_by_seed, replay_numbers
+from chunkbench.workloads.replay.metrics import KINDS, METRICS
 from chunkbench.workloads.replay.result import ReplayResult
+from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios, rates_by_seed
 from chunkbench.workloads.serving.numbers import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.workloads.serving.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 
@@ -132,75 +134,57 @@ def _sustained_rate(groups: Sequence[Group], name: str, objective_s: float) -> S
 
 def _latency(view: View) -> Table:
     latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
-    lines: list[Quantity] = [
+    lines: list[Quantity | Metric] = [
         latency,
         seeds,
         _printed("normalized_latency_ms_per_token"),
         ratio,
-        ("first token, ms: median", _number(lambda n: ms_of_s(n.first_token_s[0]) if n.first_token_s else NOTHING)),
-        ("  99th percentile", _number(lambda n: ms_of_s(n.first_token_s[2]) if n.first_token_s else NOTHING)),
-        ("requests that never fit", _number(lambda n: str(n.refused) if n.refused else NOTHING)),
+        METRICS["first_token_p50"],
+        METRICS["first_token_p99"],
+        (METRICS["refused"].label, _refused),
     ]
     return quantities(view, "Replayed latency", lines)
 
 
+def _refused(_: Group, row: Row) -> Cell:
+    return METRICS["refused"].cell(row) if METRICS["refused"].value(row.facts) else Cell(NOTHING)
+
+
 def _memory(view: View) -> Table:
-    lines: list[Quantity] = [
-        ("peak K/V, GB", lambda _, row: Cell(_gigabytes(row))),
+    lines: list[Quantity | Metric] = [
+        METRICS["peak_kv_bytes"],
         _printed("peak_kv_cache_gb"),
-        ("peak batch", _number(lambda n: str(n.peak_batch))),
+        METRICS["peak_batch"],
         _printed("peak_batch_size"),
-        ("mean batch", _number(lambda n: f"{n.mean_batch:.1f}" if n.mean_batch else NOTHING)),
-        _paged_attention("mean_batch", lambda value: f"{value:.1f}"),
-        *(line for kind, words in _KINDS for line in _share(kind, words)),
-        ("saved by sharing", _number(lambda n: percent(n.saved))),
-        _paged_attention("saved", percent),
-        ("prompts, of what is used", _number(lambda n: NOTHING if n.prompt_share is None else percent(n.prompt_share))),
+        METRICS["mean_batch"],
+        _paged_attention("mean_batch"),
+        *(line for kind in KINDS for line in (METRICS[kind], _paged_attention(kind))),
+        METRICS["saved"],
+        _paged_attention("saved"),
+        METRICS["prompt_share"],
     ]
     return quantities(view, "Memory in the replay", lines)
 
 
 def _computed(view: View) -> Table:
-    lines: list[Quantity] = [
-        ("cached prompt tokens", _number(lambda n: percent(n.hit_share))),
-        ("  cached, of the optimum", figure(_of_optimum, percent)),
-        ("computed, over the least", _number(lambda n: times(n.over_bound))),
-        ("preemptions", _number(lambda n: f"{n.preemptions:,.0f}")),
-        ("evicted blocks", _number(lambda n: f"{n.evicted_blocks:,.0f}")),
-    ]
+    cached, *others = (METRICS[name] for name in ("hit_share", "over_bound", "preemptions", "evicted_blocks"))
+    lines: list[Quantity | Metric] = [cached, ("  cached, of the optimum", _of_optimum), *others]
     return quantities(view, "What was cached and computed in the replay", lines)
 
 
-def _of_optimum(group: Group, row: Row) -> float | None:
-    """Cached prompt tokens over the optimum's at the same point; None where it has none."""
-    numbers, optimum = replay_numbers(row), group.rows.get(_OPTIMUM)
-    best = replay_numbers(optimum) if optimum is not None else None
-    return numbers.hit_share / best.hit_share if numbers and best and best.hit_share else None
+def _of_optimum(group: Group, row: Row) -> Cell:
+    """Cached prompt tokens over the optimum's at the same point; nothing where it has none."""
+    optimum, cached = group.rows.get(_OPTIMUM), METRICS["hit_share"]
+    share, best = cached.value(row.facts), cached.value(optimum.facts) if optimum is not None else None
+    return Cell(percent(share / best) if share is not None and best else NOTHING)
 
 
-def _number(text: Callable[[ReplayNumbers], str]) -> Callable[[Group, Row], Cell]:
-    return figure(lambda _, row: replay_numbers(row), text)
-
-
-_KINDS = (
-    ("used", "memory that is used"),
-    ("reserved", "  reserved"),
-    ("internal_fragmentation", "  internal fragmentation"),
-    ("external_fragmentation", "  external fragmentation"),
-)
-
-
-def _share(kind: str, words: str) -> tuple[Quantity, Quantity]:
-    share = _number(lambda n: percent(getattr(n.memory, kind)) if n.memory else NOTHING)
-    return (words, share), _paged_attention(kind, percent)
-
-
-def _paged_attention(quantity: str, text: Callable[[float], str]) -> Quantity:
-    """What the PagedAttention paper prints of this quantity at this point."""
+def _paged_attention(metric: str) -> Quantity:
+    """What the PagedAttention paper prints of this metric at this point."""
 
     def stated(group: Group, row: Row) -> str | None:
-        value = stated_by_paged_attention(group.axes, row.facts.implementation, quantity)
-        return None if value is None else text(value)
+        value = stated_by_paged_attention(group.axes, row.facts.implementation, metric)
+        return None if value is None else METRICS[metric].unit.text(value)
 
     return "    the same, PagedAttention (measured)", paper(stated)
 
@@ -237,13 +221,6 @@ def printed(group: Group, row: Row, column: str) -> str | None:
         return None
     same = axes["n_c"] == int(known["n_c"]) and axes["rate"] / 60 == float(known["rps"])
     return known[column] if same else None
-
-
-def _gigabytes(row: Row) -> str:
-    numbers, facts = replay_numbers(row), row.facts
-    if numbers is None or not isinstance(facts, ReplayResult):
-        return NOTHING
-    return significant(numbers.peak_slots * facts.token_bytes / 1e9, 3)
 
 
 def _headline(view: View) -> str:

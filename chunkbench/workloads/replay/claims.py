@@ -9,7 +9,7 @@ from statistics import fmean
 from chunkbench.analysis.derive import Row
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, absent, replayed
-from chunkbench.workloads.replay.numbers import replay_numbers
+from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.result import ReplayResult
 
 NEAR = 0.15
@@ -21,7 +21,7 @@ _KEEPING = ("paged_prefix", "radix_tree")
 
 def sharing(evidence: Evidence) -> Judgement | None:
     """Sequences that fit at once with the prefix tree, over those with blocks of their own; None without replays."""
-    best: tuple[int, float, Figure] | None = None
+    best: tuple[float, float, Figure] | None = None
     for point in _points(evidence):
         tree, paged = point.get("prefix_tree"), point.get("paged")
         if tree is None or paged is None or not _memory_limited(tree) or not _memory_limited(paged):
@@ -48,9 +48,8 @@ def _memory_limited(row: Row) -> bool:
     return waited and 0 < _batch(row) < facts.batch_size
 
 
-def _batch(row: Row) -> int:
-    numbers = replay_numbers(row)
-    return numbers.peak_batch if numbers else 0
+def _batch(row: Row) -> float:
+    return METRICS["peak_batch"].value(row.facts) or 0
 
 
 def least_computed(evidence: Evidence) -> tuple[float, Row] | None:
@@ -91,10 +90,11 @@ def hits_of_optimum(evidence: Evidence) -> Judgement:
     found = []
     for point in _points(evidence):
         tree, optimum = point.get("radix_tree"), point.get("belady")
-        ours = replay_numbers(tree) if tree else None
-        best = replay_numbers(optimum) if optimum else None
-        if tree and optimum and ours and best and best.hit_share:
-            share = ours.hit_share / best.hit_share
+        if not tree or not optimum:
+            continue
+        ours, best = (METRICS["hit_share"].value(row.facts) for row in (tree, optimum))
+        if ours is not None and best:
+            share = ours / best
             found.append(Figure(share, share, share, (tree, optimum)))
     if not found:
         return absent("a radix tree beside the optimum", "replay-policies")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.analysis.derive import Group
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import (
     Values,
@@ -27,7 +27,8 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.workloads.replay.body import printed, stated_by_paged_attention
-from chunkbench.workloads.replay.numbers import MemoryShares, replay_numbers
+from chunkbench.workloads.replay.metrics import METRICS
+from chunkbench.workloads.replay.result import ReplayResult
 
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
@@ -61,11 +62,15 @@ def _along(report: Report, axis: str, others: Sequence[str]) -> dict[Values, lis
     known = (
         group
         for group in report.groups
-        if group.axes.get(axis) is not None and any(map(replay_numbers, group.rows.values()))
+        if group.axes.get(axis) is not None and any(map(_was_replayed, group.rows.values()))
     )
     found = by_values(known, [axis for axis in others if axis in report.varying])
     several = {title: groups for title, groups in found.items() if len({group.axes[axis] for group in groups}) > 1}
     return {tuple(pair for pair in title if pair[1] != "0"): groups for title, groups in several.items()}
+
+
+def _was_replayed(row: Row) -> bool:
+    return isinstance(row.facts, ReplayResult) and bool(row.facts.replays)
 
 
 def _latencies(report: Report) -> list[Panel]:
@@ -183,8 +188,8 @@ def _orders(report: Report) -> list[Panel]:
 
 def _hit(group: Group, name: str) -> float | None:
     row = group.rows.get(name)
-    numbers = replay_numbers(row) if row is not None and row.derived.latency_us is not None else None
-    return 100 * numbers.hit_share if numbers else None
+    share = METRICS["hit_share"].value(row.facts) if row is not None and row.derived.latency_us is not None else None
+    return None if share is None else 100 * share
 
 
 def _memory(report: Report) -> list[Panel]:
@@ -192,10 +197,10 @@ def _memory(report: Report) -> list[Panel]:
 
     Beside each bar, pale: the paper's.
     """
-    known = [group for group in report.groups if any(share.used < _WASTE for share in _shares(group).values())]
+    known = [group for group in report.groups if any(share["used"] < _WASTE for share in _shares(group).values())]
     if not known:
         return []
-    group = min(known, key=lambda group: (not _stated_shares(group), min(s.used for s in _shares(group).values())))
+    group = min(known, key=lambda group: (not _stated_shares(group), min(s["used"] for s in _shares(group).values())))
     shares, stated = _shares(group), _stated_shares(group)
 
     def panel(plot: Axes) -> None:
@@ -205,7 +210,7 @@ def _memory(report: Report) -> list[Panel]:
             held = [(number + place, bars[name]) for number, name in enumerate(names) if name in bars]
             bottoms = [0.0] * len(held)
             for kind, colour, words in _KINDS:
-                heights = [100 * getattr(memory, kind) for _, memory in held]
+                heights = [100 * memory[kind] for _, memory in held]
                 label = words if bars is shares else None
                 at = [spot for spot, _ in held]
                 plot.bar(at, heights, width, bottoms, color=colour, alpha=alpha, label=label)
@@ -222,15 +227,22 @@ def _memory(report: Report) -> list[Panel]:
     return [panel]
 
 
-def _stated_shares(group: Group) -> Mapping[str, MemoryShares]:
-    """What the PagedAttention paper's Figure 2 prints at this point."""
-    found = {name: [stated_by_paged_attention(group.axes, name, kind) for kind, _, _ in _KINDS] for name in group.rows}
-    return {name: MemoryShares(*(share or 0.0 for share in shares)) for name, shares in found.items() if shares[0]}
+def _stated_shares(group: Group) -> Mapping[str, Mapping[str, float]]:
+    """Manager -> kind -> what the PagedAttention paper's Figure 2 prints at this point."""
+    found = {
+        name: {kind: stated_by_paged_attention(group.axes, name, kind) or 0.0 for kind, _, _ in _KINDS}
+        for name in group.rows
+    }
+    return {name: shares for name, shares in found.items() if shares["used"]}
 
 
-def _shares(group: Group) -> Mapping[str, MemoryShares]:
-    found = {name: numbers.memory for name, row in group.rows.items() if (numbers := replay_numbers(row)) is not None}
-    return {name: memory for name, memory in found.items() if memory is not None}
+def _shares(group: Group) -> Mapping[str, Mapping[str, float]]:
+    """Manager -> kind -> share of the memory taken, of managers whose sequences took any."""
+    found = {
+        name: {kind: share for kind, _, _ in _KINDS if (share := METRICS[kind].value(row.facts)) is not None}
+        for name, row in group.rows.items()
+    }
+    return {name: shares for name, shares in found.items() if shares}
 
 
 def _answers(report: Report) -> list[Panel]:
@@ -246,7 +258,8 @@ def _answers(report: Report) -> list[Panel]:
             for name in report.columns.ids:
                 drawn = report.columns.line_style(name)
                 rows = [(group.axes, row) for group in groups if (row := group.rows.get(name)) is not None]
-                found = [(axes[axis], numbers.saved) for axes, row in rows if (numbers := replay_numbers(row))]
+                known = [(axes[axis], METRICS["saved"].value(row.facts)) for axes, row in rows]
+                found = [(number, saved) for number, saved in known if saved is not None]
                 stated = {
                     axes[axis]: value for axes, _ in rows if (value := stated_by_paged_attention(axes, name, "saved"))
                 }

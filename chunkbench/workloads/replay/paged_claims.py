@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -14,8 +14,9 @@ from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, replayed
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention
 from chunkbench.workloads.replay.claims import NEAR, replays
-from chunkbench.workloads.replay.numbers import OBJECTIVE_S, memory_shares, rate_ratios, replay_numbers
-from chunkbench.workloads.replay.result import ReplayResult, ReplaySeed
+from chunkbench.workloads.replay.metrics import METRICS
+from chunkbench.workloads.replay.result import ReplayResult
+from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios
 
 _BASIC, _ANSWERS, _BLOCKS = "replay-paged", "replay-paged-answers", "replay-paged-blocks"
 _EXACT, _MAX = "contiguous_exact", "contiguous_max"
@@ -79,7 +80,7 @@ def waste(evidence: Evidence, kind: str, manager: str = _MAX) -> Judgement:
     """Share of the memory that sequences have taken, in the mean over time. Near: within 15% of the share, or of what
     is left of the memory, whichever is less."""
     stated = _stated("2", manager=manager, quantity=kind)
-    found = _seeds(evidence, manager, lambda seed: _share(seed, kind), traffic="sharegpt", rate=120)
+    found = _seeds(evidence, manager, kind, traffic="sharegpt", rate=120)
     if found is None:
         return absent("replays at 2 requests per second", _BASIC)
     words = f"{found.value:.1%} of the memory ({stated:.1%} there, a transcribed label)"
@@ -97,9 +98,7 @@ def batch() -> Judgement:
 def batches(evidence: Evidence) -> Judgement:
     """Requests in a batch with paged memory, over those of the allocator that knows all lengths."""
     axes = {"traffic": "sharegpt", "rate": 120}
-    paged, exact, most = (
-        _seeds(evidence, manager, lambda seed: seed.mean_batch, **axes) for manager in ("paged", _EXACT, _MAX)
-    )
+    paged, exact, most = (_seeds(evidence, manager, "mean_batch", **axes) for manager in ("paged", _EXACT, _MAX))
     if not (paged and exact and most and exact.low and most.value):
         return absent("replays at 2 requests per second", _BASIC)
     rows = (*paged.rows, *exact.rows, *most.rows)
@@ -114,7 +113,9 @@ def batches(evidence: Evidence) -> Judgement:
 def saved(evidence: Evidence, samples: int | None = None, beams: int | None = None) -> Judgement:
     """Share of the K/V memory that the answers of one request share, over all rates."""
     stated = _stated("15", samples=str(samples or ""), beams=str(beams or ""))
-    found = _seeds(evidence, "paged", None, traffic="alpaca", samples=samples, beams=beams)
+    rows = _rows(evidence, "paged", traffic="alpaca", samples=samples, beams=beams)
+    shares = (METRICS["saved"].value(facts) for _, facts in rows)
+    found = _median([share for share in shares if share is not None], rows)
     if found is None:
         return absent("replays of several answers", _ANSWERS)
     drawn = "; each beam goes on from a parent drawn at equal chances, which keeps fewer apart" if beams else ""
@@ -124,13 +125,9 @@ def saved(evidence: Evidence, samples: int | None = None, beams: int | None = No
 
 def parallel(evidence: Evidence) -> Judgement:
     """Share of prompts in parallel sampling, and what beams share."""
-    paged = [
-        (numbers, row, facts)
-        for row, facts in replays(evidence)
-        if facts.implementation == "paged" and (numbers := replay_numbers(row)) is not None
-    ]
-    prompts = [(numbers.prompt_share or 0.0, row) for numbers, row, facts in paged if facts.samples]
-    beams = [(numbers.saved, row) for numbers, row, facts in paged if facts.beams]
+    paged = [(row, facts) for row, facts in replays(evidence) if facts.implementation == "paged"]
+    prompts = [(METRICS["prompt_share"].value(facts) or 0.0, row) for row, facts in paged if facts.samples]
+    beams = [(METRICS["saved"].value(facts) or 0.0, row) for row, facts in paged if facts.beams]
     if not prompts or not beams:
         return absent("parallel sampling and beam search", _ANSWERS)
     shares = [share for share, _ in prompts]
@@ -295,21 +292,14 @@ def _rate_ratio(evidence: Evidence, manager: str, base: str, **axes: Any) -> Fig
     return Figure(median(ratios), min(ratios), max(ratios), tuple(row for side in sides for row in side))
 
 
-def _seeds(
-    evidence: Evidence, manager: str, value: Callable[[ReplaySeed], float | None] | None, **axes: Any
-) -> Figure | None:
-    """A number of each arrival seed: the median, with the range. Without `value`: what sharing saves, of each row."""
+def _seeds(evidence: Evidence, manager: str, metric: str, **axes: Any) -> Figure | None:
+    """A figure of each arrival seed: the median, with the range."""
     rows = _rows(evidence, manager, **axes)
-    if value is None:
-        found = [numbers.saved for row, _ in rows if (numbers := replay_numbers(row)) is not None]
-    else:
-        found = [number for _, facts in rows for seed in facts.replays if (number := value(seed)) is not None]
+    return _median([value for _, facts in rows for value in METRICS[metric].known(facts)], rows)
+
+
+def _median(found: Sequence[float], rows: Sequence[tuple[Row, ReplayResult]]) -> Figure | None:
     return Figure(median(found), min(found), max(found), tuple(row for row, _ in rows)) if found else None
-
-
-def _share(seed: ReplaySeed, kind: str) -> float | None:
-    shares = memory_shares(seed.timeline)
-    return None if shares is None else float(getattr(shares, kind))
 
 
 def _over(row: Row, base: Row) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, model_validator
@@ -60,6 +62,13 @@ class ReplaySeed(Facts):
     first_token_s: tuple[NonNegativeFloat, ...] = ()
     """Time to first token at the 50th, 90th and 99th percentile."""
     timeline: tuple[MemoryMoment, ...] = ()
+
+    @cached_property
+    def slot_seconds(self) -> Mapping[str, float]:
+        """Kind of slots -> slots times seconds; each moment counts for the time until the next."""
+        kinds = ("used", "reserved", "internal_fragmentation", "external_fragmentation", "covered")
+        spans = [(moment, following.at - moment.at) for moment, following in pairwise(self.timeline)]
+        return {kind: sum(time * getattr(moment, kind) for moment, time in spans) for kind in kinds}
 
 
 class ReplayResult(ReplayPoint, Result):
