@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.model import Cell
 from chunkbench.report.numbers import NOTHING, megabytes, micros, ms_of_s, percent, significant, times
 
 Better = Literal["lower", "higher", ""]
 """Which of two values is better; empty: neither."""
+
+
+Samples = Callable[[Any], Iterable[float | None]]
+"""Result -> a figure in each round, arrival seed or context; one value where nothing is repeated. None: unknown."""
 
 
 class Unit(NamedTuple):
@@ -41,8 +45,7 @@ class Metric:
     """As `--metric` takes it."""
     label: str
     """The name of its line or column in tables."""
-    samples: Callable[[Any], Iterable[float | None]]
-    """Result -> the figure in each round, arrival seed or context; one value where nothing is repeated. None: unknown."""
+    samples: Samples
     unit: Unit
     better: Better = "lower"
     combine: Callable[[Sequence[float]], float] = median
@@ -68,12 +71,16 @@ class Metric:
         """The cell of a row."""
         return Cell(self.text(row.facts))
 
+    def line(self, _: Group, row: Row) -> Cell:
+        """The cell of a row at a point, for a line with another name."""
+        return self.cell(row)
+
 
 def by_name(*metrics: Metric) -> Mapping[str, Metric]:
     """Name -> metric, in this order."""
     return {metric.name: metric for metric in metrics}
 
 
-def one(value: Callable[[Any], float | None]) -> Callable[[Any], tuple[float | None]]:
+def one(value: Callable[[Any], float | None]) -> Samples:
     """Samples of a figure that a result has once."""
     return lambda result: (value(result),)

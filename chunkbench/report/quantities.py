@@ -80,4 +80,4 @@ def quantities(
 
 
 def _line(entry: Quantity | Metric) -> Quantity:
-    return (entry.label, lambda _, row: entry.cell(row)) if isinstance(entry, Metric) else entry
+    return (entry.label, entry.line) if isinstance(entry, Metric) else entry

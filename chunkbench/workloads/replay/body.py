@@ -16,7 +16,7 @@ from chunkbench.report.view import Body, Line, View
 from chunkbench.workloads.replay.metrics import KINDS, METRICS
 from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios, rates_by_seed
-from chunkbench.workloads.serving.numbers import SustainedRate, shares_one_prefix, sustained_rate
+from chunkbench.workloads.serving.objective import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.workloads.serving.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 
 _OPTIMUM = "belady"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from chunkbench.analysis.derive import Row
 from chunkbench.workloads.replay.result import ReplayResult
-from chunkbench.workloads.serving.numbers import SustainedRate, sustained_rate
+from chunkbench.workloads.serving.objective import SustainedRate, sustained_rate
 
 OBJECTIVE_S = 0.1
 """Seconds per token up to which a rate of generated or recorded traffic counts as sustained. Our choice: the

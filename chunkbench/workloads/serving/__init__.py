@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from chunkbench.paper.claims.judgement import Judge
+    from chunkbench.report.metric import Metric
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.runner.options import RunOptions
@@ -75,6 +76,11 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         from chunkbench.workloads.serving.body import body
 
         return body(view)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        from chunkbench.workloads.serving.metrics import METRICS
+
+        return METRICS
 
     def claims(self) -> Mapping[str, Judge]:
         from chunkbench.workloads.serving import claims, constrained_claims

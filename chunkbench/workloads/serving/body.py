@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import geometric_mean
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.paper.printed import table4
+from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, count, extent, megabytes, ms_of_s, percent, significant, times
-from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
+from chunkbench.report.numbers import NOTHING, count, extent, significant, times
+from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.serving import constrained, sustained
-from chunkbench.workloads.serving.numbers import ServingNumbers, objective_s, serving_numbers
+from chunkbench.workloads.serving.metrics import METRICS
+from chunkbench.workloads.serving.objective import goodput_per_s, objective_s
 from chunkbench.workloads.serving.result import EqualAnswers, ServingResult
 
 _LEGEND = (
@@ -49,27 +51,21 @@ def body(view: View) -> Body:
 def _latency(view: View, objectives: Mapping[int, float]) -> Table:
     """Latencies of every system at every point."""
 
-    def goodput(group: Group, row: Row) -> ServingNumbers | None:
-        return serving_numbers(row, objectives.get(group.axes["n_p"]))
+    def goodput(group: Group, row: Row) -> Cell:
+        objective = objectives.get(group.axes["n_p"])
+        if objective is None or not isinstance(row.facts, ServingResult):
+            return Cell(NOTHING)
+        return Cell(significant(goodput_per_s(row.facts, objective), 3))
 
     latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
-    lines: list[Quantity] = [
+    requests = ("first_token_p50", "first_token_p99", "per_token_p50", "per_token_p99", "requests_per_s")
+    lines: list[Quantity | Metric] = [
         latency,
         seeds,
         ratio,
         ("  the same, paper", lambda group, row: Cell(times(_paper_ratio(group, row, view.baseline)), "quiet")),
-        ("first token, ms: median", _number(lambda n: ms_of_s(n.first_token_p50))),
-        ("  99th percentile", _number(lambda n: ms_of_s(n.first_token_p99))),
-        ("each token, ms: median", _number(lambda n: ms_of_s(n.per_token_p50))),
-        ("  99th percentile", _number(lambda n: ms_of_s(n.per_token_p99))),
-        (
-            "requests answered per second",
-            _number(lambda n: significant(n.requests_per_s, 3) if n.requests_per_s else NOTHING),
-        ),
-        (
-            "  of them within the objective",
-            figure(goodput, lambda n: NOTHING if n.goodput_per_s is None else significant(n.goodput_per_s, 3)),
-        ),
+        *(METRICS[name] for name in requests),
+        ("  of them within the objective", goodput),
     ]
     return quantities(view, "Latency under load", lines)
 
@@ -110,20 +106,13 @@ def _equal(equal: EqualAnswers) -> str:
 
 def _servers(view: View) -> Table:
     """What the servers did."""
-    lines: list[Quantity] = [
-        ("peak K/V, MB", _number(lambda n: megabytes(n.peak_kv_bytes))),
-        ("peak batch", _number(lambda n: str(n.peak_batch) if n.peak_batch is not None else NOTHING)),
+    lines: list[Quantity | Metric] = [
+        METRICS["peak_kv_bytes"],
+        METRICS["peak_batch"],
         ("  the same, paper", paper(lambda group, row: _paper(group, row, "peak_batch_size"))),
-        ("cached prompt tokens", _number(lambda n: percent(n.cached_share))),
-        ("mean step, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.step_s)))),
-        ("  overhead, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.overhead_s)))),
-        ("  of it prefix tree, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.tree_s)))),
+        *(METRICS[name] for name in ("cached_share", "step_s", "overhead_s", "tree_s")),
     ]
     return quantities(view, "What the servers did", lines)
-
-
-def _number(text: Callable[[ServingNumbers], str]) -> Callable[[Group, Row], Cell]:
-    return figure(lambda _, row: serving_numbers(row, None), text)
 
 
 def _paper(group: Group, row: Row, column: str, system: str | None = None) -> str | None:

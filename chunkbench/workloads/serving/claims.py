@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -11,14 +11,9 @@ from chunkbench.analysis.derive import Row
 from chunkbench.analysis.ratio import ratio
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, Figure, Judge, Judgement, Stated, absent, decided
-from chunkbench.workloads.serving.numbers import (
-    ServingNumbers,
-    SustainedRate,
-    objective_s,
-    serving_numbers,
-    spots,
-    sustained_rate,
-)
+from chunkbench.workloads.serving.metrics import METRICS
+from chunkbench.workloads.serving.objective import SustainedRate, objective_s, spots, sustained_rate
+from chunkbench.workloads.serving.result import ServingResult
 
 OURS, THEIRS, RADIX = "chunk_llama", "vllm", "chunk_llama_radix"
 _HERE = "a smaller model, shorter answers and this machine's ratio of prefill to decoding differ from the paper's"
@@ -60,12 +55,12 @@ def no_regression(evidence: Evidence) -> Judgement:
 
 def kv_memory(evidence: Evidence) -> Judgement:
     """How much less peak K/V memory ChunkLlama takes than vLLM, with the whole prompt shared."""
-    return _reduction(evidence, "peak K/V memory", lambda numbers: numbers.peak_kv_bytes, 0.70)
+    return _reduction(evidence, "peak K/V memory", "peak_kv_bytes", 0.70)
 
 
 def batch(evidence: Evidence) -> Judgement:
     """How much smaller ChunkLlama's peak batch is than vLLM's, with the whole prompt shared."""
-    return _reduction(evidence, "peak batch", lambda numbers: numbers.peak_batch, 0.20)
+    return _reduction(evidence, "peak batch", "peak_batch", 0.20)
 
 
 def sustained(evidence: Evidence, n_p: int, paper: float) -> Judgement:
@@ -104,10 +99,10 @@ def bookkeeping(evidence: Evidence) -> Judgement:
     found: dict[str, tuple[str, Figure]] = {}  # where runs share a point, the last one counts
     for point in evidence.groups:
         row = point.rows.get(RADIX)
-        numbers = serving_numbers(row) if row is not None else None
-        if row is None or numbers is None:
+        if row is None or not isinstance(row.facts, ServingResult) or row.derived.latency_us is None:
             continue
-        shares = [facts.tree_s / facts.step_s for facts in numbers.servers if facts.tree_s and facts.step_s]
+        servers = [measured.server for measured in row.facts.measurements if measured.server]
+        shares = [facts.tree_s / facts.step_s for facts in servers if facts.tree_s and facts.step_s]
         if shares:
             axes = {name: point.axes[name] for name in ("n_p", "n_s", "load", "clients")}
             place = ", ".join(f"{name} = {value}" for name, value in axes.items() if value is not None)
@@ -120,13 +115,12 @@ def bookkeeping(evidence: Evidence) -> Judgement:
     return decided(figures[0], Stated("at most", 0.003, 3), f"share of the steps' time: {words}", figures, cause)
 
 
-def _reduction(evidence: Evidence, what: str, value: Callable[[ServingNumbers], int | None], least: float) -> Judgement:
+def _reduction(evidence: Evidence, what: str, metric: str, least: float) -> Judgement:
     found = []
     for pair in _pairs(evidence):
-        ours, theirs = (serving_numbers(row) for row in (pair.ours, pair.theirs))
-        if pair.n_s != pair.n_p or pair.overloaded or ours is None or theirs is None:
+        if pair.n_s != pair.n_p or pair.overloaded:
             continue
-        mine, other = value(ours), value(theirs)
+        mine, other = (METRICS[metric].value(row.facts) for row in (pair.ours, pair.theirs))
         if mine is not None and other:
             saved = 1 - mine / other
             found.append((pair, Figure(saved, saved, saved, (pair.ours, pair.theirs))))

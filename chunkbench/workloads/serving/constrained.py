@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import fmean, geometric_mean, median
+from statistics import geometric_mean, median
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.requests import load_numbers
+from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
-from chunkbench.report.numbers import NOTHING, ms_of_s, percent, ratio, significant, times
+from chunkbench.report.numbers import NOTHING, ms_of_s, ratio, times
 from chunkbench.report.quantities import Quantity, figure, quantities
 from chunkbench.report.view import Line, View
-from chunkbench.workloads.serving.constrained_numbers import (
+from chunkbench.workloads.serving.metrics import METRICS
+from chunkbench.workloads.serving.speed_ratio import (
     MASK,
     SpeedRatio,
     answers,
-    answers_per_s,
     equal_answers,
     measurements,
-    retokenizing_share,
     speed_ratio,
 )
-from chunkbench.workloads.serving.result import ConstrainedAnswers, Measurement
 
 LEGEND = (
     "answers per second: median over arrival seeds; the ratio's interval is over seeds; vllm's masks are xgrammar's",
@@ -54,28 +52,18 @@ def tables(view: View) -> list[Table]:
     def over(text: Callable[[SpeedRatio], str]) -> Callable[[Group, Row], Cell]:
         return figure(lambda group, row: _over(group, row, view), text)
 
-    speed: list[Quantity] = [
-        ("answers per second", _median(answers_per_s, lambda value: significant(value, 3))),
+    speed: list[Quantity | Metric] = [
+        ("answers per second", METRICS["requests_per_s"].line),
         (f"  over {view.columns.name(view.baseline)}", over(lambda found: times(found.value))),
         ("    its interval", over(lambda found: f"{ratio(found.low)} to {ratio(found.high)}")),
-        ("latency of an answer, ms", _median(_latency_s, ms_of_s)),
-        ("tokens of an answer", _median(lambda m: fmean(r.tokens for r in m.requests), lambda v: significant(v, 3))),
+        METRICS["answer_s"],
+        METRICS["answer_tokens"],
     ]
-    work: list[Quantity] = [
-        ("answers: valid", _count(lambda answers: answers.valid)),
-        ("  cut", _count(lambda answers: answers.cut)),
-        ("  invalid", _count(lambda answers: answers.invalid)),
+    costs = ("answer_steps", "answer_pieces", "forced_share", "rolled_back", "compile_s", "mask_us")
+    work: list[Quantity | Metric] = [
+        *(METRICS[name] for name in ("valid", "cut", "invalid")),
         (f"  equal to {view.columns.name(MASK)}'s", _equal),
-        ("steps of an answer", _work(lambda w: w["sampled"] / w["told"], lambda value: significant(value, 3))),
-        ("pieces of an answer", _work(lambda w: w["pieces"] / w["told"], lambda value: significant(value, 3))),
-        ("forced tokens", _work(lambda w: w["forced"] / (w["sampled"] + w["forced"]), percent)),
-        ("tokens rolled back", _work(lambda w: w["rolled_back"] / w["told"], lambda value: significant(value, 3))),
-        ("compile, ms", _work(lambda w: w["compile_s"] / w["told"], ms_of_s)),
-        (
-            "mask and automaton, us/step",
-            _work(lambda w: (w["mask_s"] + w["automaton_s"]) / w["sampled"] * 1e6, lambda v: significant(v, 3)),
-        ),
-        ("re-tokenising, of the time", _median(retokenizing_share, percent)),
+        *(METRICS[name] for name in (*costs, "retokenizing_share")),
     ]
 
     def measured(row: Row) -> bool:
@@ -84,36 +72,6 @@ def tables(view: View) -> list[Table]:
     steps = view.line_table("Time of a step without prompt tokens, ms", lambda group: _steps(group, view), apart=True)
     parts = [quantities(view, "Constrained answers", speed), quantities(view, "Following it", work, measured)]
     return [*parts, *([steps] if steps.items else [])]
-
-
-def _latency_s(measurement: Measurement) -> float | None:
-    latency = load_numbers(measurement.requests).latency
-    return latency.mean if latency else None
-
-
-def _median(value: Callable[[Measurement], float | None], text: Callable[[float], str]) -> Callable[..., Cell]:
-    """The cell of a figure of each measurement."""
-
-    def cell(_: Group, row: Row) -> Cell:
-        known = [found for measurement in measurements(row) if (found := value(measurement)) is not None]
-        return Cell(text(median(known)) if known else NOTHING)
-
-    return cell
-
-
-def _work(value: Callable[[dict[str, float]], float], text: Callable[[float], str]) -> Callable[..., Cell]:
-    """The cell of a figure of what the server tells."""
-
-    def of(measurement: Measurement) -> float | None:
-        work = measurement.constrained.work if measurement.constrained else {}
-        return value(work) if work.get("sampled") else None
-
-    return _median(of, text)
-
-
-def _count(value: Callable[[ConstrainedAnswers], int]) -> Callable[..., Cell]:
-    """The cell of a sum over all measurements."""
-    return lambda _, row: Cell(str(sum(map(value, answers(row)))))
 
 
 def _over(group: Group, row: Row, view: View) -> SpeedRatio | None:

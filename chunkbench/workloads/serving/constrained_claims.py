@@ -9,14 +9,13 @@ from chunkbench.analysis.derive import Row
 from chunkbench.analysis.ratio import ratio
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged
-from chunkbench.workloads.serving.constrained_numbers import (
+from chunkbench.workloads.serving.metrics import METRICS
+from chunkbench.workloads.serving.speed_ratio import (
     COMPILED,
     JUMP,
     MASK,
     RETOKENIZE,
     equal_answers,
-    measurements,
-    retokenizing_share,
     speed_ratio,
 )
 
@@ -41,8 +40,7 @@ def retokenize(evidence: Evidence) -> Judgement:
     """Share of the time that tokenising answers again takes; the largest decides."""
     figures = []
     for axes, rows in _points(evidence):
-        told = measurements(rows[RETOKENIZE]) if RETOKENIZE in rows else ()
-        shares = [share for m in told if (share := retokenizing_share(m)) is not None]
+        shares = METRICS["retokenizing_share"].known(rows[RETOKENIZE].facts) if RETOKENIZE in rows else []
         if shares:
             figures.append((axes, Figure(max(shares), min(shares), max(shares), (rows[RETOKENIZE],))))
     if not figures:

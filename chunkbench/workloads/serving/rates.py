@@ -9,7 +9,7 @@ from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, significant
 from chunkbench.report.view import Line, View
-from chunkbench.workloads.serving.numbers import SustainedRate
+from chunkbench.workloads.serving.objective import SustainedRate
 
 PAPER_OBJECTIVE_S = 0.040
 """Seconds per token of Figure 5."""

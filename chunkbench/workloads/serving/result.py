@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Any, Self
 
 from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from chunkbench.analysis.requests import LoadNumbers, load_numbers
 from chunkbench.experiment.terms import Count
 from chunkbench.store.request_result import RequestResult
 from chunkbench.store.results import Facts, Result, Samples
@@ -136,6 +138,11 @@ class Measurement(Facts):
     server: ServerFacts | None = None
     """None if the server tells nothing about itself."""
     constrained: ConstrainedAnswers | None = None
+
+    @cached_property
+    def numbers(self) -> LoadNumbers:
+        """Numbers of the requests."""
+        return load_numbers(self.requests)
 
 
 class EqualAnswers(Facts):

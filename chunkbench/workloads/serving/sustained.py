@@ -8,7 +8,7 @@ from chunkbench.analysis.derive import Row
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import ms_of_s, times
 from chunkbench.report.view import Line, View
-from chunkbench.workloads.serving.numbers import OBJECTIVE_LOAD, shares_one_prefix, spots, sustained_rate
+from chunkbench.workloads.serving.objective import OBJECTIVE_LOAD, shares_one_prefix, spots, sustained_rate
 from chunkbench.workloads.serving.rates import paper_rates, rate_cell, rates_table
 from chunkbench.workloads.serving.result import ServingResult
 

@@ -6,7 +6,6 @@ from statistics import median
 from typing import NamedTuple
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.requests import load_numbers
 from chunkbench.analysis.statistics import interval
 from chunkbench.workloads.serving.result import ConstrainedAnswers, Measurement, ServingResult
 
@@ -39,7 +38,7 @@ def answers(row: Row) -> list[ConstrainedAnswers]:
 
 def answers_per_s(measurement: Measurement) -> float:
     """Answered requests per second."""
-    return load_numbers(measurement.requests).requests_per_s
+    return measurement.numbers.requests_per_s
 
 
 def speed_ratio(row: Row, base: Row, confidence: float) -> SpeedRatio | None:
@@ -53,13 +52,6 @@ def speed_ratio(row: Row, base: Row, confidence: float) -> SpeedRatio | None:
     value = median(mine[seed] for seed in shared) / median(theirs[seed] for seed in shared)
     low, high, _ = interval([mine[seed] / theirs[seed] for seed in shared], confidence)
     return SpeedRatio(value, min(low, value), max(high, value))
-
-
-def retokenizing_share(measurement: Measurement) -> float | None:
-    """Seconds of tokenising again over those of the measurement; None if the server does not tell."""
-    work = measurement.constrained.work if measurement.constrained else {}
-    seconds = load_numbers(measurement.requests).seconds
-    return work["retokenize_s"] / seconds if work and seconds else None
 
 
 def equal_answers(row: Row, reference: Row) -> tuple[int, int] | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chunkbench.analysis.derive import Row, derive
-from chunkbench.workloads.serving.numbers import objective_s, serving_numbers, sustained_rate
-from chunkbench.workloads.serving.numbers import spots as line
+from chunkbench.workloads.serving.metrics import METRICS
+from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
+from chunkbench.workloads.serving.objective import spots as line
 from tests.workloads.serving.made import measurement, serving_facts
 
 
@@ -23,11 +24,10 @@ def test_medians_over_seeds_and_largest_peaks() -> None:
     assert row.derived.latency_us == pytest.approx(0.3e6)
     assert (row.derived.low_us, row.derived.high_us) == pytest.approx((0.2e6, 0.4e6))
     assert row.derived.interval_kind == "range"
-    numbers = serving_numbers(row)
-    assert numbers is not None
-    assert (numbers.peak_kv_bytes, numbers.peak_batch) == (300, 4)
-    assert numbers.cached_share == 0.5
-    assert numbers.per_token_p50 == pytest.approx(0.3 * 10 / 2 / 9)
+    found = {name: metric.value(facts) for name, metric in METRICS.items()}
+    assert (found["peak_kv_bytes"], found["peak_batch"]) == (300, 4)
+    assert found["cached_share"] == 0.5
+    assert found["per_token_p50"] == pytest.approx(0.3 * 10 / 2 / 9)
 
 
 def test_ratios_are_formed_between_measurements_of_the_same_requests() -> None:
@@ -40,8 +40,8 @@ def test_ratios_are_formed_between_measurements_of_the_same_requests() -> None:
 
 
 def test_a_system_that_was_not_measured_has_no_numbers() -> None:
-    (row,) = derive([serving_facts("vllm", status="unavailable")], "chunk_llama")
-    assert serving_numbers(row) is None
+    facts = serving_facts("vllm", status="unavailable")
+    assert {name for name, metric in METRICS.items() if metric.value(facts) is not None} == set()
 
 
 def rates(*spots: tuple[float, float]) -> list[Row]:
@@ -93,9 +93,6 @@ def test_the_objective_is_the_reference_with_nothing_shared_at_90_percent() -> N
 
 
 def test_goodput_counts_requests_within_the_objective() -> None:
-    (row,) = derive([serving_facts("vllm", measurements=[measurement(0, 0.2)])], "vllm")
-    met, missed, none = (serving_numbers(row, objective) for objective in (0.2, 0.19, None))
-    assert met is not None
-    assert missed is not None
-    assert none is not None
-    assert (met.goodput_per_s, missed.goodput_per_s, none.goodput_per_s) == (met.requests_per_s, 0, None)
+    facts = serving_facts("vllm", measurements=[measurement(0, 0.2)])
+    assert goodput_per_s(facts, 0.2) == METRICS["requests_per_s"].value(facts)
+    assert goodput_per_s(facts, 0.19) == 0

@@ -1,68 +1,24 @@
-"""Numbers of a system under load, from its measurements."""
+"""The objective of servers under load, and what meets it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.requests import load_numbers
-from chunkbench.workloads.serving.result import ServerFacts, ServingResult
+from chunkbench.workloads.serving.result import ServingResult
 
 OBJECTIVE_LOAD = 90
 """The paper's objective of 40 ms per token is its machine's. Here it is the reference's normalized latency with nothing
 shared, at this percentage of its own capacity."""
 
 
-@dataclass(frozen=True)
-class ServingNumbers:
-    """Medians over the arrival seeds, and the largest peaks. Times in seconds; None where it is not known."""
-
-    first_token_p50: float | None
-    first_token_p99: float | None
-    per_token_p50: float | None
-    per_token_p99: float | None
-    requests_per_s: float | None
-    goodput_per_s: float | None
-    """Requests per second that meet the objective."""
-    cached_share: float | None
-    peak_kv_bytes: int | None
-    peak_batch: int | None
-    servers: Sequence[ServerFacts]
-    """What the server did, by arrival seed; empty if it tells nothing."""
-
-    def server(self, fact: Callable[[ServerFacts], float | None]) -> float | None:
-        """The median of a fact about the server."""
-        return _median(map(fact, self.servers))
-
-
-def serving_numbers(row: Row, objective_s: float | None = None) -> ServingNumbers | None:
-    """The numbers of a row of this kind; None if nothing was measured. `objective_s`: most seconds per token."""
-    facts = row.facts
-    if not isinstance(facts, ServingResult) or row.derived.latency_us is None:
-        return None
-    numbers = [load_numbers(measurement.requests, objective_s) for measurement in facts.measurements]
-    servers = [measurement.server for measurement in facts.measurements if measurement.server]
-    return ServingNumbers(
-        first_token_p50=_median(n.time_to_first_token.p50 if n.time_to_first_token else None for n in numbers),
-        first_token_p99=_median(n.time_to_first_token.p99 if n.time_to_first_token else None for n in numbers),
-        per_token_p50=_median(n.time_per_token.p50 if n.time_per_token else None for n in numbers),
-        per_token_p99=_median(n.time_per_token.p99 if n.time_per_token else None for n in numbers),
-        requests_per_s=_median(n.requests_per_s for n in numbers),
-        goodput_per_s=_median(n.goodput_per_s for n in numbers),
-        cached_share=_median(n.cached_share for n in numbers),
-        peak_kv_bytes=max((s.peak_kv_bytes for s in servers if s.peak_kv_bytes is not None), default=None),
-        peak_batch=max((s.peak_batch for s in servers if s.peak_batch is not None), default=None),
-        servers=servers,
-    )
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    """Of the values that are known."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+def goodput_per_s(facts: ServingResult, objective_s: float) -> float:
+    """Requests per second that meet the objective, the median over arrival seeds."""
+    return median(load_numbers(measured.requests, objective_s).goodput_per_s or 0.0 for measured in facts.measurements)
 
 
 def objective_s(rows: Iterable[Row], n_p: int) -> float | None:

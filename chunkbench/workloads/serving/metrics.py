@@ -1,0 +1,110 @@
+"""Figures of servers under load, by arrival seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+from chunkbench.analysis.requests import LoadNumbers
+from chunkbench.report.metric import BYTES, COUNT, NUMBER, SECONDS, SHARE, Metric, Samples, by_name
+from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
+
+Work = dict[str, float]
+"""What following constraints took; the sum over `told` answers."""
+
+
+def _load(value: Callable[[LoadNumbers], float | None]) -> Samples:
+    """[measurement] a figure of its requests."""
+    return lambda facts: [value(one.numbers) for one in facts.measurements]
+
+
+def _server(value: Callable[[ServerFacts], float | None]) -> Samples:
+    """[measurement] a figure of what the server says."""
+    return lambda facts: [value(one.server) for one in facts.measurements if one.server]
+
+
+def _answers(value: Callable[[ConstrainedAnswers], int]) -> Samples:
+    """[measurement] a count of answers."""
+    return lambda facts: [value(one.constrained) for one in facts.measurements if one.constrained]
+
+
+def _work(value: Callable[[Work], float]) -> Samples:
+    """[measurement] a figure of what following the constraint took, where the server tells."""
+
+    def of(facts: ServingResult) -> list[float | None]:
+        told = [one.constrained.work for one in facts.measurements if one.constrained]
+        return [value(work) for work in told if work.get("sampled")]
+
+    return of
+
+
+def _retokenizing(facts: ServingResult) -> list[float | None]:
+    """[measurement] seconds of tokenising again over those of the measurement, where the server tells."""
+    told = [(one.constrained.work, one.numbers.seconds) for one in facts.measurements if one.constrained]
+    return [work["retokenize_s"] / seconds for work, seconds in told if work and seconds]
+
+
+METRICS = by_name(
+    Metric(
+        "first_token_p50",
+        "first token, ms: median",
+        _load(lambda n: n.time_to_first_token.p50 if n.time_to_first_token else None),
+        SECONDS,
+    ),
+    Metric(
+        "first_token_p99",
+        "  99th percentile",
+        _load(lambda n: n.time_to_first_token.p99 if n.time_to_first_token else None),
+        SECONDS,
+    ),
+    Metric(
+        "per_token_p50",
+        "each token, ms: median",
+        _load(lambda n: n.time_per_token.p50 if n.time_per_token else None),
+        SECONDS,
+    ),
+    Metric(
+        "per_token_p99",
+        "  99th percentile",
+        _load(lambda n: n.time_per_token.p99 if n.time_per_token else None),
+        SECONDS,
+    ),
+    Metric("answer_s", "latency of an answer, ms", _load(lambda n: n.latency.mean if n.latency else None), SECONDS),
+    Metric(
+        "requests_per_s", "requests answered per second", _load(lambda n: n.requests_per_s or None), NUMBER, "higher"
+    ),
+    Metric("cached_share", "cached prompt tokens", _load(lambda n: n.cached_share), SHARE, "higher"),
+    Metric("peak_kv_bytes", "peak K/V, MB", _server(lambda server: server.peak_kv_bytes), BYTES, combine=max),
+    Metric("peak_batch", "peak batch", _server(lambda server: server.peak_batch), COUNT, "", max),
+    Metric("step_s", "mean step, ms", _server(lambda server: server.step_s), SECONDS),
+    Metric("overhead_s", "  overhead, ms", _server(lambda server: server.overhead_s), SECONDS),
+    Metric("tree_s", "  of it prefix tree, ms", _server(lambda server: server.tree_s), SECONDS),
+    Metric(
+        "answer_tokens",
+        "tokens of an answer",
+        lambda facts: [fmean(request.tokens for request in one.requests) for one in facts.measurements],
+        NUMBER,
+        "",
+    ),
+    Metric("valid", "answers: valid", _answers(lambda answers: answers.valid), COUNT, "higher", sum),
+    Metric("cut", "  cut", _answers(lambda answers: answers.cut), COUNT, combine=sum),
+    Metric("invalid", "  invalid", _answers(lambda answers: answers.invalid), COUNT, combine=sum),
+    Metric("answer_steps", "steps of an answer", _work(lambda work: work["sampled"] / work["told"]), NUMBER),
+    Metric("answer_pieces", "pieces of an answer", _work(lambda work: work["pieces"] / work["told"]), NUMBER, ""),
+    Metric(
+        "forced_share",
+        "forced tokens",
+        _work(lambda work: work["forced"] / (work["sampled"] + work["forced"])),
+        SHARE,
+        "higher",
+    ),
+    Metric("rolled_back", "tokens rolled back", _work(lambda work: work["rolled_back"] / work["told"]), NUMBER),
+    Metric("compile_s", "compile, ms", _work(lambda work: work["compile_s"] / work["told"]), SECONDS),
+    Metric(
+        "mask_us",
+        "mask and automaton, us/step",
+        _work(lambda work: (work["mask_s"] + work["automaton_s"]) / work["sampled"] * 1e6),
+        NUMBER,
+    ),
+    Metric("retokenizing_share", "re-tokenising, of the time", _retokenizing, SHARE),
+)
