@@ -122,7 +122,7 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         # Imported late: matplotlib loads slowly, and tables do not need it.
-        from chunkbench.workloads.decode import advantage, head_caches, ranking, speedup, token_rate
+        from chunkbench.workloads.decode import advantage, head_caches_figure, ranking, speedup, token_rate
 
         if manifest.experiment.figure == "checks":
             return None
@@ -130,7 +130,7 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
             "speedup": speedup.draw,
             "token_rate": token_rate.draw,
             "advantage": advantage.draw,
-            "head_caches": head_caches.draw,
+            "head_caches": head_caches_figure.draw,
             "ranking": ranking.draw,
         }
         return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from chunkbench.analysis.ranking import contests, standings
 from chunkbench.report import ranking
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.decode import checks, headline, tables
+from chunkbench.workloads.decode import checks, head_caches, headline, tables
 
 _COUNTED_PER_CACHE_AND_MODE = "a point counts once for each cache and mode in which it was timed"
 
 
 def body(view: View) -> Body:
     """Headline, tables, verdict and legend of a run."""
-    if view.experiment.figure == "checks":
-        return checks.body(view)
-    if view.experiment.figure == "head_caches":
-        from chunkbench.workloads.decode import head_caches  # draws, too: matplotlib loads slowly
+    return _BODIES.get(view.experiment.figure, _usual)(view)
 
-        return head_caches.body(view)
-    if view.experiment.figure == "ranking":
-        return _ranked(view)
+
+def _usual(view: View) -> Body:
+    """What most experiments show."""
     matches = headline.matches(view.groups, view.baseline, view.columns)
     label = view.columns.name(view.baseline)
     tables_or_none = (
@@ -53,3 +52,11 @@ def _ranked(view: View) -> Body:
         ranking.losses(view, compared),
         (ranking.LEGEND, tables.BANDWIDTH_LEGEND),
     )
+
+
+_BODIES: Mapping[str, Callable[[View], Body]] = {
+    "checks": checks.body,
+    "head_caches": head_caches.body,
+    "ranking": _ranked,
+}
+"""Key `figure` of the experiment -> the part of the report that goes with it."""
