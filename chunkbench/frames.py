@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from chunkbench import workload, workloads
 from chunkbench.analysis.derive import Derived
 from chunkbench.paper.beside import rows
+from chunkbench.report.records import added, values
 from chunkbench.store import open_run
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load(run: Path | str) -> pd.DataFrame:
-    """A run's cases as a table: one row per case, one column per fact and derived figure; lists stay lists.
+    """A run's cases as a table: one row per case, one column per fact and figure; lists stay lists.
 
     `run` is a run directory or its `cases.jsonl`. Raises `RunError` if there is no run to read.
     """
@@ -25,6 +26,9 @@ def load(run: Path | str) -> pd.DataFrame:
     workloads.register()
     opened = open_run(run)
     experiment = opened.manifest.experiment
-    columns = [*workload.get(experiment.kind).result.model_fields, *(field.name for field in fields(Derived))]
-    table = [row.as_dict() for row in rows(opened.cases, experiment.baseline, experiment.confidence)]
+    kind = workload.get(experiment.kind)
+    metrics = kind.metrics()
+    figures = [metric.name for metric in added(kind.result, metrics)]
+    columns = [*kind.result.model_fields, *(field.name for field in fields(Derived)), *figures]
+    table = [values(row, metrics) for row in rows(opened.cases, experiment.baseline, experiment.confidence)]
     return pd.DataFrame(table, columns=columns)

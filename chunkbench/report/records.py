@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from chunkbench.analysis.derive import Derived, Group, Row
 from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.experiment.axes import AXES
+from chunkbench.report.metric import Metric
 from chunkbench.store.results import Result
 
 _SCALARS = (str, int, float, bool, type(None))
@@ -25,30 +26,44 @@ def _single(annotation: Any) -> bool:
     return origin is Literal or annotation in _SCALARS
 
 
-def columns(result: type[Result]) -> tuple[str, ...]:
-    """Names, axes, facts with a single value, derived figures. All other facts are in `cases.jsonl` and in the JSON
-    report."""
+def added(result: type[Result], metrics: Mapping[str, Metric]) -> list[Metric]:
+    """The figures of a kind that are neither facts nor derived figures, whose names may have their unit."""
+    names = {*result.model_fields, *(field.name for field in fields(Derived))}
+    return [metric for metric in metrics.values() if not {metric.name, f"{metric.name}_us"} & names]
+
+
+def values(row: Row, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Every fact, derived figure and figure of the kind, by name."""
+    return row.as_dict() | {metric.name: metric.value(row.facts) for metric in added(type(row.facts), metrics)}
+
+
+def columns(result: type[Result], metrics: Mapping[str, Metric]) -> tuple[str, ...]:
+    """Names, axes, facts with a single value, derived figures, figures of the kind. All other facts are in
+    `cases.jsonl` and in the JSON report."""
     facts = result.model_fields
     named = [name for name in ("key", "experiment", "implementation", "label", *AXES) if name in facts]
     single = [name for name, field in facts.items() if _single(field.annotation)]
-    return tuple(dict.fromkeys((*named, *single, *(field.name for field in fields(Derived)))))
+    figures = (*(field.name for field in fields(Derived)), *(metric.name for metric in added(result, metrics)))
+    return tuple(dict.fromkeys((*named, *single, *figures)))
 
 
-def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def records(groups: Sequence[Group], metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
     """The `columns` of each case, in the order of the points."""
     rows = [row for group in groups for row in group.rows.values()]
     # The model's name, not its shape.
-    values = ((type(row.facts), {**row.as_dict(), "model": row.facts.axis("model")}) for row in rows)
-    return [{name: record[name] for name in columns(result)} for result, record in values]
+    found = ((type(row.facts), {**values(row, metrics), "model": row.facts.axis("model")}) for row in rows)
+    return [{name: record[name] for name in columns(result, metrics)} for result, record in found]
 
 
-def data(rows: Sequence[Row], outcomes: Sequence[ExpectationOutcome]) -> list[dict[str, Any]]:
+def data(
+    rows: Sequence[Row], outcomes: Sequence[ExpectationOutcome], metrics: Mapping[str, Metric]
+) -> list[dict[str, Any]]:
     """All of each case, in the order of the rows; `expectations` lists the outcomes of its expectations."""
-    return [_case(row.as_dict(), outcomes) for row in rows]
+    return [_case(values(row, metrics), outcomes) for row in rows]
 
 
-def _case(values: dict[str, Any], outcomes: Sequence[ExpectationOutcome]) -> dict[str, Any]:
-    expectations = [asdict(outcome) for outcome in outcomes if outcome.key == values["key"]]
+def _case(case: dict[str, Any], outcomes: Sequence[ExpectationOutcome]) -> dict[str, Any]:
+    expectations = [asdict(outcome) for outcome in outcomes if outcome.key == case["key"]]
     for outcome in expectations:
         del outcome["key"], outcome["axes"]
-    return {**values, "expectations": expectations}
+    return {**case, "expectations": expectations}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.report import records
 from chunkbench.report.columns import Columns
+from chunkbench.report.metric import Metric
 from chunkbench.report.model import Document
 
 
@@ -25,15 +26,17 @@ class Report(Document):
     rows: Sequence[Row]
     """In the order of the run's cases."""
     outcomes: Sequence[ExpectationOutcome]
+    metrics: Mapping[str, Metric]
+    """The figures of the kind."""
     partial: tuple[str, ...]
     """The warning that points are missing."""
 
     @property
     def data(self) -> list[dict[str, Any]]:
         """The content of the JSON format."""
-        return records.data(self.rows, self.outcomes)
+        return records.data(self.rows, self.outcomes, self.metrics)
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """The content of the CSV format."""
-        return records.records(self.groups)
+        return records.records(self.groups, self.metrics)

@@ -130,15 +130,15 @@ def test_csv_columns_hold_no_mapping() -> None:
     }
     assert mappings >= {"model", "peaks", "gpu", "sampling", "noise", "calibration"}
     # `model` is a column because its cell is the model's name.
-    assert mappings & set(records.columns(ModulesResult)) == {"model"}
-    assert not mappings & set(records.columns(DecodeResult))
+    assert mappings & set(records.columns(ModulesResult, {})) == {"model"}
+    assert not mappings & set(records.columns(DecodeResult, {}))
     assert not records._single(dict[str, float] | None)
 
 
 def test_csv_columns_hold_every_single_fact() -> None:
     lists = {"samples_us", "steps", "append_samples_us", "plan_samples_us", "groups", "unique_bytes", "read_bytes"}
     nested = {"flops", "peaks", "gpu", "sampling", "noise", "calibration"}
-    assert set(DecodeResult.model_fields) - set(records.columns(DecodeResult)) == lists | nested
+    assert set(DecodeResult.model_fields) - set(records.columns(DecodeResult, {})) == lists | nested
 
 
 def test_csv_cells_hold_no_dict(make_case, make_run) -> None:

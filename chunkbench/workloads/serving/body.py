@@ -58,7 +58,7 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         return Cell(significant(goodput_per_s(row.facts, objective), 3))
 
     latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
-    requests = ("first_token_p50", "first_token_p99", "per_token_p50", "per_token_p99", "requests_per_s")
+    requests = ("first_token_p50", "first_token_p99", "per_token_p50", "per_token_p99", "answered_per_s")
     lines: list[Quantity | Metric] = [
         latency,
         seeds,

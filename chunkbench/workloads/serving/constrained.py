@@ -53,7 +53,7 @@ def tables(view: View) -> list[Table]:
         return figure(lambda group, row: _over(group, row, view), text)
 
     speed: list[Quantity | Metric] = [
-        ("answers per second", METRICS["requests_per_s"].line),
+        ("answers per second", METRICS["answered_per_s"].line),
         (f"  over {view.columns.name(view.baseline)}", over(lambda found: times(found.value))),
         ("    its interval", over(lambda found: f"{ratio(found.low)} to {ratio(found.high)}")),
         METRICS["answer_s"],

@@ -71,7 +71,7 @@ METRICS = by_name(
     ),
     Metric("answer_s", "latency of an answer, ms", _load(lambda n: n.latency.mean if n.latency else None), SECONDS),
     Metric(
-        "requests_per_s", "requests answered per second", _load(lambda n: n.requests_per_s or None), NUMBER, "higher"
+        "answered_per_s", "requests answered per second", _load(lambda n: n.requests_per_s or None), NUMBER, "higher"
     ),
     Metric("cached_share", "cached prompt tokens", _load(lambda n: n.cached_share), SHARE, "higher"),
     Metric("peak_kv_bytes", "peak K/V, MB", _server(lambda server: server.peak_kv_bytes), BYTES, combine=max),

@@ -94,5 +94,5 @@ def test_the_objective_is_the_reference_with_nothing_shared_at_90_percent() -> N
 
 def test_goodput_counts_requests_within_the_objective() -> None:
     facts = serving_facts("vllm", measurements=[measurement(0, 0.2)])
-    assert goodput_per_s(facts, 0.2) == METRICS["requests_per_s"].value(facts)
+    assert goodput_per_s(facts, 0.2) == METRICS["answered_per_s"].value(facts)
     assert goodput_per_s(facts, 0.19) == 0
