@@ -27,6 +27,7 @@ Examples:
   chunkbench compare results/runs/before results/runs/after
   chunkbench compare results/runs/regress-monday results/runs/regress-friday --threshold 3% --format markdown
   chunkbench compare before/cases.jsonl after/cases.jsonl --metric kv_bytes --format json
+  chunkbench compare monday/table4 friday/table4 --metric first_token_p99
   chunkbench compare before after --out reports --fail-on slower,incorrect,missing,inconclusive
   chunkbench compare results/runs/float32 results/runs/bfloat16 --between dtypes
   chunkbench compare laptop/table3 server/table3 --between machines --over naive
@@ -77,9 +78,9 @@ def command(
 ) -> None:
     """Compare HEAD with BASE: each a run directory, its cases.jsonl, or a folder of `chunkbench regress --out`.
 
-    Every case is faster, same, slower, inconclusive, incorrect, missing or new; an exact count that changed (kv_bytes,
-    work_items) is a verdict of its own. Exit code: 0; 1 slower or missing; 2 wrong usage, or nothing to compare;
-    3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
+    Every case is faster, same, slower, inconclusive, incorrect, missing or new; a counted figure that changed
+    (kv_bytes, work_items, ...) is a verdict of its own. Exit code: 0; 1 slower or missing; 2 wrong usage, or nothing
+    to compare; 3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
 
     With --between, a table of speed-ups takes the place of the verdicts on times, and the exit code is 0 or 2.
     `--between machines` also takes one run that measured on several kinds of machines.

@@ -1,4 +1,4 @@
-"""`chunkbench history`: the latency of each case over many recorded runs."""
+"""`chunkbench history`: a figure of each case over many recorded runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from chunkbench.cli.comparing import write_and_show
 from chunkbench.cli.comparison_options import (
     ReportOptions,
     confidence_option,
+    metric_option,
     out_option,
     threshold_option,
 )
@@ -24,25 +25,28 @@ _EXAMPLES = """\b
 Examples:
   chunkbench history results/runs
   chunkbench history results/nightly --out history
+  chunkbench history results/nightly --metric kv_bytes
   chunkbench history nightly-* --threshold 10% --format json
 """
 
 
-@click.command("history", epilog=_EXAMPLES, short_help="Latencies over many runs, and where they changed.")
+@click.command("history", epilog=_EXAMPLES, short_help="Figures over many runs, and where they changed.")
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@metric_option
 @threshold_option
 @confidence_option("changes")
 @format_option("documents", "records", "data")
 @out_option("Write table, JSON and picture into this folder.", file_okay=False)
 @gathered(ReportOptions)
-def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
-    """Order the runs in DIR by time and show where the latency of a case changed and stayed changed.
+def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> None:
+    """Order the runs in DIR by time and show where the latency of a case, or another figure, changed and stayed so.
 
     DIR is a run, a folder of `chunkbench regress --out` (its HEAD counts), or a folder that holds them at any depth.
     Each machine has a series of its own. A new level has to last for three runs. With fewer than about ten runs,
     chance cannot be ruled out.
     """
     from chunkbench.regression.history import history
+    from chunkbench.regression.metrics import metric_of, metrics_of
     from chunkbench.regression.report.history import document, draw
     from chunkbench.store import RunError
 
@@ -54,12 +58,19 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
         fail(error)
     if len(found) == 1:
         fail(f"{folders[0]}: is one run, and one run has no history; name several runs, or a folder that holds them")
-    all_series = history(found, threshold, options.confidence)
+    try:
+        figure = metric_of(metric, dict.fromkeys(runs[0].manifest.experiment.kind for runs in found))
+    except RunError as error:
+        fail(error)
+    of_kinds = [runs for runs in found if figure.name in metrics_of(runs[0].manifest.experiment.kind)]
+    all_series = history(of_kinds, figure, threshold, options.confidence)
     if not all_series:
-        fail(f"no case was measured in {', '.join(map(str, folders))}")
-    write_and_show(document(all_series, threshold, options.confidence), options, "history", ("json", "markdown"))
+        fail(f"no case with {metric} in {', '.join(map(str, folders))}")
+    write_and_show(
+        document(all_series, figure, threshold, options.confidence), options, "history", ("json", "markdown")
+    )
     if options.out is not None:
-        draw(all_series, options.out)
+        draw(all_series, figure, options.out)
 
 
 def _measurements(folder: Path) -> list[list[Run]]:

@@ -120,6 +120,7 @@ def command(
     from chunkbench.cli.progress import RepeatProgress
     from chunkbench.regression.builds import repository
     from chunkbench.regression.interleaved import InterleavedJob
+    from chunkbench.regression.metrics import metric_of
     from chunkbench.regression.regress import default_experiment, regress
     from chunkbench.regression.sides import interpreters, revisions
     from chunkbench.runner.run import sigterm_as_interrupt
@@ -137,6 +138,7 @@ def command(
         place = repository(project or Path()) if base is not None or experiment is None else Path()
         loaded = options.load(experiment or default_experiment(place))
         compare_options = replace(options.compare_options(), case_command=_alone)
+        metric_of(options.metric, [loaded.kind])
         folder = _empty_folder(options.out, f"regress-{loaded.name}")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chunkbench.analysis.points import AXES, counted, measured
+from chunkbench.analysis.points import AXES, measured
 from chunkbench.experiment.values import spell_value
 from chunkbench.regression.calibration import NO_CHANGE, CalibrationRatio, calibration_ratio
+from chunkbench.regression.metrics import LATENCY, has
 from chunkbench.regression.rank_intervals import Shift
 from chunkbench.regression.ratios import (
     TimeRatio,
     counts_of,
     interleaved_ratio,
     separate_ratio,
+    sign_of,
     undisturbed,
     value_of,
 )
-from chunkbench.regression.verdicts import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge
+from chunkbench.regression.verdicts import CaseVerdict, FailOn, Verdict, judge
 from chunkbench.store.results import FAILED
 
 if TYPE_CHECKING:
+    from chunkbench.report.metric import Metric
     from chunkbench.store.results import Result
 
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 class Options:
     """How to compare."""
 
-    metric: Metric = "latency"
+    metric: str = "latency"
     threshold: float = 0.05
     confidence: float = 0.99
     cross_machine: bool = False
@@ -49,6 +52,10 @@ class CaseJudge:
     """Judges the cases of one comparison."""
 
     options: Options
+    metric: Metric
+    """The figure that is compared."""
+    counts: Sequence[Metric]
+    """The exact figures of the kind: a change of one is a verdict of its own."""
     confidence: float
     interleaved: bool
     blocking_differences: str
@@ -60,13 +67,12 @@ class CaseJudge:
 
         The list is empty if neither side measured the case.
         """
-        metric = self.options.metric
+        metric = self.metric
         identity = self._identity((*head, *base)[0])
         if self.interleaved:
             base, head = _whole_pairs(base, head)
-        has_values = counted if metric in EXACT else measured
-        base_cases = [case for case in base if has_values(case)]
-        head_cases = [case for case in head if has_values(case)]
+        base_cases = [case for case in base if has(case, metric)]
+        head_cases = [case for case in head if has(case, metric)]
         failed = [case for case in head if case.status in FAILED]
         if failed and (base_cases or not base or failed[0].status == "incorrect"):
             verdict: Verdict = "incorrect" if failed[0].status == "incorrect" else "missing"
@@ -81,12 +87,15 @@ class CaseJudge:
             reason = _status(head[0]) if head else "not there"
             value = value_of(base_cases, metric)
             return [CaseVerdict(**identity, verdict="missing", reason=f"HEAD: {reason}", base=value)]
-        if metric in EXACT:
+        if metric.exact:
             return [self._judge_count(identity, base_cases, head_cases, metric)]
-        verdicts = [self._judge_time(identity, base_cases, head_cases)]
-        for name in sorted(EXACT):
-            verdicts.append(self._judge_count(identity | {"metric": name}, base_cases, head_cases, name))
-        return [verdict for verdict in verdicts if verdict.metric == metric or verdict.verdict != "same"]
+        changed = [
+            self._judge_count(identity | {"metric": count.name}, base_cases, head_cases, count) for count in self.counts
+        ]
+        return [
+            self._judge_ratio(identity, base_cases, head_cases),
+            *(verdict for verdict in changed if verdict.verdict != "same"),
+        ]
 
     def _identity(self, case: Result) -> dict[str, Any]:
         return {
@@ -95,7 +104,7 @@ class CaseJudge:
             "implementation": case.implementation,
             "label": case.label,
             "axes": {axis: case.axis(axis) for axis in AXES},
-            "metric": self.options.metric,
+            "metric": self.metric.name,
             "command": self.options.case_command(case.implementation),
         }
 
@@ -112,21 +121,21 @@ class CaseJudge:
         if base_count == head_count:
             return CaseVerdict(**fields, verdict="same")
         obstacle = self._why_not_comparable(base[0], head[0])
-        if obstacle and metric == "work_items":
+        if obstacle and metric.name == "work_items":
             return CaseVerdict(**fields, verdict="inconclusive", reason=obstacle)
         ratio = head_count / base_count if base_count else None
-        noun = "bytes of K/V" if metric == "kv_bytes" else "work items"
+        worse = sign_of(metric) * (head_count - base_count) > 0
         return CaseVerdict(
             **fields,
-            verdict="slower" if head_count > base_count else "faster",
+            verdict="slower" if worse else "faster",
             ratio=ratio,
             low=ratio,
             high=ratio,
-            reason=f"{'more' if head_count > base_count else 'fewer'} {noun}",
+            reason=f"{'more' if head_count > base_count else 'fewer'} {metric.label.strip()}",
         )
 
-    def _judge_time(self, identity: dict[str, Any], base: Sequence[Result], head: Sequence[Result]) -> CaseVerdict:
-        metric = self.options.metric
+    def _judge_ratio(self, identity: dict[str, Any], base: Sequence[Result], head: Sequence[Result]) -> CaseVerdict:
+        metric = self.metric
         compare = interleaved_ratio if self.interleaved else separate_ratio
         times = compare(base, head, metric, self.confidence)
         fields = identity | {
@@ -140,12 +149,18 @@ class CaseJudge:
             fields |= _as_ratio(metric, times.shift)
         elif fields["base"] and fields["head"]:
             fields["ratio"] = fields["head"] / fields["base"]
+        if metric is not LATENCY and any(
+            value is not None and value <= 0 for value in (fields["base"], fields["head"])
+        ):
+            return _without_ratio(fields)
         judge_raw = self.interleaved or self.options.cross_machine
         calibration = (
-            None if judge_raw else calibration_ratio(*([c for c in s if undisturbed(c)] for s in (base, head)))
+            None
+            if judge_raw or not _is_of_time(metric)
+            else calibration_ratio(*([c for c in s if undisturbed(c)] for s in (base, head)))
         )
         if calibration is not None:
-            ends = calibration.low ** _sign(metric), calibration.high ** _sign(metric)
+            ends = calibration.low ** sign_of(metric), calibration.high ** sign_of(metric)
             fields["calibration_low"], fields["calibration_high"] = sorted(ends)
         obstacle = self._why_not_comparable(base[0], head[0]) or self._why_too_little(times)
         if not obstacle and calibration is None and self.across_machines and not judge_raw:
@@ -205,15 +220,22 @@ def _status(case: Result) -> str:
     return f"{case.status}: {case.reason}" if case.reason else case.status
 
 
-def _sign(metric: Metric) -> int:
-    """The direction of a metric: a ratio of rates is the inverse of a ratio of times."""
-    return -1 if metric == "token_rate" else 1
+def _is_of_time(metric: Metric) -> bool:
+    """Whether a machine's speed changes it as it changes the calibration kernels' times."""
+    return metric.unit.word in ("us", "tokens/s")
+
+
+def _without_ratio(fields: Mapping[str, Any]) -> CaseVerdict:
+    """The verdict where a side has 0."""
+    if fields["base"] == fields["head"]:
+        return CaseVerdict(**fields, verdict="same")
+    return CaseVerdict(**fields, verdict="inconclusive", reason="0 on one side: there is no ratio")
 
 
 def _as_ratio(metric: Metric, shift: Shift) -> dict[str, float | None]:
     """The shift of times as a ratio of the metric."""
-    ratio = math.exp(_sign(metric) * shift.value)
+    ratio = math.exp(sign_of(metric) * shift.value)
     if not shift.enough:
         return {"ratio": ratio, "low": None, "high": None}
-    low, high = sorted((math.exp(_sign(metric) * shift.low), math.exp(_sign(metric) * shift.high)))
+    low, high = sorted((math.exp(sign_of(metric) * shift.low), math.exp(sign_of(metric) * shift.high)))
     return {"ratio": ratio, "low": low, "high": high}

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from chunkbench.analysis.points import counted, measured
 from chunkbench.regression.calibration import work_ratios
 from chunkbench.regression.case_verdicts import CaseJudge, Options
 from chunkbench.regression.environments import differences
+from chunkbench.regression.metrics import LATENCY, exact_of, has, metric_of, metrics_of
 from chunkbench.regression.ratios import FEWEST_PROCESSES
 from chunkbench.regression.verdicts import (
-    EXACT,
     VERDICTS,
     CaseVerdict,
     Comparison,
@@ -30,6 +29,7 @@ from chunkbench.store import TORN, RunError
 from chunkbench.store.results import FAILED, TimedResult
 
 if TYPE_CHECKING:
+    from chunkbench.report.metric import Metric
     from chunkbench.store import Result, Run
 
 __all__ = ["NothingToCompare", "Options", "compare"]
@@ -45,10 +45,11 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
     Raises `NothingToCompare`, since a comparison of nothing must not look like a comparison that found no change.
     """
     base_cases, head_cases = _by_key(base), _by_key(head)
-    has_values = counted if options.metric in EXACT else measured
-    _check_measured(base, has_values)
+    kind = head[0].manifest.experiment.kind
+    metric = metric_of(options.metric, [kind])
+    _check_measured(base, metric, lambda case: has(case, metric))
     # A HEAD that fails everywhere is a verdict.
-    _check_measured(head, lambda case: has_values(case) or case.status in FAILED)
+    _check_measured(head, metric, lambda case: has(case, metric) or case.status in FAILED)
     _check_complete(base)
     environment = differences(base[0].manifest, head[0].manifest)
     if not base_cases.keys() & head_cases.keys():
@@ -61,7 +62,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
     common = [
         key
         for key in base_cases
-        if any(map(has_values, base_cases[key])) and any(map(has_values, head_cases.get(key, ())))
+        if all(any(has(case, metric) for case in cases.get(key, ())) for cases in (base_cases, head_cases))
     ]
     mark = base[0].manifest.interleaved_with
     interleaved = mark is not None and mark == head[0].manifest.interleaved_with
@@ -70,7 +71,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
     across = _machines(base) != _machines(head)
     blocking = [diff.what for diff in environment if diff.machine and not (across and diff.hardware)]
     blocked_by = "" if options.cross_machine else ", ".join(blocking)
-    case_judge = CaseJudge(options, confidence, interleaved, blocked_by, across)
+    case_judge = CaseJudge(options, metric, exact_of(kind), confidence, interleaved, blocked_by, across)
     verdicts: list[CaseVerdict] = []
     unmeasured = 0
     for key in {**base_cases, **head_cases}:
@@ -81,7 +82,8 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
     compared = [cases[key][0] for key in common for cases in (base_cases, head_cases)]
     counts = Counter(case.verdict for case in verdicts)
     settings = Settings(
-        metric=options.metric,
+        metric=metric.name,
+        unit=metric.unit.word,
         threshold=options.threshold,
         confidence=options.confidence,
         case_confidence=confidence,
@@ -103,7 +105,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
             EnvironmentDifference(what=diff.what, base=diff.base, head=diff.head, machine=diff.machine)
             for diff in environment
         ),
-        summaries=tuple(_summaries(verdicts, options.confidence, confidence)),
+        summaries=tuple(_summaries([] if metric.exact else verdicts, metric, options.confidence, confidence)),
         cases=worst_first(verdicts),
         unmeasured=unmeasured,
         command=options.command,
@@ -122,13 +124,16 @@ _MOST_REASONS = 3
 """Most reasons that a message names."""
 
 
-def _check_measured(runs: Sequence[Run], has_values: Callable[[Result], bool]) -> None:
+def _check_measured(runs: Sequence[Run], metric: Metric, has_values: Callable[[Result], bool]) -> None:
     cases = [case for run in runs for case in run.cases]
     if not any(map(has_values, cases)):
-        hint = "; its bytes of K/V are known (metric kv_bytes)" if any(map(counted, cases)) else ""
+        others = metrics_of(runs[0].manifest.experiment.kind).values()
+        known = [other.name for other in others if any(has(case, other) and other.value(case) for case in cases)]
+        missing = "no case was measured" if metric is LATENCY else f"no case has {metric.name}"
+        hint = f"; known are {', '.join(known)} (--metric)" if known else ""
         reasons = dict.fromkeys(f"{case.implementation}: {case.status}: {case.reason}" for case in cases if case.reason)
         why = f" ({'; '.join(list(reasons)[:_MOST_REASONS])})" if reasons else ""
-        raise NothingToCompare(f"{runs[0].path}: no case was measured{why}, there is nothing to compare{hint}")
+        raise NothingToCompare(f"{runs[0].path}: {missing}{why}, there is nothing to compare{hint}")
 
 
 def _check_complete(base: Sequence[Run]) -> None:
@@ -141,11 +146,13 @@ def _check_complete(base: Sequence[Run]) -> None:
             )
 
 
-def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence: float) -> list[Summary]:
+def _summaries(
+    cases: Sequence[CaseVerdict], metric: Metric, confidence: float, case_confidence: float
+) -> list[Summary]:
     """One per implementation. Its interval assumes errors of cases that are independent and, in the mean, normal."""
     by_implementation: dict[str, list[CaseVerdict]] = {}
     for case in cases:
-        if case.ratio is not None and case.metric not in EXACT and math.isfinite(case.ratio):
+        if case.ratio is not None and case.metric == metric.name and math.isfinite(case.ratio):
             by_implementation.setdefault(case.implementation, []).append(case)
     normal, summaries = NormalDist().inv_cdf, []
     for implementation, members in by_implementation.items():

@@ -1,4 +1,4 @@
-"""The latencies of each case over many recorded runs, in time order, and where they changed."""
+"""A figure of each case over many recorded runs, in time order, and where they changed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from chunkbench.analysis.points import AXES, measured
+from chunkbench.analysis.points import AXES
 from chunkbench.regression.case_verdicts import name_of
 from chunkbench.regression.change_points import change_points
 from chunkbench.regression.environments import differences
+from chunkbench.regression.metrics import LATENCY, has
 from chunkbench.regression.ratios import undisturbed, value_of
+from chunkbench.report.metric import Metric
 from chunkbench.store import Manifest, Result, Run
 
 
@@ -27,20 +29,23 @@ class HistoryEntry(_Frozen):
 
     started_at: str
     commit: str | None
-    latency_us: float
+    value: float
+    """The figure, in its unit."""
+    latency_us: float | None
+    """The same, where it is the latency."""
     undisturbed: bool
     """Whether no other process used the machine's CPUs during the measurement."""
 
 
 class Change(_Frozen):
-    """A new level of latency."""
+    """A new level."""
 
     index: int
     """The first measurement of the level."""
     started_at: str
     commit: str | None
     ratio: float
-    """Latency after the change over latency before."""
+    """The figure after the change over the figure before."""
     chance: float
     """Probability (p value) that noise alone looks like this change."""
 
@@ -59,9 +64,9 @@ class Series(_Frozen):
 
     @property
     def levels(self) -> list[float]:
-        """[changes + 1] median latencies between the changes, in microseconds."""
+        """[changes + 1] medians between the changes, in the figure's unit."""
         edges = [0, *(change.index for change in self.changes), len(self.measurements)]
-        return [median(m.latency_us for m in self.measurements[a:b]) for a, b in itertools.pairwise(edges)]
+        return [median(m.value for m in self.measurements[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 class _Machine(NamedTuple):
@@ -71,8 +76,8 @@ class _Machine(NamedTuple):
     manifest: Manifest
 
 
-def history(recordings: Sequence[Sequence[Run]], threshold: float, confidence: float) -> list[Series]:
-    """Series of every measured case. Each entry is one run, or several runs of the same in separate processes.
+def history(recordings: Sequence[Sequence[Run]], metric: Metric, threshold: float, confidence: float) -> list[Series]:
+    """Series of every case that has the figure. An entry is one run, or several runs of the same in separate processes.
 
     Levels that differ by more than `threshold` are a change. `confidence` holds for all series together.
     """
@@ -84,19 +89,23 @@ def history(recordings: Sequence[Sequence[Run]], threshold: float, confidence: f
         measured_here: dict[tuple[str, str], list[Result]] = {}
         for run in runs:
             for case in run.cases:
-                if measured(case):
+                if has(case, metric):
                     measured_here.setdefault((case.key, case.machine), []).append(case)
         for (key, machine), cases in measured_here.items():
             number = _number(_Machine(machine, manifest), machines)
             by_case.setdefault((key, number), []).append((manifest, cases))
     alpha = (1 - confidence) / max(1, len(by_case))
-    return [_series(machine, recorded, alpha, threshold) for (_, machine), recorded in by_case.items()]
+    return [_series(machine, recorded, metric, alpha, threshold) for (_, machine), recorded in by_case.items()]
 
 
-def _series(machine: int, recorded: Sequence[tuple[Manifest, list[Result]]], alpha: float, threshold: float) -> Series:
+def _series(
+    machine: int, recorded: Sequence[tuple[Manifest, list[Result]]], metric: Metric, alpha: float, threshold: float
+) -> Series:
     case = recorded[0][1][0]
-    measurements = tuple(_measurement(manifest, cases) for manifest, cases in recorded)
-    points = change_points([math.log(m.latency_us) for m in measurements], alpha, math.log1p(threshold))
+    measurements = tuple(_measurement(manifest, cases, metric) for manifest, cases in recorded)
+    values = [measurement.value for measurement in measurements]
+    logs = [math.log(value) for value in values] if min(values) > 0 else []  # without a ratio there is no change
+    points = change_points(logs, alpha, math.log1p(threshold)) if logs else ()
     return Series(
         name=name_of(case),
         implementation=case.implementation,
@@ -117,13 +126,14 @@ def _series(machine: int, recorded: Sequence[tuple[Manifest, list[Result]]], alp
     )
 
 
-def _measurement(manifest: Manifest, cases: Sequence[Result]) -> HistoryEntry:
+def _measurement(manifest: Manifest, cases: Sequence[Result], metric: Metric) -> HistoryEntry:
     alone = [case for case in cases if undisturbed(case)]
-    latency = median(value for case in alone or cases if (value := value_of([case], "latency")) is not None)
+    figure = median(value for case in alone or cases if (value := value_of([case], metric)) is not None)
     return HistoryEntry(
         started_at=str(manifest.started_at),
         commit=manifest.git.commit[:12] if manifest.git.commit else None,
-        latency_us=latency,
+        value=figure,
+        latency_us=figure if metric is LATENCY else None,
         undisturbed=bool(alone),
     )
 

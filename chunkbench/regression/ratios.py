@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from chunkbench.analysis.noise import FOREIGN_CPUS_ABOVE, STEAL_ABOVE
 from chunkbench.regression.rank_intervals import Shift, between, centre
-from chunkbench.store.results import Result, SessionResult, TimedResult
+from chunkbench.store.results import Result, SessionResult
 
 if TYPE_CHECKING:
-    from chunkbench.regression.verdicts import Metric
+    from chunkbench.report.metric import Metric
 
 Unit = Literal["pair", "process", "round"]
 FEWEST_PROCESSES = 5
@@ -38,7 +38,7 @@ def interleaved_ratio(base: Sequence[Result], head: Sequence[Result], metric: Me
     """Compare processes that were measured in interleaved pairs: the n-th of BASE with the n-th of HEAD."""
     steps = _common_steps(base, head)
     pairs = [
-        [mine - other for other, mine in zip(_log_times(b, metric, steps), _log_times(h, metric, steps), strict=False)]
+        [mine - other for other, mine in zip(_log_costs(b, metric, steps), _log_costs(h, metric, steps), strict=False)]
         for b, h in zip(base, head, strict=False)
     ]
     pairs = [pair for pair in pairs if pair]
@@ -50,7 +50,7 @@ def interleaved_ratio(base: Sequence[Result], head: Sequence[Result], metric: Me
 def separate_ratio(base: Sequence[Result], head: Sequence[Result], metric: Metric, confidence: float) -> TimeRatio:
     """Compare processes that were measured at other times. Those beside busy processes are left out."""
     steps = _common_steps(base, head)
-    sides = [[_log_times(case, metric, steps) for case in side if undisturbed(case)] for side in (base, head)]
+    sides = [[_log_costs(case, metric, steps) for case in side if undisturbed(case)] for side in (base, head)]
     by_process = all(len(side) >= FEWEST_PROCESSES for side in (base, head))
     units = [
         [median(rounds) for rounds in side if rounds] if by_process else [value for rounds in side for value in rounds]
@@ -67,25 +67,18 @@ def undisturbed(case: Result) -> bool:
     return noise is None or (noise.steal_fraction <= STEAL_ABOVE and noise.foreign_cpus <= FOREIGN_CPUS_ABOVE)
 
 
-def counts_of(cases: Sequence[Result], metric: Metric) -> set[int | None]:
-    """What the processes state of `kv_bytes` or `work_items`; None where a kind of work has no such count."""
-    return {getattr(case, metric) if isinstance(case, SessionResult) else None for case in cases}
+def counts_of(cases: Sequence[Result], metric: Metric) -> set[float | None]:
+    """What the processes state of an exact figure."""
+    return {metric.value(case) for case in cases}
 
 
 def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
-    """The metric over all rounds of these processes.
-
-    The median of times and rates. A count itself, or None if no process states it or the processes state different
-    counts.
-    """
-    if metric in ("kv_bytes", "work_items"):
+    """The figure over all rounds of these processes; of an exact one, None if the processes state different counts."""
+    if metric.exact:
         counts = counts_of(cases, metric)
-        count = counts.pop() if len(counts) == 1 else None
-        return None if count is None else float(count)
-    times = [math.exp(value) for case in cases for value in _log_times(case, metric, set(case.round_steps))]
-    if not times:
-        return None
-    return cases[0].batch_size * 1e6 / median(times) if metric == "token_rate" else median(times)
+        return counts.pop() if len(counts) == 1 else None
+    known = [value for case in cases for value in metric.known(case)]
+    return metric.combine(known) if known else None
 
 
 def _common_steps(base: Sequence[Result], head: Sequence[Result]) -> set[int]:
@@ -93,13 +86,19 @@ def _common_steps(base: Sequence[Result], head: Sequence[Result]) -> set[int]:
     return set.intersection(*(set(case.round_steps) for case in (*base, *head)))
 
 
-def _log_times(case: Result, metric: Metric, steps: set[int]) -> list[float]:
-    """[round] logarithm of the mean time: over the steps `steps`, or over all steps of append and plan."""
-    if metric in ("append", "plan"):
-        if not isinstance(case, TimedResult):
-            return []
-        means = [fmean(samples) for samples in (case.append_samples_us if metric == "append" else case.plan_samples_us)]
-    else:
+def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
+    """[round] logarithm of the figure, or of its inverse where higher is better. Of latency and token rate: the mean
+    time over the steps `steps`. Empty where a value is 0 or less: then there is no ratio."""
+    if metric.name in ("latency", "token_rate"):
         columns = [index for index, step in enumerate(case.round_steps) if step in steps]
-        means = [fmean(samples[index] for index in columns) for samples in case.rounds] if columns else []
-    return [math.log(max(mean, 1e-3)) for mean in means]  # a clock that did not advance gives 0
+        return [math.log(fmean(samples[index] for index in columns)) for samples in case.rounds] if columns else []
+    known = metric.known(case)
+    if metric.unit.word == "us":
+        known = [max(value, 1e-3) for value in known]  # a clock that did not advance gives 0
+    sign = sign_of(metric)
+    return [sign * math.log(value) for value in known] if all(value > 0 for value in known) else []
+
+
+def sign_of(metric: Metric) -> int:
+    """The direction of a figure: a ratio of rates is the inverse of a ratio of costs."""
+    return -1 if metric.better == "higher" else 1

@@ -15,7 +15,7 @@ from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.interleaved import Interleaved, InterleavedJob
 from chunkbench.regression.ratios import FEWEST_PROCESSES
 from chunkbench.regression.sides import Side
-from chunkbench.regression.verdicts import EXACT, Comparison
+from chunkbench.regression.verdicts import Comparison
 from chunkbench.store import Run, RunError
 
 LIMIT = 6
@@ -95,8 +95,4 @@ def _compare(pairs: Sequence[tuple[Run, Run]], options: Options) -> Comparison:
 
 def _unsettled(comparison: Comparison) -> frozenset[str]:
     """Keys of the cases whose verdict more pairs can change."""
-    return frozenset(
-        case.key
-        for case in comparison.cases
-        if case.verdict == "inconclusive" and case.metric not in EXACT and case.ratio is not None
-    )
+    return frozenset(case.key for case in comparison.cases if case.verdict == "inconclusive" and case.ratio is not None)

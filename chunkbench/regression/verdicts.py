@@ -11,9 +11,6 @@ from pydantic import BaseModel, ConfigDict
 Verdict = Literal["faster", "same", "slower", "inconclusive", "incorrect", "missing", "new"]
 VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive", "faster", "new", "same")
 """Worst first, as reports list them."""
-Metric = Literal["latency", "token_rate", "kv_bytes", "work_items", "append", "plan"]
-EXACT: frozenset[Metric] = frozenset({"kv_bytes", "work_items"})
-"""Counts, not measurements: any change of them is a verdict."""
 Between = Literal["machines", "dtypes", "implementations"]
 """What differs between two measurements whose speed-ups are compared."""
 FailOn = Literal["slower", "incorrect", "missing", "inconclusive"]
@@ -34,11 +31,11 @@ class CaseVerdict(_Frozen):
     implementation: str
     label: str
     axes: dict[str, Any]
-    metric: Metric
+    metric: str
     verdict: Verdict
     reason: str = ""
     base: float | None = None
-    """Latency, append and plan in microseconds, token_rate in tokens per second, counts as numbers."""
+    """In the unit of the metric."""
     head: float | None = None
     ratio: float | None = None
     """Head over base. Slower is above 1 for times, below 1 for token rates."""
@@ -105,7 +102,9 @@ class SideSummary(_Frozen):
 class Settings(_Frozen):
     """The settings of a comparison."""
 
-    metric: Metric
+    metric: str
+    unit: str = ""
+    """Of the metric."""
     threshold: float
     confidence: float
     """Of all verdicts together."""

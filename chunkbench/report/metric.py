@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -76,7 +76,7 @@ class Metric:
         return self.cell(row)
 
 
-def by_name(*metrics: Metric) -> Mapping[str, Metric]:
+def by_name(*metrics: Metric) -> dict[str, Metric]:
     """Name -> metric, in this order."""
     return {metric.name: metric for metric in metrics}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chunkbench.regression.compare import NothingToCompare, Options, compare
-from chunkbench.store import Noise, Run
+from chunkbench.store import Noise, Run, RunError
 from tests.regression.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
 
@@ -149,6 +151,37 @@ def test_threads_are_in_the_name_if_cases_differ_in_nothing_else(make: RunMaker)
 def test_a_count_that_is_missing_or_varies_is_inconclusive(make: RunMaker) -> None:
     for head in (make.runs(4, kv_bytes=None), [*make.runs(3), *make.runs(1, kv_bytes=1)]):
         assert only(compare(make.runs(4), head, Options(metric="kv_bytes"))).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("metric", "base", "head", "verdict"),
+    [
+        ("token_rate", {}, {"factor": 1.3}, "slower"),
+        ("roofline_fraction", {"peaks": ()}, {"peaks": ()}, "nothing"),
+        ("deviation", {"deviation": 0.0}, {"deviation": 0.0}, "same"),
+        ("deviation", {"deviation": 0.0}, {"deviation": 0.1}, "inconclusive"),
+        ("deviation", {"deviation": 0.1}, {"deviation": 0.2}, "slower"),
+        ("append", {}, {"append_samples_us": ((50.0, 50.0),) * 20}, "slower"),
+    ],
+)
+def test_every_figure_of_the_kind_is_compared(
+    make: RunMaker, metric: str, base: dict[str, Any], head: dict[str, Any], verdict: str
+) -> None:
+    steps = {"append_samples_us": ((10.0, 10.0),) * 20}
+    sides = [make.runs(12, **(steps | changes)) for changes in (base, head)]
+    if verdict == "nothing":
+        with pytest.raises(NothingToCompare, match=f"no case has {metric}.*known are latency"):
+            compare(*sides, Options(metric=metric))
+        return
+    found = only(compare(*sides, Options(metric=metric)))
+    assert (found.verdict, found.metric) == (verdict, metric), found
+
+
+def test_an_unknown_figure_lists_the_known_ones(make: RunMaker) -> None:
+    with pytest.raises(
+        RunError, match=r"--metric kv_byte: no figure of kind: decode; did you mean kv_bytes\? .*latency"
+    ):
+        compare(make.runs(1), make.runs(1), Options(metric="kv_byte"))
 
 
 def test_nothing_to_compare_is_an_error(make: RunMaker) -> None:

@@ -11,7 +11,6 @@ from chunkbench.regression.verdicts import (
     CaseVerdict,
     Comparison,
     FailOn,
-    Metric,
     SideSummary,
     Summary,
     Verdict,
@@ -28,14 +27,6 @@ _EMPHASIS: Mapping[Verdict, Emphasis] = {
     "faster": "best",
     "new": "plain",
     "same": "quiet",
-}
-_UNITS: Mapping[Metric, str] = {
-    "latency": "us",
-    "append": "us",
-    "plan": "us",
-    "token_rate": "tokens/s",
-    "kv_bytes": "bytes",
-    "work_items": "items",
 }
 _CALIBRATION = (
     "calibration: time of fixed work for HEAD over its time for BASE (arithmetic, memory sweep, read bandwidth, matrix "
@@ -62,7 +53,7 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
         warnings=(*_machine_line(comparison), *comparison.warnings),
         verdict=verdict_line(comparison),
         headline=_headline(comparison),
-        tables=(_case_table(shown, comparison.settings.metric), *summaries),
+        tables=(_case_table(shown, comparison.settings.unit), *summaries),
         statuses=(*notes[:most_notes], *more),
         legend=_legend(comparison),
         footer=tuple(_footer(comparison)),
@@ -153,10 +144,10 @@ def change(case: CaseVerdict) -> str:
     return f"{case.ratio:.3f}x ({case.low:.3f}x to {case.high:.3f}x)"
 
 
-def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
+def _case_table(cases: Sequence[CaseVerdict], unit: str) -> Table:
     many_metrics = len({case.metric for case in cases}) > 1
     calibrated = any(case.calibration_low is not None for case in cases)
-    unit = "" if many_metrics else _UNITS[metric]
+    unit = "" if many_metrics else unit
 
     def side(name: str, value: Callable[[CaseVerdict], float | None]) -> Column[CaseVerdict]:
         full = f"{name} ({unit})" if unit else name
@@ -224,7 +215,7 @@ def _headline(comparison: Comparison) -> str:
 def _legend(comparison: Comparison) -> tuple[str, ...]:
     settings = comparison.settings
     calibrated = any(case.calibration_low is not None for case in comparison.cases)
-    quantity = "token rate" if settings.metric == "token_rate" else "time"
+    quantity = "time" if settings.metric == "latency" else settings.metric.replace("_", " ")
     units = {"pair": "pairs of processes", "process": "processes", "round": "rounds"}
     compared = dict.fromkeys(units[case.unit] for case in comparison.cases if case.head_units)
     return (

@@ -8,6 +8,9 @@ from pathlib import Path
 from chunkbench.analysis.points import describe, varying
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.history import Series
+from chunkbench.regression.metrics import LATENCY
+from chunkbench.regression.ratios import sign_of
+from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
@@ -15,7 +18,7 @@ _MOST_LINES = 8
 """Most lines of a panel that a reader can distinguish."""
 
 
-def document(all_series: Sequence[Series], threshold: float, confidence: float) -> Output:
+def document(all_series: Sequence[Series], metric: Metric, threshold: float, confidence: float) -> Output:
     """The table, with the changed cases first."""
     ordered = sorted(all_series, key=lambda series: (not series.changes, series.implementation, series.name))
     axes = varying([(series.axes, []) for series in ordered])
@@ -24,19 +27,25 @@ def document(all_series: Sequence[Series], threshold: float, confidence: float) 
     def axis_column(axis: str) -> Column[Series]:
         return Column(axis, lambda series: show_value(series.axes.get(axis)), align="left")
 
+    unit = metric.unit.word
+
+    def level(which: str, place: int) -> Column[Series]:
+        name = f"{which} level ({unit})" if unit else f"{which} level"
+        return Column(name, lambda series: significant(series.levels[place]), (which, f"level {unit}".strip()))
+
     machine: Column[Series] = Column("machine", lambda series: str(series.machine), align="left")
     columns: tuple[Column[Series], ...] = (
         Column("implementation", lambda series: series.implementation, align="left"),
         *map(axis_column, axes),
         *([machine] if many_machines else []),
         Column("runs", lambda series: str(len(series.measurements))),
-        Column("first level (us)", lambda series: significant(series.levels[0]), ("first", "level us")),
-        Column("last level (us)", lambda series: significant(series.levels[-1]), ("last", "level us")),
-        Column("changes", _changes, align="left"),
+        level("first", 0),
+        level("last", -1),
+        Column("changes", lambda series: _changes(series, metric), align="left"),
     )
     changed = sum(bool(series.changes) for series in ordered)
     return Output(
-        title=f"History of {count(len(ordered), 'case')}",
+        title=f"History of {count(len(ordered), 'case')}{'' if metric is LATENCY else f', {metric.name}'}",
         verdict=f"{count(changed, 'case')} changed." if changed else "No change found.",
         tables=(Table("Cases, changed ones first", columns, ordered, keys=1 + len(axes)),),
         legend=(
@@ -47,14 +56,14 @@ def document(all_series: Sequence[Series], threshold: float, confidence: float) 
     )
 
 
-def _changes(series: Series) -> Cell:
+def _changes(series: Series, metric: Metric) -> Cell:
     text = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in series.changes) or NOTHING
-    worse = any(change.ratio > 1 for change in series.changes)
+    worse = any(sign_of(metric) * (change.ratio - 1) > 0 for change in series.changes)
     return Cell(text, "failed" if worse else "best" if series.changes else "plain")
 
 
-def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
-    """Write `history.png` and `history.svg`: one panel per implementation, latencies relative to the first level."""
+def draw(all_series: Sequence[Series], metric: Metric, folder: Path) -> list[Path]:
+    """Write `history.png` and `history.svg`: one panel per implementation, the figure relative to the first level."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -71,7 +80,7 @@ def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
             members.sort(key=lambda series: (not series.changes, series.name))
             for (colour, marker), series in zip(PALETTE * 2, members[:_MOST_LINES], strict=False):
                 label = plain(describe(series.axes, axes_names) or series.label)
-                values = [m.latency_us / series.levels[0] for m in series.measurements]
+                values = [m.value / (series.levels[0] or 1.0) for m in series.measurements]
                 panel.plot(range(1, len(values) + 1), values, color=colour, marker=marker, markersize=4, label=label)
                 for change in series.changes:
                     panel.axvline(change.index + 0.5, color=colour, linewidth=0.8, linestyle=(0, (4, 2)))
@@ -87,7 +96,7 @@ def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
                     )
             more = f" (first {_MOST_LINES} of {len(members)})" if len(members) > _MOST_LINES else ""
             panel.set_title(f"{plain(members[0].label)}{more}", loc="left", fontsize=9)
-            panel.set_ylabel("latency / first level")
+            panel.set_ylabel(plain(f"{metric.name} / first level"))
             panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
             panel.xaxis.get_major_locator().set_params(integer=True)
         panels[-1].set_xlabel("run, in the order of time")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from chunkbench.paper.claims.judgement import Judge
+    from chunkbench.report.metric import Metric
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.store import Manifest
@@ -114,6 +115,11 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
         from chunkbench.workloads.decode.body import body
 
         return body(view)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        from chunkbench.workloads.decode.metrics import METRICS
+
+        return METRICS
 
     def claims(self) -> Mapping[str, Judge]:
         from chunkbench.workloads.decode import claims, tree_claims

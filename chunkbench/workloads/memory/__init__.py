@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from chunkbench.paper.claims.judgement import Judge
+    from chunkbench.report.metric import Metric
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.store import Manifest
@@ -30,6 +31,11 @@ class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
         from chunkbench.workloads.memory.body import body
 
         return body(view)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        from chunkbench.workloads.decode.metrics import HELD
+
+        return HELD
 
     def claims(self) -> Mapping[str, Judge]:
         from chunkbench.workloads.memory import claims

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from chunkbench.paper.claims.judgement import Judge
+    from chunkbench.report.metric import Metric
     from chunkbench.report.report import Report
     from chunkbench.report.view import Body, View
     from chunkbench.store import Manifest
@@ -91,6 +92,11 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         from chunkbench.workloads.modules.body import body
 
         return body(view)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        from chunkbench.workloads.decode.metrics import METRICS
+
+        return METRICS
 
     def claims(self) -> Mapping[str, Judge]:
         from chunkbench.workloads.modules import claims
