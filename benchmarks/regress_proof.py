@@ -1,0 +1,110 @@
+"""How often is a verdict of `regress` right? Decides the present rule and the former one on the same recorded pairs.
+
+    python benchmarks/regress_proof.py      the table of docs/regression.md
+
+`results/recorded/gate-proofs/pairs.csv` has a line for each pair of processes: the ratio HEAD / BASE, the median over
+the pair's rounds; seconds since the first pair began; CPUs that other programs took meanwhile. A run measures one case,
+until both rules have decided: unchanged code of three kinds (a native kernel, `examples/my-kernel` in PyTorch, a kernel
+in plain Python), and `examples/my-kernel` with calls that take 10% or 20% longer. Pairs were measured as `regress`
+measures them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+from chunkbench.regression.rank_intervals import centre
+from chunkbench.regression.regress import looks
+from chunkbench.regression.verdicts import Verdict, judge
+
+PAIRS = Path(__file__).parents[1] / "results" / "recorded" / "gate-proofs" / "pairs.csv"
+THRESHOLD, ERROR, FEWEST, LIMIT_S = 0.05, 0.01, 12, 120.0
+LOADED = 0.2
+"""CPUs that other programs took, from which on a run counts as loaded."""
+
+
+class Run(NamedTuple):
+    """The pairs of one run."""
+
+    shifts: Sequence[float]
+    """[pair] logarithm of the ratio."""
+    seconds: Sequence[float]
+    """[pair] since the begin of the run."""
+    foreign_cpus: float
+
+
+class Decision(NamedTuple):
+    """What a rule says of a run, and when."""
+
+    verdict: Verdict
+    seconds: float
+
+
+def present(run: Run) -> Decision:
+    """Looks after the fewest pairs, and whenever about twice as many are there, share the error."""
+    schedule = looks(FEWEST, run.seconds[FEWEST - 1], LIMIT_S)
+    verdict: Verdict = "inconclusive"
+    count = FEWEST
+    for look_s in schedule:
+        count = max(FEWEST, sum(second <= look_s for second in run.seconds))
+        shift = centre(run.shifts[:count], 1 - ERROR / len(schedule))
+        verdict = judge(shift.low, shift.high, THRESHOLD)
+        if verdict != "inconclusive":
+            break
+    return Decision(verdict, run.seconds[count - 1])
+
+
+def former(run: Run) -> Decision:
+    """Twelve pairs; what looks changed is measured again, at most three times, and has to agree with itself."""
+    parts: list[float] = []
+    while True:
+        count = FEWEST * (1 + len(parts))
+        shift = centre(run.shifts[:count], 1 - ERROR / 3)
+        verdict = judge(shift.low, shift.high, THRESHOLD)
+        agreeing = parts or [median(run.shifts[: count // 2]), median(run.shifts[count // 2 : count])]
+        if verdict in ("slower", "faster") and any(judge(part, part, THRESHOLD) != verdict for part in agreeing):
+            verdict = "inconclusive"
+        unconfirmed = verdict in ("slower", "faster") and not parts
+        near = verdict == "inconclusive" and abs(shift.value) > math.log1p(THRESHOLD / 2)
+        now_s = run.seconds[count - 1]
+        too_late = bool(parts) and now_s * (1 + 1.1 / (1 + len(parts))) > LIMIT_S
+        if not (unconfirmed or near) or too_late or count + FEWEST > len(run.shifts):
+            return Decision(verdict, now_s)
+        parts.append(median(run.shifts[count : count + FEWEST]))
+
+
+def main() -> None:
+    lines: dict[tuple[str, str], dict[str, list[dict[str, str]]]] = {}
+    with PAIRS.open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            lines.setdefault((line["kind"], line["slowed"]), {}).setdefault(line["run"], []).append(line)
+    print("| code | slower by | runs (loaded) | former rule | seconds | present rule | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for (kind, slowed), by_run in lines.items():
+        runs = [
+            Run(
+                [math.log(float(pair["ratio"])) for pair in pairs],
+                [float(pair["seconds"]) for pair in pairs],
+                fmean(float(pair["foreign_cpus"]) for pair in pairs),
+            )
+            for pairs in by_run.values()
+        ]
+        loaded = sum(run.foreign_cpus >= LOADED for run in runs)
+        cells = [kind, f"{slowed}%", f"{len(runs)} ({loaded})"]
+        for rule in (former, present):
+            decisions = [rule(run) for run in runs]
+            counts = Counter(decision.verdict for decision in decisions)
+            seconds = [decision.seconds for decision in decisions]
+            cells.append(", ".join(f"{number} `{verdict}`" for verdict, number in counts.most_common()))
+            cells.append(f"{median(seconds):.0f}, at most {max(seconds):.0f}")
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What a step of our engine takes with k rows and m logits, and the gain of jumping that follows from it.
+
+    python benchmarks/step_times.py                                     the table of this machine, SmolLM2, bfloat16
+    python benchmarks/step_times.py results/runs/constrained-*/         and what it predicts for a run of `constrained`
+
+m sequences decode; in a step with more rows than logits some of them compute a piece of text, as after a jump. Answers
+per second follow from a row's counts: an answer takes `sampled` steps, and each of its tokens, prompt included, is a
+row of one of them. m = clients.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+import torch
+
+from chunkbench import workloads
+from chunkbench.serving import smollm2
+from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
+from chunkbench.serving.engine.model import INTERFACE, load_module
+from chunkbench.store import open_run
+from chunkbench.workloads.serving.result import ServingResult
+
+LOGITS = (1, 8, 32)
+ROWS = (1, 2, 4, 8)
+"""Rows for each logit."""
+_STEPS, _PROMPT, _PIECE = 40, 64, 6
+
+
+def step_s(model: Model, logits: int, rows: int) -> float:
+    """Median seconds of a step."""
+    engine = Engine(model, EngineOptions(kv_bytes=512 << 20))
+    rng = random.Random(0)
+    for number in range(logits):
+        prompt = [rng.randrange(1000, 9000) for _ in range(_PROMPT)]
+        engine.add(Request(str(number), prompt, 1000, ignore_eos=True))
+    while any(sequence.computed < _PROMPT for sequence in engine._scheduler.running) or engine.waiting:
+        engine.step()
+    times = []
+    for _ in range(_STEPS):
+        more = rows - logits
+        for sequence in rng.sample(engine._scheduler.running, logits):
+            piece = min(more, _PIECE if rows < 4 * logits else -(-(rows - logits) // logits))
+            sequence.tokens += [rng.randrange(1000, 9000) for _ in range(piece)]
+            more -= piece
+        times.append(engine.step().seconds)
+    return median(times[2:])
+
+
+def main() -> None:
+    workloads.register()
+    model = Model(load_module(smollm2.checkpoint(), torch.bfloat16, INTERFACE))
+    table = {logits: {logits * each: step_s(model, logits, logits * each) for each in ROWS} for logits in LOGITS}
+    print("| m logits | " + " | ".join(f"{each} m rows" for each in ROWS) + " |")
+    print("| --- " * (1 + len(ROWS)) + "|")
+    for logits, times in table.items():
+        print(f"| {logits} | {' | '.join(f'{seconds * 1e3:.1f} ms' for seconds in times.values())} |")
+    for path in sys.argv[1:]:
+        predict(Path(path), table)
+
+
+def predict(path: Path, table: dict[int, dict[int, float]]) -> None:
+    """Answers per second over those of masks alone: by the table, and measured."""
+    by_clients: dict[int, dict[str, tuple[float, float]]] = {}
+    for case in open_run(path).cases:
+        assert isinstance(case, ServingResult)
+        told = [m for m in case.measurements if m.constrained and m.constrained.work.get("sampled")]
+        times = table.get(case.clients or 0)
+        if not told or times is None or case.clients is None:
+            continue
+        sampled, forced = (
+            fmean(m.constrained.work[name] / m.constrained.work["told"] for m in told if m.constrained)
+            for name in ("sampled", "forced")
+        )
+        prompt = fmean(request.prompt_tokens or 0 for m in told for request in m.requests)
+        rows = case.clients * (sampled + forced + prompt) / sampled
+        predicted = case.clients / (sampled * float(np.interp(rows, list(times), list(times.values()))))
+        measured = median(len(m.requests) / max(request.last or 0 for request in m.requests) for m in told)
+        by_clients.setdefault(case.clients, {})[case.implementation] = predicted, measured
+    print("\n| clients | system | by the table | measured | measured of predicted |\n| --- | --- | --- | --- | --- |")
+    for clients, systems in by_clients.items():
+        base = systems.get("chunk_llama_mask")
+        for name, (predicted, measured) in systems.items():
+            if base is not None:
+                ratios = predicted / base[0], measured / base[1]
+                print(f"| {clients} | {name} | {ratios[0]:.2f}x | {ratios[1]:.2f}x | {ratios[1] / ratios[0]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
