@@ -37,7 +37,7 @@ def test_prefixes_are_kept_unless_the_words_say_otherwise(
 ) -> None:
     asked: list[EngineOptions] = []
 
-    def note(choice: object, engine: object, options: EngineOptions, say: object) -> None:
+    def note(choice: object, engine: object, options: EngineOptions, *_: object) -> None:
         asked.append(options)
         raise ValueError("not built")
 
