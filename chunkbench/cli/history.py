@@ -46,7 +46,7 @@ def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> N
     chance cannot be ruled out.
     """
     from chunkbench.regression.history import history
-    from chunkbench.regression.metrics import metric_of, metrics_of
+    from chunkbench.regression.metrics import metric_of
     from chunkbench.regression.report.history import document, draw
     from chunkbench.store import RunError
 
@@ -62,8 +62,7 @@ def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> N
         figure = metric_of(metric, dict.fromkeys(runs[0].manifest.experiment.kind for runs in found))
     except RunError as error:
         fail(error)
-    of_kinds = [runs for runs in found if figure.name in metrics_of(runs[0].manifest.experiment.kind)]
-    all_series = history(of_kinds, figure, threshold, options.confidence)
+    all_series = history(found, metric, threshold, options.confidence)
     if not all_series:
         fail(f"no case with {metric} in {', '.join(map(str, folders))}")
     write_and_show(

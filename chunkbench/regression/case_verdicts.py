@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from chunkbench.analysis.points import AXES, measured
 from chunkbench.experiment.values import spell_value
 from chunkbench.regression.calibration import NO_CHANGE, CalibrationRatio, calibration_ratio
-from chunkbench.regression.metrics import LATENCY, has
+from chunkbench.regression.metrics import has
 from chunkbench.regression.rank_intervals import Shift
 from chunkbench.regression.ratios import (
     TimeRatio,
@@ -20,6 +20,7 @@ from chunkbench.regression.ratios import (
     sign_of,
     undisturbed,
     value_of,
+    values_of,
 )
 from chunkbench.regression.verdicts import CaseVerdict, FailOn, Verdict, judge
 from chunkbench.store.results import FAILED
@@ -145,14 +146,12 @@ class CaseJudge:
             "base_units": times.base_units,
             "head_units": times.head_units,
         }
+        if any(value <= 0 for case in (*base, *head) for value in values_of(case, metric)):
+            return _without_ratio(fields)
         if times.shift is not None:
             fields |= _as_ratio(metric, times.shift)
         elif fields["base"] and fields["head"]:
             fields["ratio"] = fields["head"] / fields["base"]
-        if metric is not LATENCY and any(
-            value is not None and value <= 0 for value in (fields["base"], fields["head"])
-        ):
-            return _without_ratio(fields)
         judge_raw = self.interleaved or self.options.cross_machine
         calibration = (
             None
@@ -164,7 +163,11 @@ class CaseJudge:
             fields["calibration_low"], fields["calibration_high"] = sorted(ends)
         obstacle = self._why_not_comparable(base[0], head[0]) or self._why_too_little(times)
         if not obstacle and calibration is None and self.across_machines and not judge_raw:
-            obstacle = "no fixed work was timed on both sides: the calibration ratio of the machines is unknown"
+            obstacle = (
+                "no fixed work was timed on both sides: the calibration ratio of the machines is unknown"
+                if _is_of_time(metric)
+                else f"measured on different machines, and fixed work does not tell what they change of {metric.name}"
+            )
         if obstacle:
             return CaseVerdict(**fields, verdict="inconclusive", reason=obstacle)
         assert times.shift is not None
@@ -173,6 +176,8 @@ class CaseJudge:
         return CaseVerdict(**fields, verdict=verdict, reason=self._reason(verdict, low, high, calibration))
 
     def _reason(self, verdict: Verdict, low: float, high: float, calibration: CalibrationRatio | None) -> str:
+        if verdict in ("slower", "faster") and not self.metric.better:
+            return f"{'more' if verdict == 'slower' else 'less'}, and neither is better"
         if verdict != "inconclusive":
             return ""
         if calibration is not None:
@@ -226,10 +231,10 @@ def _is_of_time(metric: Metric) -> bool:
 
 
 def _without_ratio(fields: Mapping[str, Any]) -> CaseVerdict:
-    """The verdict where a side has 0."""
+    """The verdict where a round has 0: by the figures of all rounds."""
     if fields["base"] == fields["head"]:
         return CaseVerdict(**fields, verdict="same")
-    return CaseVerdict(**fields, verdict="inconclusive", reason="0 on one side: there is no ratio")
+    return CaseVerdict(**fields, verdict="inconclusive", reason="a value is 0 or less: there is no ratio")
 
 
 def _as_ratio(metric: Metric, shift: Shift) -> dict[str, float | None]:

@@ -45,7 +45,11 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
     Raises `NothingToCompare`, since a comparison of nothing must not look like a comparison that found no change.
     """
     base_cases, head_cases = _by_key(base), _by_key(head)
-    kind = head[0].manifest.experiment.kind
+    kind, base_kind = head[0].manifest.experiment.kind, base[0].manifest.experiment.kind
+    if kind != base_kind:
+        raise NothingToCompare(
+            f"{base[0].path} and {head[0].path} have no case in common: kind: {base_kind} and kind: {kind}"
+        )
     metric = metric_of(options.metric, [kind])
     _check_measured(base, metric, lambda case: has(case, metric))
     # A HEAD that fails everywhere is a verdict.

@@ -14,7 +14,7 @@ from chunkbench.analysis.points import AXES
 from chunkbench.regression.case_verdicts import name_of
 from chunkbench.regression.change_points import change_points
 from chunkbench.regression.environments import differences
-from chunkbench.regression.metrics import LATENCY, has
+from chunkbench.regression.metrics import LATENCY, has, metrics_of
 from chunkbench.regression.ratios import undisturbed, value_of
 from chunkbench.report.metric import Metric
 from chunkbench.store import Manifest, Result, Run
@@ -57,6 +57,9 @@ class Series(_Frozen):
     implementation: str
     label: str
     axes: dict[str, Any]
+    metric: str
+    unit: str
+    """Of the values."""
     machine: int
     """Number of the machine, from 1, in the order of appearance."""
     measurements: tuple[HistoryEntry, ...]
@@ -76,16 +79,20 @@ class _Machine(NamedTuple):
     manifest: Manifest
 
 
-def history(recordings: Sequence[Sequence[Run]], metric: Metric, threshold: float, confidence: float) -> list[Series]:
-    """Series of every case that has the figure. An entry is one run, or several runs of the same in separate processes.
+def history(recordings: Sequence[Sequence[Run]], name: str, threshold: float, confidence: float) -> list[Series]:
+    """Series of every case that has the figure `name`; kinds of work without it are left out. An entry is one run, or
+    several runs of the same in separate processes.
 
     Levels that differ by more than `threshold` are a change. `confidence` holds for all series together.
     """
     ordered = sorted(recordings, key=lambda runs: str(runs[0].manifest.started_at))
     machines: list[_Machine] = []
-    by_case: dict[tuple[str, int], list[tuple[Manifest, list[Result]]]] = {}
+    by_case: dict[tuple[str, int], tuple[Result, Metric, list[HistoryEntry]]] = {}
     for runs in ordered:
         manifest = runs[0].manifest
+        metric = metrics_of(manifest.experiment.kind).get(name)
+        if metric is None:
+            continue
         measured_here: dict[tuple[str, str], list[Result]] = {}
         for run in runs:
             for case in run.cases:
@@ -93,16 +100,15 @@ def history(recordings: Sequence[Sequence[Run]], metric: Metric, threshold: floa
                     measured_here.setdefault((case.key, case.machine), []).append(case)
         for (key, machine), cases in measured_here.items():
             number = _number(_Machine(machine, manifest), machines)
-            by_case.setdefault((key, number), []).append((manifest, cases))
+            *_, entries = by_case.setdefault((key, number), (cases[0], metric, []))
+            entries.append(_measurement(manifest, cases, metric))
     alpha = (1 - confidence) / max(1, len(by_case))
-    return [_series(machine, recorded, metric, alpha, threshold) for (_, machine), recorded in by_case.items()]
+    return [_series(machine, *of_case, alpha, threshold) for (_, machine), of_case in by_case.items()]
 
 
 def _series(
-    machine: int, recorded: Sequence[tuple[Manifest, list[Result]]], metric: Metric, alpha: float, threshold: float
+    machine: int, case: Result, metric: Metric, measurements: Sequence[HistoryEntry], alpha: float, threshold: float
 ) -> Series:
-    case = recorded[0][1][0]
-    measurements = tuple(_measurement(manifest, cases, metric) for manifest, cases in recorded)
     values = [measurement.value for measurement in measurements]
     logs = [math.log(value) for value in values] if min(values) > 0 else []  # without a ratio there is no change
     points = change_points(logs, alpha, math.log1p(threshold)) if logs else ()
@@ -111,8 +117,10 @@ def _series(
         implementation=case.implementation,
         label=case.label,
         axes={axis: case.axis(axis) for axis in AXES},
+        metric=metric.name,
+        unit=metric.unit.word,
         machine=machine,
-        measurements=measurements,
+        measurements=tuple(measurements),
         changes=tuple(
             Change(
                 index=point.place,

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from chunkbench.analysis.noise import FOREIGN_CPUS_ABOVE, STEAL_ABOVE
 from chunkbench.regression.rank_intervals import Shift, between, centre
+from chunkbench.report.metric import MICROSECONDS, Metric
 from chunkbench.store.results import Result, SessionResult
-
-if TYPE_CHECKING:
-    from chunkbench.report.metric import Metric
 
 Unit = Literal["pair", "process", "round"]
 FEWEST_PROCESSES = 5
@@ -77,8 +75,14 @@ def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
     if metric.exact:
         counts = counts_of(cases, metric)
         return counts.pop() if len(counts) == 1 else None
-    known = [value for case in cases for value in metric.known(case)]
-    return metric.combine(known) if known else None
+    values = [value for case in cases for value in values_of(case, metric)]
+    return metric.combine(values) if values else None
+
+
+def values_of(case: Result, metric: Metric) -> list[float]:
+    """[round] the figure; microseconds are at least 0.001, since a clock that did not advance gives 0."""
+    known = metric.known(case)
+    return [max(value, 1e-3) for value in known] if metric.unit is MICROSECONDS else known
 
 
 def _common_steps(base: Sequence[Result], head: Sequence[Result]) -> set[int]:
@@ -88,15 +92,12 @@ def _common_steps(base: Sequence[Result], head: Sequence[Result]) -> set[int]:
 
 def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
     """[round] logarithm of the figure, or of its inverse where higher is better. Of latency and token rate: the mean
-    time over the steps `steps`. Empty where a value is 0 or less: then there is no ratio."""
+    time over the steps `steps`. Empty where a value is 0 or less."""
     if metric.name in ("latency", "token_rate"):
         columns = [index for index, step in enumerate(case.round_steps) if step in steps]
         return [math.log(fmean(samples[index] for index in columns)) for samples in case.rounds] if columns else []
-    known = metric.known(case)
-    if metric.unit.word == "us":
-        known = [max(value, 1e-3) for value in known]  # a clock that did not advance gives 0
-    sign = sign_of(metric)
-    return [sign * math.log(value) for value in known] if all(value > 0 for value in known) else []
+    values = values_of(case, metric)
+    return [sign_of(metric) * math.log(value) for value in values] if all(value > 0 for value in values) else []
 
 
 def sign_of(metric: Metric) -> int:

@@ -186,6 +186,36 @@ def test_history_of_a_folder_without_runs(tmp_path: Path) -> None:
     assert "there is no run in it" in done.output
 
 
+@pytest.mark.parametrize("command", ["compare", "history"])
+def test_an_unknown_figure_lists_the_known_ones(base: Path, tmp_path: Path, command: str) -> None:
+    done = run(command, base, write(tmp_path / "head", [case("a")]), "--metric", "token_rates")
+    assert done.exit_code == 2
+    assert (
+        "--metric token_rates: no figure of kind: decode; did you mean token_rate? There are latency, " in done.output
+    )
+    assert "kv_bytes" in done.output
+
+
+@pytest.mark.parametrize(
+    ("metric", "levels", "heading"),
+    [("kv_bytes", (64.0, 64.0), "level bytes"), ("token_rate", (1e4, 5e3), "level tokens/s")],
+)
+def test_history_of_another_figure(tmp_path: Path, metric: str, levels: tuple[float, float], heading: str) -> None:
+    for number in range(12):
+        started = f"2026-01-{number + 1:02}T00:00:00+00:00"
+        measured = case("a", 100.0 if number < 6 else 200.0)
+        write(tmp_path / "runs" / str(100 + number), [measured], started_at=started)
+    done = run("history", *sorted((tmp_path / "runs").iterdir()), "--metric", metric, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert f"History of 1 case, {metric}" in done.output
+    assert heading in done.output
+    (series,) = json.loads((tmp_path / "out" / "history.json").read_text())
+    values = [measurement["value"] for measurement in series["measurements"]]
+    assert (values[0], values[-1]) == pytest.approx(levels, rel=0.02)
+    assert len(series["changes"]) == (metric == "token_rate")
+    assert f"{metric} / first level" in (tmp_path / "out" / "history.svg").read_text()
+
+
 def test_speedups_between_dtypes(tmp_path: Path) -> None:
     paths = []
     for dtype, us in (("float32", 100.0), ("bfloat16", 40.0)):

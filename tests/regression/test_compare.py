@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from chunkbench.regression.case_verdicts import CaseJudge
 from chunkbench.regression.compare import NothingToCompare, Options, compare
+from chunkbench.report.metric import NUMBER, Better, Metric, one
 from chunkbench.store import Noise, Run, RunError
 from tests.regression.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
@@ -162,6 +164,7 @@ def test_a_count_that_is_missing_or_varies_is_inconclusive(make: RunMaker) -> No
         ("deviation", {"deviation": 0.0}, {"deviation": 0.1}, "inconclusive"),
         ("deviation", {"deviation": 0.1}, {"deviation": 0.2}, "slower"),
         ("append", {}, {"append_samples_us": ((50.0, 50.0),) * 20}, "slower"),
+        ("append", {"append_samples_us": ((0.0, 0.0),) * 20}, {}, "slower"),
     ],
 )
 def test_every_figure_of_the_kind_is_compared(
@@ -175,6 +178,47 @@ def test_every_figure_of_the_kind_is_compared(
         return
     found = only(compare(*sides, Options(metric=metric)))
     assert (found.verdict, found.metric) == (verdict, metric), found
+
+
+@pytest.mark.parametrize(
+    ("better", "values", "verdict", "reason"),
+    [
+        ("lower", (4, 8), "slower", ""),
+        ("higher", (4, 8), "faster", ""),
+        ("", (4, 8), "slower", "more, and neither is better"),
+        ("", (8, 4), "faster", "less, and neither is better"),
+        ("lower", (0, 0), "same", ""),
+        ("lower", (0, 4), "inconclusive", "a value is 0 or less: there is no ratio"),
+    ],
+)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_figure_says_what_is_better(
+    make: RunMaker, interleaved: bool, better: Better, values: tuple[int, int], verdict: str, reason: str
+) -> None:
+    metric = Metric("figure", "figure", one(lambda result: result.work_items), NUMBER, better)
+    judge = CaseJudge(Options(), metric, (), 0.99, interleaved, "", False)
+    (found,) = judge.judge(*([make.case(work_items=value) for _ in range(12)] for value in values))
+    assert (found.verdict, found.reason) == (verdict, reason)
+    assert (found.base, found.head) == values
+    assert found.ratio == (pytest.approx(values[1] / values[0]) if values[0] else None)
+
+
+def test_figures_that_are_no_time_are_not_compared_across_machines(make: RunMaker) -> None:
+    runs = [make.runs(12, deviation=value) for value in (0.1, 0.2)]
+    base, head = (
+        [Run(run.path, run.manifest, [case.model_copy(update={"machine": name}) for case in run.cases]) for run in side]
+        for name, side in zip("ab", runs, strict=True)
+    )
+    case = only(compare(base, head, Options(metric="deviation")))
+    assert (case.verdict, case.calibration_low) == ("inconclusive", None)
+    assert "measured on different machines" in case.reason
+    assert only(compare(base, head, Options(metric="deviation", cross_machine=True))).verdict == "slower"
+
+
+def test_runs_of_two_kinds_have_nothing_in_common(make: RunMaker) -> None:
+    memory = run_of([make.case()], experiment={"kind": "memory"})
+    with pytest.raises(NothingToCompare, match="no case in common: kind: memory and kind: decode"):
+        compare([memory], make.runs(1), Options(metric="append"))
 
 
 def test_an_unknown_figure_lists_the_known_ones(make: RunMaker) -> None:

@@ -220,6 +220,10 @@ def test_another_interpreter_without_chunkbench_is_refused(spec: Path, tmp_path:
         (["--base", "HEAD", "--base-python", sys.executable], "give either --base REV or --base-python PYTHON"),
         (["--base-python", sys.executable, "--fail-on", "slow"], "'slow' is none of slower, incorrect"),
         (["--base-python", sys.executable, "--threshold", "five"], "write a share such as 5%"),
+        (
+            ["--base-python", sys.executable, "--metric", "plans"],
+            "no figure of kind: decode; did you mean plan? There are",
+        ),
     ],
 )
 def test_messages_for_wrong_usage(spec: Path, words: list[str], message: str) -> None:
