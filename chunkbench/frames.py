@@ -27,7 +27,7 @@ def load(run: Path | str) -> pd.DataFrame:
     opened = open_run(run)
     experiment = opened.manifest.experiment
     kind = workload.get(experiment.kind)
-    metrics = kind.metrics()
+    metrics = kind.layout().metrics
     figures = [metric.name for metric in added(kind.result, metrics)]
     columns = [*kind.result.model_fields, *(field.name for field in fields(Derived)), *figures]
     table = [values(row, metrics) for row in rows(opened.cases, experiment.baseline, experiment.confidence)]

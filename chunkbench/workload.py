@@ -8,26 +8,20 @@ line, the worker and `chunkbench.load` call it. The types of higher rooms are na
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, cast
 
 from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from chunkbench.baselines.registry import Listed, Registry
     from chunkbench.experiment.point import Point
     from chunkbench.experiment.spec import Experiment
-    from chunkbench.paper.claims.judgement import Judge
-    from chunkbench.report.metric import Metric
-    from chunkbench.report.report import Report
-    from chunkbench.report.view import Body, View
+    from chunkbench.report.layout import Layout
     from chunkbench.runner.estimate import Estimate
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.passes import PointMeasurer, Workplace
     from chunkbench.runner.target import Target
-    from chunkbench.store import Manifest
     from chunkbench.store.results import Result
 
 ExperimentT = TypeVar("ExperimentT", bound="Experiment[Any]")
@@ -89,20 +83,8 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
         """The memory and the time that a run on this machine will take, or in words what is known instead."""
 
     @abstractmethod
-    def body(self, view: View) -> Body:
-        """The part of a run's report that depends on the kind."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        """Name -> a figure of its results; beside them every kind has `latency`, if it times anything."""
-        return {}
-
-    def claims(self) -> Mapping[str, Judge]:
-        """Claim of `results/paper/claims.csv` -> what judges it, of the claims that this kind measures."""
-        return {}
-
-    @abstractmethod
-    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
-        """The figure of a run; None if there is too little to draw."""
+    def layout(self) -> Layout:
+        """How its runs are shown, compared and judged."""
 
 
 AnyWorkload: TypeAlias = "Workload[Any, Any, Any]"

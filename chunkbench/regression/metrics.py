@@ -17,7 +17,7 @@ LATENCY = Metric("latency", "latency", lambda result: round_means(result.rounds)
 
 def metrics_of(kind: str) -> Mapping[str, Metric]:
     """Name -> figure of a kind of work."""
-    return {LATENCY.name: LATENCY, **workload.get(kind).metrics()}
+    return {LATENCY.name: LATENCY, **workload.get(kind).layout().metrics}
 
 
 def exact_of(kind: str) -> list[Metric]:

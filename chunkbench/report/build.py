@@ -38,8 +38,8 @@ def build(run: Run) -> Report:
     judged = outcomes(rows, experiment.expect, experiment.confidence)
     view = View(groups, rows, columns, axes, text, experiment.baseline, judged, experiment)
     partial = _partial(manifest, groups)
-    kind = workload.get(experiment.kind)
-    body = kind.body(view) if groups else Body("", ())
+    layout = workload.get(experiment.kind).layout()
+    body = layout.body(view) if groups else Body("", ())
     return Report(
         title=experiment.title or experiment.name or "ChunkBench run",
         warnings=(*partial, *probe_lines(groups, axes, columns)),
@@ -59,7 +59,7 @@ def build(run: Run) -> Report:
         groups=tuple(groups),
         rows=tuple(rows),
         outcomes=tuple(judged),
-        metrics=kind.metrics(),
+        metrics=layout.metrics,
         partial=tuple(partial),
     )
 

@@ -71,6 +71,6 @@ def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
     stated: Sequence[dict[str, Any]] = paper_rows("claims")
     judges: dict[str, Judge] = {**analytic.JUDGES}
     for kind in workload.all_kinds():
-        judges |= kind.claims()
+        judges |= kind.layout().claims
     preferred = {name: evidence.preferring(experiment) for name, experiment in _EXPERIMENT.items()}
     return [Claim(**row, **vars(judges[row["id"]](preferred.get(row["id"].split("-")[0], evidence)))) for row in stated]

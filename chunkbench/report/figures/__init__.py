@@ -26,7 +26,7 @@ def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Fig
     """The figure of a run, drawn by its kind of work; None when there is too little to draw."""
     with styled(style):
         shown = replace(report, columns=_plain_names(report.columns))
-        figure = workload.get(manifest.experiment.kind).figure(shown, manifest)
+        figure = workload.get(manifest.experiment.kind).layout().draw(shown, manifest)
     if figure is not None and style == "paper":
         for line in figure.findobj(Line2D):
             line.set(markersize=_SMALLER * line.get_markersize(), linewidth=_SMALLER * line.get_linewidth())

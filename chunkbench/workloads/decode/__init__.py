@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from chunkbench.baselines.contract import Implementation
@@ -14,13 +14,7 @@ from chunkbench.store.results import DecodeResult, SessionResult
 from chunkbench.workloads.decode.spec import DecodeExperiment
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from chunkbench.paper.claims.judgement import Judge
-    from chunkbench.report.metric import Metric
-    from chunkbench.report.report import Report
-    from chunkbench.report.view import Body, View
-    from chunkbench.store import Manifest
+    from chunkbench.report.layout import Layout
     from chunkbench.workers.checks import Check
     from chunkbench.workers.inputs import PooledInputs
 
@@ -111,32 +105,7 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
         """Group the points that differ only in n_c."""
         return passes(points)
 
-    def body(self, view: View) -> Body:
-        from chunkbench.workloads.decode.body import body
+    def layout(self) -> Layout:
+        from chunkbench.workloads.decode.layout import LAYOUT
 
-        return body(view)
-
-    def metrics(self) -> Mapping[str, Metric]:
-        from chunkbench.workloads.decode.metrics import METRICS
-
-        return METRICS
-
-    def claims(self) -> Mapping[str, Judge]:
-        from chunkbench.workloads.decode import claims, tree_claims
-
-        return {**claims.JUDGES, **tree_claims.JUDGES}
-
-    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
-        # Imported late: matplotlib loads slowly, and tables do not need it.
-        from chunkbench.workloads.decode import advantage, head_caches_figure, ranking, speedup, token_rate
-
-        if manifest.experiment.figure == "checks":
-            return None
-        figures = {
-            "speedup": speedup.draw,
-            "token_rate": token_rate.draw,
-            "advantage": advantage.draw,
-            "head_caches": head_caches_figure.draw,
-            "ranking": ranking.draw,
-        }
-        return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
+        return LAYOUT

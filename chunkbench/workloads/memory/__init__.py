@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from chunkbench.workloads.decode import AttentionWorkload
@@ -10,13 +9,7 @@ from chunkbench.workloads.memory.result import MemoryResult
 from chunkbench.workloads.memory.spec import MemoryExperiment
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from chunkbench.paper.claims.judgement import Judge
-    from chunkbench.report.metric import Metric
-    from chunkbench.report.report import Report
-    from chunkbench.report.view import Body, View
-    from chunkbench.store import Manifest
+    from chunkbench.report.layout import Layout
 
 
 class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
@@ -27,22 +20,7 @@ class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
     experiment = MemoryExperiment
     result = MemoryResult
 
-    def body(self, view: View) -> Body:
-        from chunkbench.workloads.memory.body import body
+    def layout(self) -> Layout:
+        from chunkbench.workloads.memory.layout import LAYOUT
 
-        return body(view)
-
-    def metrics(self) -> Mapping[str, Metric]:
-        from chunkbench.workloads.decode.metrics import HELD
-
-        return HELD
-
-    def claims(self) -> Mapping[str, Judge]:
-        from chunkbench.workloads.memory import claims
-
-        return claims.JUDGES
-
-    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
-        from chunkbench.workloads.memory import figure
-
-        return figure.draw(report, manifest)
+        return LAYOUT

@@ -24,8 +24,7 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.workloads.memory.body import saving_of
-from chunkbench.workloads.memory.saving import PAKV
+from chunkbench.workloads.memory.saving import PAKV, saving_of
 
 _AXES = ("n_s", "batch_size", "n_p")
 _GREY = "#777777"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from chunkbench.store.results import DecodeResult
-    from chunkbench.workloads.memory.result import MemoryResult
+from chunkbench.analysis.derive import Group
+from chunkbench.store.results import DecodeResult
+from chunkbench.workloads.memory.result import MemoryResult
 
 CONTIGUOUS, PAKV = "naive", "chunk_attn"
 """The implementation that holds each sequence in one contiguous piece, and the one that holds shared chunks once."""
@@ -49,3 +48,12 @@ def saving(contiguous: DecodeResult | MemoryResult | None, cache: DecodeResult |
         empty=(held - distinct) / (b * n) if held is not None else None,
         bound=(cache.chunk_size - 1) / n,
     )
+
+
+def saving_of(group: Group) -> Saving | None:
+    """What the prefix-aware cache saves at a point; None if its bytes are unknown."""
+    cache, contiguous = group.rows.get(PAKV), group.rows.get(CONTIGUOUS)
+    if cache is None or cache.kv_bytes is None or not isinstance(cache.facts, MemoryResult):
+        return None
+    other = contiguous.facts if contiguous is not None else None
+    return saving(other if isinstance(other, MemoryResult) else None, cache.facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.contract import AnyImplementation
@@ -15,13 +15,7 @@ from chunkbench.workloads.modules.result import ModulesResult
 from chunkbench.workloads.modules.spec import ModulesExperiment
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from chunkbench.paper.claims.judgement import Judge
-    from chunkbench.report.metric import Metric
-    from chunkbench.report.report import Report
-    from chunkbench.report.view import Body, View
-    from chunkbench.store import Manifest
+    from chunkbench.report.layout import Layout
     from chunkbench.workers.checks import Check
     from chunkbench.workloads.modules.inputs import ModulesInputs
 
@@ -88,25 +82,10 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
 
         return make_module_check(inputs, implementation, nonce)
 
-    def body(self, view: View) -> Body:
-        from chunkbench.workloads.modules.body import body
+    def layout(self) -> Layout:
+        from chunkbench.workloads.modules.layout import LAYOUT
 
-        return body(view)
-
-    def metrics(self) -> Mapping[str, Metric]:
-        from chunkbench.workloads.decode.metrics import METRICS
-
-        return METRICS
-
-    def claims(self) -> Mapping[str, Judge]:
-        from chunkbench.workloads.modules import claims
-
-        return claims.JUDGES
-
-    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
-        from chunkbench.workloads.modules import figure
-
-        return figure.draw(report, manifest)
+        return LAYOUT
 
 
 def _columns(shape: LlamaShape, module: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
@@ -12,16 +12,10 @@ from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.replay.spec import ReplayExperiment
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from chunkbench.paper.claims.judgement import Judge
-    from chunkbench.report.metric import Metric
-    from chunkbench.report.report import Report
-    from chunkbench.report.view import Body, View
+    from chunkbench.report.layout import Layout
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.passes import PointMeasurer, Workplace
     from chunkbench.runner.target import Target
-    from chunkbench.store import Manifest
     from chunkbench.workloads.replay.registry import ManagerKind
 
 
@@ -66,22 +60,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
 
         return f"at most its budget of {words_of(experiment.budget_s)}"
 
-    def body(self, view: View) -> Body:
-        from chunkbench.workloads.replay.body import body
+    def layout(self) -> Layout:
+        from chunkbench.workloads.replay.layout import LAYOUT
 
-        return body(view)
-
-    def metrics(self) -> Mapping[str, Metric]:
-        from chunkbench.workloads.replay.metrics import METRICS
-
-        return METRICS
-
-    def claims(self) -> Mapping[str, Judge]:
-        from chunkbench.workloads.replay import claims, paged_claims, prefill_claims
-
-        return {**claims.JUDGES, **paged_claims.JUDGES, **prefill_claims.JUDGES}
-
-    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
-        from chunkbench.workloads.replay import figure
-
-        return figure.draw(report, manifest)
+        return LAYOUT

@@ -26,8 +26,8 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.workloads.replay.body import printed, stated_by_paged_attention
 from chunkbench.workloads.replay.metrics import METRICS
+from chunkbench.workloads.replay.printed import printed, stated_by_paged_attention
 from chunkbench.workloads.replay.result import ReplayResult
 
 Panel = Callable[[Axes], None]

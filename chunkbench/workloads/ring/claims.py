@@ -8,8 +8,9 @@ from statistics import median
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.ratio import ratio
 from chunkbench.analysis.statistics import interval
-from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged
+from chunkbench.paper.claims.evidence import Evidence, latency_ratio
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
+from chunkbench.paper.claims.rows import BoundClaim, fixed, largest
 from chunkbench.paper.printed import RingDevice, ring_devices
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, exposed_shares, imbalance, most_sent
 from chunkbench.workloads.ring.rates import Device, break_even, ideal_share
@@ -22,32 +23,21 @@ _HIDDEN_SIZES = (9216, 12288)
 """Of models of about 170e9 parameters; the text does not say which one."""
 
 
-def exact(evidence: Evidence) -> Judgement:
+def _errors(evidence: Evidence) -> list[Figure]:
     """Errors against float64 of every scheme that we wrote, over the tolerances."""
     rows = [row for group in _points(evidence) for name, row in group.items() if name in _OURS]
-    figures = []
-    for row in rows:
-        facts = row.facts
-        if isinstance(facts, RingResult) and facts.max_error is not None and facts.tolerance:
-            share = facts.max_error / facts.tolerance
-            figures.append(Figure(share, share, share, (row,)))
-    if not figures:
-        return absent("rings that were checked", "ring")
-    worst = max(figures, key=lambda figure: figure.value)
-    reason = f"{len(figures)} cases of {', '.join(_OURS)}, each checked on sampled rows of every rank against float64"
-    return decided(worst, Stated("at most", 1.0, 2), reason, figures)
+    shares = [(facts.max_error, facts.tolerance, row) for row in rows if (facts := _facts(row))]
+    return [Figure.counted(error / most, row) for error, most, row in shares if error is not None and most]
 
 
-def memory(evidence: Evidence) -> Judgement:
+def _peak(evidence: Evidence) -> list[Figure]:
     """Peak memory of a rank in blocks, at the longest prefill in float32."""
     rows = [row for _, row in _prefills(evidence, "ring") if _facts(row).dtype == "float32" and _blocks(row)]
-    if not rows:
-        return absent("the ring with peak memory", "ring")
-    row = max(rows, key=lambda row: _facts(row).n_p)
-    blocks = _blocks(row)
-    facts = _facts(row)
-    reason = f"{blocks:.2f} blocks of {facts.n_p // facts.ranks:,} tokens at the peak, inputs included"
-    return decided(Figure(blocks, blocks, blocks, (row,)), Stated("at most", BLOCKS, 0), reason, [])
+    longest = max(rows, key=lambda row: _facts(row).n_p, default=None)
+    if longest is None:
+        return []
+    place = f"blocks of {_facts(longest).n_p // _facts(longest).ranks:,} tokens at the peak, inputs included"
+    return [Figure.counted(_blocks(longest), longest, place=place)]
 
 
 def overlap(evidence: Evidence) -> Judgement:
@@ -71,28 +61,20 @@ def overlap(evidence: Evidence) -> Judgement:
 
 def balance(evidence: Evidence) -> Judgement:
     """Time of the ring over that of the zigzag ring, causal, and pairs per rank."""
-    found = []
-    for rows, row in _prefills(evidence, "zigzag"):
-        pair = ratio(rows["ring"].facts, row.facts, _CONFIDENCE) if "ring" in rows else None
-        if pair is not None and _facts(row).ranks > 1:
-            found.append((_facts(row).n_p, Figure(pair.value, pair.low, pair.high, (rows["ring"], row))))
-    if not found:
+    ratios = [
+        latency_ratio(rows, "ring", "zigzag") for rows, row in _prefills(evidence, "zigzag") if _facts(row).ranks > 1
+    ]
+    figure = max((ratio for ratio in ratios if ratio), key=lambda ratio: _facts(ratio.rows[0]).n_p, default=None)
+    if figure is None:
         return absent("the ring beside the zigzag ring", "ring")
-    tokens, figure = max(found, key=lambda pair: pair[0])
     one, other = (_facts(row) for row in figure.rows)
     most, even = (imbalance(facts) or 0.0 for facts in (one, other))
     share = ideal_share(one.ranks)
     reason = (
-        f"{figure.value:.2f}x at {tokens:,} tokens on {one.ranks} ranks; the busiest rank computes {most:.3f} of the "
+        f"{figure.value:.2f}x at {one.n_p:,} tokens on {one.ranks} ranks; the busiest rank computes {most:.3f} of the "
         f"mean in the ring, {even:.3f} with zigzag; the ring can reach {share:.0%} of the ideal"
     )
-    return decided(figure, Stated("at least", 1.0, 2), reason, [])
-
-
-def table1() -> Judgement:
-    reason = "q, K, V, the arriving K and V, and the output: 6bch elements, which are 12bch bytes in 16-bit numbers; "
-    reason += "less than the 2bsh elements of blockwise transformers where s > 3c, that is from 4 ranks on"
-    return Judgement("holds", reason, float(BLOCKS))
+    return decided(figure, Stated("at least", 1.0, 2), reason)
 
 
 def table2() -> Judgement:
@@ -107,7 +89,7 @@ def table2() -> Judgement:
             if abs(computed / 1e3 - printed) > 0.05 + 1e-9:
                 wrong.append(f"{what} of {row.name}: {computed:,.0f}, not {1e3 * printed:,.0f}")
     reason = "; ".join([f"{count - len(wrong)} of {count} printed figures are F / B and 6 F / B", *wrong])
-    return Judgement("does not hold" if wrong else "holds", reason, float(count - len(wrong)))
+    return Judgement(held(not wrong), reason, float(count - len(wrong)))
 
 
 def table2_disagrees() -> Judgement:
@@ -115,7 +97,7 @@ def table2_disagrees() -> Judgement:
     block = _block(row)
     reason = f"{row.tflops:g} TFLOPS / {row.gb_per_s:g} GB/s = {block:,.0f} tokens, six of them {BLOCKS * block:,.0f}; "
     reason += f"Table 2 prints {1e3 * row.block:,.0f} and {1e3 * row.sequence:,.0f}; its other four rows agree"
-    return Judgement("holds" if abs(block / 1e3 - row.block) > 0.05 else "does not hold", reason, block)
+    return Judgement(held(abs(block / 1e3 - row.block) > 0.05), reason, block)
 
 
 def appendix_d() -> Judgement:
@@ -145,12 +127,7 @@ def tree(evidence: Evidence) -> Judgement:
     reason = f"{ring / 1e6:.1f} MB against {merged / 1e6:.2f} MB at {facts.n_p:,} tokens and {facts.batch_size} "
     reason += f"sequences on {facts.ranks} ranks; 3 all-reduces in place of {facts.ranks - 1} rotations"
     reason += f"; the ring takes {time.value:.2f}x the time" if time else ""
-    value = ring / merged
-    return decided(Figure(value, value, value, tuple(rows)), Stated("at least", 1.0, 2), reason, [])
-
-
-def context() -> Judgement:
-    return Judgement("not measured", "it needs several GPUs whose memory ends; ranks of one machine share its memory")
+    return decided(Figure.counted(ring / merged, *rows), Stated("at least", 1.0, 2), reason)
 
 
 def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
@@ -186,14 +163,27 @@ def _block(row: RingDevice) -> float:
 
 
 JUDGES: Mapping[str, Judge] = {
-    "RG-exact": exact,
-    "RG-memory": memory,
+    "RG-exact": BoundClaim(
+        _errors,
+        Stated("at most", 1.0, 2),
+        f"{{count}} cases of {', '.join(_OURS)}, each checked on sampled rows of every rank against float64",
+        ("rings that were checked", "ring"),
+        order=largest,
+    ),
+    "RG-memory": BoundClaim(_peak, Stated("at most", BLOCKS, 0), "{each}", ("the ring with peak memory", "ring")),
     "RG-overlap": overlap,
     "RG-balance": balance,
-    "RG-table1": lambda _: table1(),
+    "RG-table1": fixed(
+        "holds",
+        "q, K, V, the arriving K and V, and the output: 6bch elements, which are 12bch bytes in 16-bit numbers; "
+        "less than the 2bsh elements of blockwise transformers where s > 3c, that is from 4 ranks on",
+        float(BLOCKS),
+    ),
     "RG-table2": lambda _: table2(),
     "RG-appendixD": lambda _: appendix_d(),
     "RG-tree": tree,
-    "RG-context": lambda _: context(),
+    "RG-context": fixed(
+        "not measured", "it needs several GPUs whose memory ends; ranks of one machine share its memory"
+    ),
     "X-ring2": lambda _: table2_disagrees(),
 }

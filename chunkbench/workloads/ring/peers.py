@@ -12,7 +12,7 @@ import torch
 from chunkbench.kvcache.integers import Ints
 from chunkbench.workloads.ring.blocks import flash
 from chunkbench.workloads.ring.inputs import ContextInputs
-from chunkbench.workloads.ring.layout import positions
+from chunkbench.workloads.ring.placement import positions
 from chunkbench.workloads.ring.world import World
 
 if TYPE_CHECKING:

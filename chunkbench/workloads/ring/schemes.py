@@ -13,7 +13,7 @@ from chunkbench.kernels.cpu import why_missing
 from chunkbench.kvcache.integers import Ints
 from chunkbench.workloads.ring.blocks import BlockKernel, FlashBlocks, Heads, NativeBlocks
 from chunkbench.workloads.ring.inputs import ContextInputs
-from chunkbench.workloads.ring.layout import Layout, pairs, positions, visible
+from chunkbench.workloads.ring.placement import Layout, pairs, positions, visible
 from chunkbench.workloads.ring.running import Running
 from chunkbench.workloads.ring.world import World
 

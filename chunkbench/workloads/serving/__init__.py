@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
@@ -16,16 +16,10 @@ from chunkbench.workloads.serving.servers.system import System
 from chunkbench.workloads.serving.spec import ServingExperiment
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from chunkbench.paper.claims.judgement import Judge
-    from chunkbench.report.metric import Metric
-    from chunkbench.report.report import Report
-    from chunkbench.report.view import Body, View
+    from chunkbench.report.layout import Layout
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.passes import PointMeasurer, Workplace
     from chunkbench.runner.target import Target
-    from chunkbench.store import Manifest
 
 
 class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
@@ -72,22 +66,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
             return "no implementation of this experiment is available here"
         return f"at most about its budget of {words_of(experiment.budget_s)}"
 
-    def body(self, view: View) -> Body:
-        from chunkbench.workloads.serving.body import body
+    def layout(self) -> Layout:
+        from chunkbench.workloads.serving.layout import LAYOUT
 
-        return body(view)
-
-    def metrics(self) -> Mapping[str, Metric]:
-        from chunkbench.workloads.serving.metrics import METRICS
-
-        return METRICS
-
-    def claims(self) -> Mapping[str, Judge]:
-        from chunkbench.workloads.serving import claims, constrained_claims
-
-        return {**claims.JUDGES, **constrained_claims.JUDGES}
-
-    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
-        from chunkbench.workloads.serving import figure
-
-        return figure.draw(report, manifest)
+        return LAYOUT

@@ -13,8 +13,8 @@ from chunkbench.paper.claims.evidence import Evidence, RunRows
 from chunkbench.paper.claims.judgement import Judgement
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, paper_rows
 from chunkbench.store.results import DecodeResult, Result
-from chunkbench.workloads.replay.body import stated_by_paged_attention
 from chunkbench.workloads.replay.paged_claims import JUDGES
+from chunkbench.workloads.replay.printed import stated_by_paged_attention
 from chunkbench.workloads.replay.result import ReplayResult
 from tests.workloads.replay.made import replay_facts, replay_seed, sustained
 
@@ -23,7 +23,7 @@ KINDS = ("used", "reserved", "internal_fragmentation", "external_fragmentation")
 
 
 def judge(id: str, *facts: Result) -> Judgement:
-    judges = workload.get("replay").claims() | workload.get("memory").claims()
+    judges = {**workload.get("replay").layout().claims, **workload.get("memory").layout().claims}
     return judges[id](Evidence([RunRows(derive(list(facts)))]))
 
 

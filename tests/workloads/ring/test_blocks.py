@@ -15,7 +15,7 @@ from chunkbench.kernels import cpu
 from chunkbench.kernels.reference import attention
 from chunkbench.kvcache.integers import Ints
 from chunkbench.workloads.ring.blocks import CHUNK_SIZE, BlockKernel, FlashBlocks, Heads, NativeBlocks, rectangles
-from chunkbench.workloads.ring.layout import Layout, positions, visible
+from chunkbench.workloads.ring.placement import Layout, positions, visible
 from chunkbench.workloads.ring.running import Running
 from tests.pairs import pairs
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.workloads.ring.layout import positions, visible
+from chunkbench.workloads.ring.placement import positions, visible
 from chunkbench.workloads.ring.rates import Device, Shape, break_even, ideal_share
 from tests.workloads.ring.made import ring_result
 

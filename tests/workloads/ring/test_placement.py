@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.workloads.ring.layout import Layout, pairs, positions, visible
+from chunkbench.workloads.ring.placement import Layout, pairs, positions, visible
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 layouts = st.sampled_from(LAYOUTS)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.paper.printed import paper_rows
 from chunkbench.report.cells import ABSENT, measured
+from chunkbench.report.layout import Layout
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, micros, percent
+from chunkbench.report.report import Report
 from chunkbench.report.view import Body, Line, View
+from chunkbench.store import Manifest
+from chunkbench.workloads.decode.metrics import METRICS
+from chunkbench.workloads.modules import claims
 from chunkbench.workloads.modules.layer_costs import FIGURES, MODULES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PAPER_MODEL, _PAPER_CONTEXT = "llama2-7b", 2048
 _ELEMENT_BYTES = 2
@@ -156,3 +165,12 @@ def _headline(view: View, figures: Sequence[_Computed]) -> str:
         batch_size, share = max(shares, key=lambda pair: pair[0])
         parts.append(f"At b = {batch_size} attention takes {percent(share)} of the three modules' time here")
     return ". ".join(parts) + "." if parts else ""
+
+
+def _draw(report: Report, manifest: Manifest) -> Figure | None:
+    from chunkbench.workloads.modules.figure import draw
+
+    return draw(report, manifest)
+
+
+LAYOUT = Layout(body, _draw, METRICS, claims.JUDGES)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from chunkbench.analysis.derive import Group, Row
+from chunkbench.report.layout import Layout
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, percent
 from chunkbench.report.quantities import Quantity, quantities
+from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
+from chunkbench.store import Manifest
+from chunkbench.workloads.answers import claims
 from chunkbench.workloads.answers.metrics import METRICS, by_depth
 from chunkbench.workloads.answers.result import AnswersResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LEGEND = (
     "needles: keys with values hidden in real text at ten depths; the question begins behind the compressed cache, and "
@@ -82,3 +91,12 @@ def _headline(view: View) -> str:
         found, of = (sum(METRICS[which].value(facts) or 0 for facts in tried) for which in ("found", "findable"))
         parts += [f"{view.columns.name(name)} {found:.0f} of {of:.0f}"] if of else []
     return f"Needles found of those that the model finds at all: {', '.join(parts)}." if parts else ""
+
+
+def _draw(report: Report, manifest: Manifest) -> Figure | None:
+    from chunkbench.workloads.answers.figure import draw
+
+    return draw(report, manifest)
+
+
+LAYOUT = Layout(body, _draw, METRICS, claims.JUDGES)

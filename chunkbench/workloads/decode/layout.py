@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from chunkbench.analysis.ranking import contests, standings
 from chunkbench.report import ranking
+from chunkbench.report.layout import Layout
+from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.decode import checks, head_caches, headline, tables
+from chunkbench.store import Manifest
+from chunkbench.workloads.decode import checks, claims, head_caches, headline, tables, tree_claims
+from chunkbench.workloads.decode.metrics import METRICS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COUNTED_PER_CACHE_AND_MODE = "a point counts once for each cache and mode in which it was timed"
 
@@ -60,3 +68,22 @@ _BODIES: Mapping[str, Callable[[View], Body]] = {
     "ranking": _ranked,
 }
 """Key `figure` of the experiment -> the part of the report that goes with it."""
+
+
+def _draw(report: Report, manifest: Manifest) -> Figure | None:
+    # Imported late: matplotlib loads slowly, and tables do not need it.
+    from chunkbench.workloads.decode import advantage, head_caches_figure, ranking, speedup, token_rate
+
+    if manifest.experiment.figure == "checks":
+        return None
+    figures = {
+        "speedup": speedup.draw,
+        "token_rate": token_rate.draw,
+        "advantage": advantage.draw,
+        "head_caches": head_caches_figure.draw,
+        "ranking": ranking.draw,
+    }
+    return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
+
+
+LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **tree_claims.JUDGES})

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import geometric_mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, table4
+from chunkbench.report.layout import Layout
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, count, extent, percent, significant, times
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
+from chunkbench.report.report import Report
 from chunkbench.report.view import Body, Line, View
+from chunkbench.store import Manifest
+from chunkbench.workloads.replay import claims, paged_claims, prefill_claims
 from chunkbench.workloads.replay.metrics import KINDS, METRICS
+from chunkbench.workloads.replay.printed import SYSTEMS, printed, rate_over_exact, stated_by_paged_attention
 from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios, rates_by_seed
 from chunkbench.workloads.serving.objective import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.workloads.serving.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _OPTIMUM = "belady"
-SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
-"""Manager -> the system of the paper's Table 4 that has it."""
 _LEGEND = (
     "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured, but for the rate of "
     "copies where a manager swaps",
@@ -189,38 +194,8 @@ def _paged_attention(metric: str) -> Quantity:
     return "    the same, PagedAttention (measured)", paper(stated)
 
 
-def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
-    """The rate over that of an allocator that knows all lengths, as the PagedAttention paper states it."""
-    low, high, one = (
-        stated_by_paged_attention(axes, manager, f"rate_over_exact{end}") for end in ("_low", "_high", "")
-    )
-    text = f"{low:g} to {high:g}x" if low and high else times(one) if one else None
-    return f"{text}, translation" if text and axes["n_s"] else text
-
-
-def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: str) -> float | None:
-    """What the PagedAttention paper prints for a system with this manager, in its setup of 12 GB beside OPT-13B."""
-    if (str(axes["model"]), axes["memory"]) != PAGED_ATTENTION_SETUP:
-        return None
-    for row in paged_attention():
-        same = all(str(axes[name] or "") == row[name] for name in ("traffic", "n_s", "samples", "beams"))
-        if same and (row["manager"], row["quantity"]) == (manager, quantity) and row["rate"] in ("", str(axes["rate"])):
-            return float(row["value"])
-    return None
-
-
 def _printed(column: str) -> Quantity:
     return "  the same, paper (measured)", paper(lambda group, row: printed(group, row, column))
-
-
-def printed(group: Group, row: Row, column: str) -> str | None:
-    """What the paper's Table 4 prints for the system with this manager at this point; None if it has no such row."""
-    axes = group.axes
-    known = table4().get((axes["n_p"], axes["n_s"], SYSTEMS.get(row.facts.implementation, "")))
-    if known is None or axes["rate"] is None or axes["batch_size"] != 32:
-        return None
-    same = axes["n_c"] == int(known["n_c"]) and axes["rate"] / 60 == float(known["rps"])
-    return known[column] if same else None
 
 
 def _headline(view: View) -> str:
@@ -258,3 +233,12 @@ def _timing(view: View) -> str:
             *(named if len(models) > 1 else [f"step times: {words}" for words in models]),
         ]
     )
+
+
+def _draw(report: Report, manifest: Manifest) -> Figure | None:
+    from chunkbench.workloads.replay.figure import draw
+
+    return draw(report, manifest)
+
+
+LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **paged_claims.JUDGES, **prefill_claims.JUDGES})

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.cells import ABSENT, word
+from chunkbench.report.layout import Layout
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import count, megabytes, percent, times
+from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
+from chunkbench.store import Manifest
 from chunkbench.store.results import MEASURED
-from chunkbench.workloads.memory.result import MemoryResult
-from chunkbench.workloads.memory.saving import CONTIGUOUS, PAKV, Saving, saving
+from chunkbench.workloads.decode.metrics import HELD
+from chunkbench.workloads.memory import claims
+from chunkbench.workloads.memory.saving import Saving, saving_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LEGEND = (
     "saved = bytes with every sequence stored by itself, contiguously (Naive), over bytes of the prefix-aware cache",
@@ -26,15 +34,6 @@ def body(view: View) -> Body:
     savings = [saved for group in view.groups if (saved := saving_of(group)) is not None]
     held = view.by_implementation("K/V held at the end of the completions, MB", _cell)
     return Body(_headline(savings), (held, _savings(view)), legend=_LEGEND, timing=_UNTIMED)
-
-
-def saving_of(group: Group) -> Saving | None:
-    """What the prefix-aware cache saves at a point; None if its bytes are unknown."""
-    cache, contiguous = group.rows.get(PAKV), group.rows.get(CONTIGUOUS)
-    if cache is None or cache.kv_bytes is None or not isinstance(cache.facts, MemoryResult):
-        return None
-    other = contiguous.facts if contiguous is not None else None
-    return saving(other if isinstance(other, MemoryResult) else None, cache.facts)
 
 
 def _cell(group: Group, row: Row | None) -> Cell:
@@ -73,3 +72,12 @@ def _headline(savings: Sequence[Saving]) -> str:
     wasteful = [saved for saved in savings if saved.empty is not None and saved.empty > saved.bound]
     where = f"exceeds (c - 1) / n at {count(len(wasteful), 'point')}" if wasteful else "nowhere exceeds (c - 1) / n"
     return f"{text}; what its chunks leave empty {where}."
+
+
+def _draw(report: Report, manifest: Manifest) -> Figure | None:
+    from chunkbench.workloads.memory.figure import draw
+
+    return draw(report, manifest)
+
+
+LAYOUT = Layout(body, _draw, HELD, claims.JUDGES)

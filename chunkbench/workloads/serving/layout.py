@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import geometric_mean
+from typing import TYPE_CHECKING
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.paper.printed import table4
+from chunkbench.report.layout import Layout
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, extent, significant, times
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
+from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.serving import constrained, sustained
+from chunkbench.store import Manifest
+from chunkbench.workloads.serving import claims, constrained, constrained_claims, sustained
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s
 from chunkbench.workloads.serving.result import EqualAnswers, ServingResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LEGEND = (
     "normalized latency = (last token - due) / tokens, mean over the requests of an arrival seed, median over seeds; "
@@ -182,3 +189,12 @@ def _timing(view: View) -> str:
     if sampled:
         parts.append(f"peaks of {', '.join(sampled)} are from samples")
     return "; ".join(parts)
+
+
+def _draw(report: Report, manifest: Manifest) -> Figure | None:
+    from chunkbench.workloads.serving.figure import draw
+
+    return draw(report, manifest)
+
+
+LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **constrained_claims.JUDGES})

@@ -1,0 +1,36 @@
+"""Which tokens a rank holds, and which keys of another rank's block its queries see. Integers only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from chunkbench.kvcache.integers import Ints
+
+Layout = Literal["contiguous", "striped", "zigzag"]
+"""Rank r of N holds: one block in token order; the tokens r, r + N, r + 2N, ...; of 2N blocks those numbered r and
+2N - 1 - r."""
+
+
+def positions(layout: Layout, tokens: int, ranks: int, rank: int) -> Ints:
+    """The tokens of a rank in ascending order; `tokens` is a multiple of 2 * ranks."""
+    if layout == "striped":
+        return np.arange(rank, tokens, ranks)
+    if layout == "contiguous":
+        return np.arange(tokens // ranks) + rank * (tokens // ranks)
+    half = np.arange(tokens // (2 * ranks))
+    return np.concatenate([half + rank * len(half), half + (2 * ranks - 1 - rank) * len(half)])
+
+
+def visible(queries: Ints, keys: Ints, causal: bool) -> Ints:
+    """How many of a block's keys each query sees: its first ones, since both are in ascending order."""
+    if causal:
+        return np.searchsorted(keys, queries, side="right")
+    return np.full(len(queries), len(keys))
+
+
+def pairs(layout: Layout, tokens: int, ranks: int, rank: int, causal: bool) -> int:
+    """Pairs of query and key that a rank computes in all: 4 * heads * head_dim FLOPs each."""
+    own = positions(layout, tokens, ranks, rank)
+    return int((own + 1).sum()) if causal else len(own) * tokens
