@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from chunkbench.analysis.derive import Row, derive
+from chunkbench.analysis.derive import Group, Row, derive
 from chunkbench.paper.claims import Claim, claims, differing
-from chunkbench.paper.claims.judgement import Stated
+from chunkbench.paper.claims.evidence import Evidence, RunRows
+from chunkbench.paper.claims.judgement import Figure, Stated
+from chunkbench.paper.claims.judges import bounded, largest, smallest
 from chunkbench.paper.printed import paper_rows, table3
 from chunkbench.report.claims import document
 from chunkbench.store.results import DecodeResult
@@ -267,6 +269,39 @@ def test_both_ends_of_the_interval_are_rounded_and_compared(
     direction: Any, bound: float, decimals: int, low: float, high: float, verdict: str
 ) -> None:
     assert Stated(direction, bound, decimals).verdict(low, high) == verdict
+
+
+def test_the_figure_that_decides_comes_first_and_a_cause_explains_no_speed_up_below_1(rows) -> None:
+    (row,) = rows({(1024, 0, "naive"): 1.0})
+    at_least = Stated("at least", 2.0, 1)
+
+    def judged(*values: float, stated: Stated = at_least, **changes: Any) -> tuple[Any, ...]:
+        found = [Figure(value, value, value + 0.1, (row,), f"at {place}") for place, value in enumerate(values)]
+        words = "{each}; {it:.1f}, {least:.1f} to {most:.1f} of {count}"
+        judgement = bounded(found, stated, words, ("rows", "table3"), cause="a cause", cause_above=1, **changes)
+        return judgement.verdict, judgement.measured, judgement.reason
+
+    each = "3.00 at 0, 1.50 at 1, 4.00 at 2"
+    assert judged(3, 1.5, 4) == ("different here", 1.5, f"{each}; 1.5, 1.5 to 4.0 of 3; a cause")
+    assert judged(3, 0.8)[:2] == ("does not hold", 0.8)
+    assert judged(3, 1.5, 4, order=largest) == ("holds", 4, f"{each}; 4.0, 1.5 to 4.0 of 3")
+    assert judged(3, 1.5, 4, order=smallest)[1] == 1.5
+    assert judged(3, 1.5, 4, order=list)[:2] == ("holds", 3)
+    assert judged(0.9, 1.5, stated=Stated("at most", 1.0, 1))[:2] == ("different here", 1.5)
+    assert judged()[2] == "it needs rows, which `chunkbench run table3` measures"
+
+
+def test_a_run_without_a_figure_does_not_hide_an_earlier_one(rows) -> None:
+    first = rows({(1024, 0, "naive"): 1.0}, experiment="one")
+    second = rows({(1024, 0, "naive"): 2.0}, experiment="two")
+    other = rows({(1024, 0, "xformers"): 3.0}, experiment="three")
+    evidence = Evidence([RunRows(run) for run in (first, second, other)])
+
+    def latency(point: Group) -> float | None:
+        return point.rows["naive"].derived.latency_us if "naive" in point.rows else None
+
+    assert evidence.last(latency) == [2.0]
+    assert evidence.last(latency, each_experiment=True) == [1.0, 2.0]
 
 
 def test_verdicts_that_differ_between_runs_of_one_machine_are_named(rows) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from chunkbench.analysis.derive import Group, Row, groups
 from chunkbench.analysis.ratio import ratio
@@ -13,6 +13,9 @@ from chunkbench.experiment.point import AttentionPoint
 from chunkbench.paper.claims.judgement import Figure
 from chunkbench.paper.printed import SETUP
 
+T = TypeVar("T")
+Implementations: TypeAlias = "str | tuple[str, ...]"
+"""One implementation, or several of which the fastest counts."""
 PAGED = ("paged_attn", "vllm_paged_attn")
 STAR = ("paged_attn_star", "vllm_paged_attn_star")
 """This project's kernel and vLLM's. A claim about a column of the paper is judged by the faster of the two."""
@@ -34,25 +37,42 @@ class MeasuredPoint:
         """Rows by implementation; where several runs measured an implementation, the last run counts."""
         return {name: row for run in self.runs for name, row in run.items()}
 
-    def ratio(self, implementation: str, base: str) -> Figure | None:
-        """Ratio of the latencies, formed inside rounds, in the last run that measured both side by side; or None."""
+    def ratio(self, of: Implementations, against: Implementations, place: str = "") -> Figure | None:
+        """Ratio of the latencies, formed inside rounds, in the last run that measured both side by side; or None.
+
+        place: where, in words with the point's axes and the names {of} and {against}.
+        """
+        of, against = self._fastest(of), self._fastest(against)
         for run in reversed(self.runs):
-            row, base_row = run.get(implementation), run.get(base)
-            latency_ratio = ratio(row.facts, base_row.facts, _CONFIDENCE) if row and base_row else None
-            if row and base_row and latency_ratio:
-                return Figure(latency_ratio.value, latency_ratio.low, latency_ratio.high, (row, base_row))
+            figure = latency_ratio(run, of, against)
+            if figure is not None:
+                names = {"of": self.label(of), "against": self.label(against)}
+                return replace(figure, place=place.format(**self.axes, **names))
         return None
 
-    def fastest(self, implementations: Sequence[str], base: str) -> tuple[str, Figure] | None:
-        """The fastest of these implementations, with its latency over that of `base`; None if none was measured."""
-        ratios = [(name, figure) for name in implementations if (figure := self.ratio(name, base)) is not None]
-        return min(ratios, key=lambda pair: pair[1].value, default=None)
+    def _fastest(self, implementations: Implementations) -> str:
+        """Of several implementations the one that was fastest beside ChunkAttn; empty if none was measured."""
+        if isinstance(implementations, str):
+            return implementations
+        ratios = {name: figure.value for name in implementations if (figure := self.ratio(name, "chunk_attn"))}
+        return min(ratios, key=lambda name: ratios[name], default="")
 
     def label(self, implementation: str) -> str:
         """The name of an implementation in running text."""
         return {"vllm_paged_attn": "vLLM", "vllm_paged_attn_star": "vLLM*"}.get(
             implementation, self.rows[implementation].facts.label
         )
+
+
+def latency_ratio(rows: Mapping[str, Row], of: str, against: str, place: str = "") -> Figure | None:
+    """Ratio of the latencies of two rows of one point, formed inside rounds; None if one of them was not measured."""
+    row, base = rows.get(of), rows.get(against)
+    found = ratio(row.facts, base.facts, _CONFIDENCE) if row and base else None
+    return Figure(found.value, found.low, found.high, (row, base), place) if row and base and found else None
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    return bool(wanted(value)) if callable(wanted) else wanted is ... or value == wanted
 
 
 class RunRows:
@@ -83,6 +103,17 @@ class Evidence:
         """The points of every run, run by run."""
         return (group for run in self.runs for group in run.groups)
 
+    def last(self, of: Callable[[Group], T | None], each_experiment: bool = False) -> list[T]:
+        """What points of any setup give. Where runs share a point, the last one that gives anything counts, or the last
+        one of each experiment."""
+        found: dict[str, T] = {}
+        for group in self.groups:
+            value = of(group)
+            if value is not None:
+                experiment = next(iter(group.rows.values())).facts.experiment if each_experiment else ""
+                found[f"{group.axes} {experiment}"] = value
+        return list(found.values())
+
     def preferring(self, experiment: str) -> Evidence:
         """The same rows, but runs of this experiment count before all others."""
         return Evidence(sorted(self.runs, key=lambda run: any(row.facts.experiment == experiment for row in run.rows)))
@@ -92,7 +123,10 @@ class Evidence:
         return Evidence([RunRows([row for row in run.rows if row.facts.experiment == experiment]) for run in self.runs])
 
     def points(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[MeasuredPoint]:
-        """Points of the setup, changed by `axes` (`...`: any value), where `implementation` was measured, each once."""
+        """Points of the setup, changed by `axes`, where `implementation` was measured, each once.
+
+        An axis has the value that is given, one that a given function accepts, or any value for `...`.
+        """
         wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
         points: dict[str, MeasuredPoint] = {}
         for run in self.runs:
@@ -101,11 +135,18 @@ class Evidence:
                 values, row = group.axes, group.rows.get(implementation)
                 if row is None or row.derived.latency_us is None or not isinstance(row.facts, AttentionPoint):
                     continue
-                if all(values.get(axis) == value for axis, value in wanted.items() if value is not ...):
+                if all(_fits(values.get(axis), value) for axis, value in wanted.items()):
                     name = repr([values[axis] for axis in _NAMES])
                     earlier = points[name].runs if name in points else ()
                     points[name] = MeasuredPoint(values, (*earlier, group.rows))
         return iter(points.values())
+
+    def ratios(self, of: Implementations, against: Implementations, place: str = "", **axes: Any) -> list[Figure]:
+        """The ratio at each of the `points` where both were measured."""
+        measured = against if isinstance(against, str) else of
+        assert isinstance(measured, str)  # one of the two is the same at all points
+        found = (point.ratio(of, against, place) for point in self.points(measured, **axes))
+        return [figure for figure in found if figure is not None]
 
     def point(self, **axes: Any) -> MeasuredPoint | None:
         """The first point that `points` gives, or None."""

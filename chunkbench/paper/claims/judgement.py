@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from chunkbench.analysis.derive import Row
@@ -64,10 +66,32 @@ class Figure:
     low: float
     high: float
     rows: tuple[Row, ...]
+    place: str = ""
+    """Where it was measured, in words that follow the value."""
+
+    @classmethod
+    def counted(cls, value: float, *rows: Row, place: str = "") -> Figure:
+        """A counted figure: a point."""
+        return cls(value, value, value, rows, place)
+
+    @classmethod
+    def of_repeats(cls, values: Sequence[float], rows: Iterable[Row], place: str = "") -> Figure:
+        """The median of these values, with their range."""
+        return cls(median(values), min(values), max(values), tuple(rows), place)
+
+    @property
+    def saved(self) -> Figure:
+        """What a ratio below 1 saves, as a fraction."""
+        return replace(self, value=1 - self.value, low=1 - self.high, high=1 - self.low)
 
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(row.facts.key for row in self.rows)
+
+
+def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
+    """Figures with their places, as text. `each` writes a value."""
+    return ", ".join(f"{each.format(figure.value)} {figure.place}" for figure in figures)
 
 
 @dataclass(frozen=True)
@@ -88,21 +112,40 @@ class Stated:
             return "holds" if high <= self.bound else "wrong" if low > self.bound else "cannot tell"
         return "holds" if low >= self.bound else "wrong" if high < self.bound else "cannot tell"
 
+    def worst_first(self, figures: Iterable[Figure]) -> list[Figure]:
+        """Figures by how far they are on the wrong side of the bound."""
+        return sorted(figures, key=lambda figure: figure.value, reverse=self.direction == "at most")
+
 
 UNCLEAR = "the interval lies on both sides of the bound"
 
 
-def decided(worst: Figure, stated: Stated, words: str, figures: Sequence[Figure], cause: str = "") -> Judgement:
-    """The judgement of a bound by the figure of the worst point. `cause`: what else may explain a figure on the wrong
-    side; empty if nothing does."""
+def decided(
+    worst: Figure,
+    stated: Stated,
+    words: str,
+    figures: Iterable[Figure] = (),
+    cause: str = "",
+    cause_above: float = -inf,
+) -> Judgement:
+    """The judgement of a bound by the figure of the worst point.
+
+    `cause`: what else may explain a figure on the wrong side, if its interval reaches above `cause_above`; empty if
+    nothing does.
+    """
     found = stated.verdict(worst.low, worst.high)
     if found == "cannot tell":
         return judged("cannot tell", f"{words}: {UNCLEAR}", [worst, *figures])
     if found == "holds":
         return judged("holds", words, [worst, *figures])
-    if cause:
+    if cause and worst.high > cause_above:
         return judged("different here", f"{words}; {cause}", [worst, *figures])
     return judged("does not hold", words, [worst, *figures])
+
+
+def held(is_so: bool) -> ClaimVerdict:
+    """The verdict on a claim that needs no bound."""
+    return "holds" if is_so else "does not hold"
 
 
 def judged(verdict: ClaimVerdict, reason: str, figures: Sequence[Figure]) -> Judgement:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from chunkbench.analysis.derive import Row
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
+from chunkbench.paper.claims.judges import bounded, largest
 from chunkbench.workloads.answers.metrics import METRICS
 from chunkbench.workloads.answers.result import AnswersResult
 from chunkbench.workloads.decode.head_cache_numbers import HeadCache, head_caches, paper_share
@@ -16,17 +18,14 @@ _LONG = 20_000
 """From so many tokens on a fifth of the sequence is more than the least window."""
 
 
-def saved_bytes(evidence: Evidence) -> Judgement:
+def saved_bytes(evidence: Evidence, stated: Stated) -> Judgement:
     """Bytes that RazorAttention's own numbers save, counted in the pools."""
-    found = [cache for cache in _caches(evidence) if _by_its_own_numbers(cache)]
-    if not found:
-        return absent("RazorAttn with its own shares and window, beside ChunkAttn", "razor")
-    figures = [Figure(1 - c.bytes, 1 - c.bytes, 1 - c.bytes, (c.row, c.full)) for c in found]
-    listed = ", ".join(f"{1 - c.bytes:.1%} at {c.tokens:,} tokens" for c in found)
-    best = max(figures, key=lambda figure: figure.value)
+    caches = [cache for cache in head_caches(evidence.groups) if _by_its_own_numbers(cache)]
+    found = [Figure.counted(1 - c.bytes, c.row, c.full, place=f"at {c.tokens:,} tokens") for c in caches]
     curve = ", ".join(f"{1 - paper_share(n):.0%} at {n:,}" for n in (4_000, 8_000, _LONG))
-    reason = f"less K/V: {listed}; by the text's own shares and windows it is {curve}, and no more beyond"
-    return decided(best, Stated("at least", 0.70, 2), reason, figures)
+    words = f"less K/V: {{each}}; by the text's own shares and windows it is {curve}, and no more beyond"
+    needs = "RazorAttn with its own shares and window, beside ChunkAttn", "razor"
+    return bounded(found, stated, words, needs, "{:.1%}", order=largest)
 
 
 def heads(evidence: Evidence) -> Judgement:
@@ -37,24 +36,25 @@ def heads(evidence: Evidence) -> Judgement:
     shares = {name: _sum("found", rows) / _sum("findable", rows) for name, rows in counted.items()}
     retrieval, random, none = shares.values()
     words = f"needles found: {retrieval:.0%} with retrieval heads, {random:.0%} with random ones, {none:.0%} with none"
-    rows = tuple(row for found in counted.values() for row in found)
-    figure = Figure(retrieval - random, retrieval - random, retrieval - random, rows)
-    return judged("holds" if retrieval > random >= none else "does not hold", words, [figure])
+    figure = Figure.counted(retrieval - random, *(row for found in counted.values() for row in found))
+    return judged(held(retrieval > random >= none), words, [figure])
 
 
-def compensation(evidence: Evidence) -> Judgement:
+def compensation(evidence: Evidence, stated: Stated) -> Judgement:
     """Needles lost without the compensation token."""
-    return _loss(evidence, "retrieval_heads_plain", "without the compensation token", 0.30)
+    return _loss(evidence, "retrieval_heads_plain", "without the compensation token", stated)
 
 
-def echo(evidence: Evidence) -> Judgement:
+def echo(evidence: Evidence, stated: Stated) -> Judgement:
     """Needles lost without the heads that the echo score alone finds."""
-    return _loss(evidence, "induction_heads", "without the heads that only the echo score finds", 0.10)
+    return _loss(evidence, "induction_heads", "without the heads that only the echo score finds", stated)
 
 
 def throughput(evidence: Evidence) -> Judgement:
     """The text's figure is of a whole server on an accelerator."""
-    found = [cache for cache in _caches(evidence) if _by_its_own_numbers(cache) and cache.speedup is not None]
+    found = [
+        cache for cache in head_caches(evidence.groups) if _by_its_own_numbers(cache) and cache.speedup is not None
+    ]
     needs = "it needs a server on an accelerator"
     if not found:
         return Judgement("not measured", f"{needs}; `chunkbench run razor` measures the kernel's gain on a CPU")
@@ -73,40 +73,31 @@ def prefix(evidence: Evidence) -> Judgement:
         if 0.85 < ratio < 0.95:
             words = f"of the full bytes at r = {ratio:.2f}: {own.bytes:.0%} if a shared prefix stays whole, "
             words += f"{both.bytes:.0%} if it is compressed, too"
-            figure = Figure(both.bytes, both.bytes, both.bytes, (own.row, both.row, both.full))
-            return judged("holds" if both.bytes < own.bytes else "does not hold", words, [figure])
+            figure = Figure.counted(both.bytes, own.row, both.row, both.full)
+            return judged(held(both.bytes < own.bytes), words, [figure])
     return absent("RazorAttn with and without compressed prefixes where prompts share 90%", "razor")
 
 
-def _loss(evidence: Evidence, name: str, words: str, stated: float) -> Judgement:
+def _loss(evidence: Evidence, name: str, words: str, stated: Stated) -> Judgement:
     with_all, without = _needles(evidence, "retrieval_heads"), _needles(evidence, name)
     if not with_all or not without:
         return absent(f"answers with retrieval heads, and {words}", "razor-answers")
     found, less = (round(_sum("found", rows)) for rows in (with_all, without))
-    rows = (*with_all, *without)
+    figure = Figure.counted(1 - less / found if found else 0.0, *with_all, *without)
     if not found:
-        figure = Figure(0.0, 0.0, 0.0, rows)
         return judged("cannot tell", f"no needle is found with retrieval heads, so none is lost {words}", [figure])
-    lost = 1 - less / found
-    figure = Figure(lost, lost, lost, rows)
     reason = f"{words} {less} needles are found in place of {found}"
-    return decided(
-        figure, Stated("at least", stated, 2), reason, [figure], "a small model, needles in place of LongBench"
-    )
+    return decided(figure, stated, reason, cause="a small model, needles in place of LongBench")
 
 
 def _needles(evidence: Evidence, name: str) -> list[Row]:
     """Rows of a choice of heads at points where something is lost, in the last run that has them."""
-    found = {str(group.axes): group.rows[name] for group in evidence.groups if name in group.rows}
-    return [row for row in found.values() if isinstance(row.facts, AnswersResult) and _sum("findable", [row])]
+    found = evidence.last(lambda point: point.rows.get(name))
+    return [row for row in found if isinstance(row.facts, AnswersResult) and _sum("findable", [row])]
 
 
 def _sum(metric: str, rows: Sequence[Row]) -> float:
     return sum(METRICS[metric].value(row.facts) or 0 for row in rows)
-
-
-def _caches(evidence: Evidence) -> Iterator[HeadCache]:
-    yield from head_caches(evidence.groups)
 
 
 def _by_its_own_numbers(cache: HeadCache) -> bool:
@@ -115,10 +106,10 @@ def _by_its_own_numbers(cache: HeadCache) -> bool:
 
 
 JUDGES: Mapping[str, Judge] = {
-    "RZ-bytes": saved_bytes,
+    "RZ-bytes": partial(saved_bytes, stated=Stated("at least", 0.70, 2)),
     "RZ-heads": heads,
-    "RZ-compensation": compensation,
-    "RZ-echo": echo,
+    "RZ-compensation": partial(compensation, stated=Stated("at least", 0.30, 2)),
+    "RZ-echo": partial(echo, stated=Stated("at least", 0.10, 2)),
     "RZ-throughput": throughput,
     "RZ-prefix": prefix,
 }

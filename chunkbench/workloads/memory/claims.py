@@ -6,10 +6,10 @@ import random
 from collections.abc import Mapping
 from functools import cache
 
-from chunkbench.analysis.derive import Row
 from chunkbench.kvcache import PrefixTree
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, absent, judged
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, absent, held, judged
+from chunkbench.paper.claims.judges import largest
 from chunkbench.store.results import DecodeResult
 from chunkbench.workloads.memory.result import MemoryResult
 from chunkbench.workloads.memory.saving import CONTIGUOUS, PAKV, saving
@@ -22,21 +22,20 @@ _SEQUENCES = 200
 
 def waste(evidence: Evidence) -> Judgement:
     """The highest share of the bound that empty slots reach."""
-    worst: Figure | None = None
-    exceeded, count = 0, 0
-    for row in _caches(evidence):
-        memory = saving(None, row.facts) if isinstance(row.facts, DecodeResult | MemoryResult) else None
-        if memory is None or memory.empty is None:
-            continue
-        count += 1
-        share = memory.empty / memory.bound if memory.bound else 0.0
-        exceeded += memory.empty > memory.bound + 1e-9
-        if worst is None or share > worst.value:
-            worst = Figure(share, share, share, (row,))
-    if worst is None:
+    caches = [
+        (memory.empty, memory.bound, row)
+        for row in evidence.rows
+        if row.facts.implementation == PAKV
+        and isinstance(row.facts, DecodeResult | MemoryResult)
+        and (memory := saving(None, row.facts))
+        and memory.empty is not None
+    ]
+    if not caches:
         return absent("bytes of the prefix-aware cache", "memory")
-    reason = f"at {count} points the empty slots reach at most {worst.value:.0%} of (c - 1) / n"
-    return judged("does not hold" if exceeded else "holds", reason, [worst])
+    figures = [Figure.counted(empty / bound if bound else 0.0, row) for empty, bound, row in caches]
+    worst, exceeded = largest(figures)[0], any(empty > bound + 1e-9 for empty, bound, _ in caches)
+    reason = f"at {len(caches)} points the empty slots reach at most {worst.value:.0%} of (c - 1) / n"
+    return judged(held(not exceeded), reason, [worst])
 
 
 def sharing(evidence: Evidence) -> Judgement:
@@ -44,7 +43,7 @@ def sharing(evidence: Evidence) -> Judgement:
 
     Without such a run: how many fit in replays.
     """
-    best: tuple[float, float, Figure] | None = None
+    best: tuple[float, Figure] | None = None
     for run in evidence.runs:
         by_axes = {
             tuple(axes[name] for name in ("n_p", "n_s", "n_c", "chunk_size", "batch_size")): point.rows
@@ -62,16 +61,14 @@ def sharing(evidence: Evidence) -> Judgement:
                 continue
             one_more = [(big.kv_bytes or 0) - (small.kv_bytes or 0) for big, small in pairs]
             value, limit = one_more[0] / one_more[1], (n_p + n_c) / (n_p + n_c - n_s)
-            used = tuple(row for pair in pairs for row in pair)
-            if best is None or limit > best[1]:
-                best = (value, limit, Figure(value, value, value, used))
+            if best is None or limit > best[0]:
+                best = limit, Figure.counted(value, *(row for pair in pairs for row in pair))
     if best is None:
-        replayed = managers.sharing(evidence)
-        return replayed or absent("bytes of two batch sizes that share a prefix", "memory")
-    value, limit, figure = best
-    reason = f"one more sequence takes {value:.2f} times less memory with sharing; 1 / (1 - r) = {limit:.2f} here"
-    near = abs(value / limit - 1) <= _ABOUT
-    return judged("holds" if near else "does not hold", reason, [figure])
+        return managers.sharing(evidence) or absent("bytes of two batch sizes that share a prefix", "memory")
+    limit, figure = best
+    times = f"{figure.value:.2f} times less memory with sharing"
+    reason = f"one more sequence takes {times}; 1 / (1 - r) = {limit:.2f} here"
+    return judged(held(abs(figure.value / limit - 1) <= _ABOUT), reason, [figure])
 
 
 @cache
@@ -98,10 +95,6 @@ def contiguity() -> Judgement:
         f"{checked:,} chunks of a forest with {_SEQUENCES} random changes, each compared with the paths that hold it"
     )
     return Judgement("holds", reason, float(checked))
-
-
-def _caches(evidence: Evidence) -> list[Row]:
-    return [row for row in evidence.rows if row.facts.implementation == PAKV and row.kv_bytes]
 
 
 JUDGES: Mapping[str, Judge] = {

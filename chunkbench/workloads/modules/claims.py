@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chunkbench.experiment.llama import SHAPES
-from chunkbench.paper.claims.judgement import Judge, Judgement
+from chunkbench.paper.claims.judgement import Judge, Judgement, held
 from chunkbench.paper.printed import paper_rows
 from chunkbench.workloads.modules.layer_costs import FIGURES, MODULES
 
@@ -24,7 +24,7 @@ def table1() -> Judgement:
             if computed != row[module]:
                 wrong.append(f"{metric} of {module} at b = {batch_size}: {computed}, not {row[module]}")
     reason = "; ".join([f"{count - len(wrong)} of {count} printed figures follow from the shapes", *wrong])
-    return Judgement("does not hold" if wrong else "holds", reason, float(count - len(wrong)))
+    return Judgement(held(not wrong), reason, float(count - len(wrong)))
 
 
 JUDGES: Mapping[str, Judge] = {"T1-arith": lambda _: table1()}

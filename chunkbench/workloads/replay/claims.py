@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from statistics import fmean
 
 from chunkbench.analysis.derive import Row
@@ -22,9 +21,8 @@ _KEEPING = ("paged_prefix", "radix_tree")
 def sharing(evidence: Evidence) -> Judgement | None:
     """Sequences that fit at once with the prefix tree, over those with blocks of their own; None without replays."""
     best: tuple[float, float, Figure] | None = None
-    for point in _points(evidence):
-        tree, paged = point.get("prefix_tree"), point.get("paged")
-        if tree is None or paged is None or not _memory_limited(tree) or not _memory_limited(paged):
+    for tree, paged in _pairs(evidence, "prefix_tree", "paged"):
+        if not _memory_limited(tree) or not _memory_limited(paged):
             continue
         facts = tree.facts
         if not isinstance(facts, ReplayResult) or not (facts.n_p and facts.n_s and facts.n_c) or facts.prompts > 1:
@@ -32,7 +30,7 @@ def sharing(evidence: Evidence) -> Judgement | None:
         ours, theirs = _batch(tree), _batch(paged)
         value, limit = ours / theirs, (facts.n_p + facts.n_c) / (facts.n_p + facts.n_c - facts.n_s)
         if best is None or theirs > best[0]:
-            best = theirs, limit, Figure(value, value, value, (tree, paged))
+            best = theirs, limit, Figure.counted(value, tree, paged)
     if best is None:
         return None
     _, limit, figure = best
@@ -82,25 +80,20 @@ def mooncake(evidence: Evidence) -> Judgement:
         return Judgement("not measured", "it needs a replay of a trace file (`traffic: PATH`) in endless memory")
     share, row, traffic = max(found, key=lambda entry: entry[0])
     reason = f"a replay of {traffic} finds {share:.1%} of the prompt tokens in an endless cache"
-    return replayed(reason, [Figure(share, share, share, (row,))], abs(share / _MOONCAKE - 1) <= NEAR / 3)
+    return replayed(reason, [Figure.counted(share, row)], abs(share / _MOONCAKE - 1) <= NEAR / 3)
 
 
 def hits_of_optimum(evidence: Evidence) -> Judgement:
     """Prompt tokens that a radix tree finds, over those that the optimum finds with equal memory; mean of points."""
     found = []
-    for point in _points(evidence):
-        tree, optimum = point.get("radix_tree"), point.get("belady")
-        if not tree or not optimum:
-            continue
+    for tree, optimum in _pairs(evidence, "radix_tree", "belady"):
         ours, best = (METRICS["hit_share"].value(row.facts) for row in (tree, optimum))
         if ours is not None and best:
-            share = ours / best
-            found.append(Figure(share, share, share, (tree, optimum)))
+            found.append(Figure.counted(ours / best, tree, optimum))
     if not found:
         return absent("a radix tree beside the optimum", "replay-policies")
     shares = [figure.value for figure in found]
-    rows = tuple(row for figure in found for row in figure.rows)
-    mean = Figure(fmean(shares), min(shares), max(shares), rows)
+    mean = Figure(fmean(shares), min(shares), max(shares), tuple(row for figure in found for row in figure.rows))
     reason = (
         f"this is what leaves, not the order that the text means: the tree finds {mean.value:.0%} of what the optimum "
         f"finds with equal memory ({mean.low:.0%} to {mean.high:.0%} at {len(found)} points), one request at a time"
@@ -115,18 +108,12 @@ def replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayResult]]:
             yield row, row.facts
 
 
-def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
-    """Manager -> row, for each point of each run."""
-
-    def place(row: Row) -> str:
-        facts = row.facts
-        names = ("traffic", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree", "rate", "memory", "schedule", "model")
-        others = ("block_size", "chunk_size", "samples", "beams", "experiment", "machine")
-        return repr([getattr(facts, name) for name in (*names, *others)])
-
-    rows = sorted((row for row, _ in replays(evidence)), key=place)
-    for _, members in groupby(rows, place):
-        yield {row.facts.implementation: row for row in members}
+def _pairs(evidence: Evidence, manager: str, other: str) -> list[tuple[Row, Row]]:
+    """The rows of two managers at each point, of the last run of each experiment."""
+    names, order = {manager, other}, ("traffic", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree", "rate", "memory")
+    points = evidence.last(lambda point: point.rows if names <= point.rows.keys() else None, each_experiment=True)
+    points.sort(key=lambda rows: repr([rows[manager].facts.axis(name) for name in order]))
+    return [(rows[manager], rows[other]) for rows in points]
 
 
 JUDGES: Mapping[str, Judge] = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, replayed
+from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, replayed
+from chunkbench.paper.claims.judges import fixed
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention
 from chunkbench.workloads.replay.claims import NEAR, replays
 from chunkbench.workloads.replay.metrics import METRICS
@@ -37,10 +37,6 @@ def throughput(evidence: Evidence) -> Judgement:
         low, high = (_stated("12", quantity=f"rate_over_max_{end}") for end in ("low", "high"))
         words += f", {over_max.value:.2f} times that of reservation for the longest ({low:g} to {high:g})"
     return replayed(words, [found], Stated("at least", 2.0, 0).verdict(found.low, found.high) == "holds")
-
-
-def static_batching() -> Judgement:
-    return Judgement("not measured", "no manager of replays batches requests that begin and end together")
 
 
 def answers(evidence: Evidence) -> Judgement:
@@ -87,14 +83,6 @@ def waste(evidence: Evidence, kind: str, manager: str = _MAX) -> Judgement:
     return replayed(words, [found], abs(found.value - stated) <= NEAR * min(stated, 1 - stated))
 
 
-def batch() -> Judgement:
-    """12 GB of K/V hold so many whole reservations."""
-    whole = _SLOTS // 2048
-    printed = _stated("13", traffic="sharegpt", manager=_MAX)
-    words = f"floor({_SLOTS:,} tokens / 2048) = {whole}; the label of Figure 13 is {printed:.2f}"
-    return Judgement("holds" if whole == printed else "does not hold", words, float(whole))
-
-
 def batches(evidence: Evidence) -> Judgement:
     """Requests in a batch with paged memory, over those of the allocator that knows all lengths."""
     axes = {"traffic": "sharegpt", "rate": 120}
@@ -130,8 +118,7 @@ def parallel(evidence: Evidence) -> Judgement:
     beams = [(METRICS["saved"].value(facts) or 0.0, row) for row, facts in paged if facts.beams]
     if not prompts or not beams:
         return absent("parallel sampling and beam search", _ANSWERS)
-    shares = [share for share, _ in prompts]
-    found = Figure(median(shares), min(shares), max(shares), tuple(row for _, row in prompts))
+    found = Figure.of_repeats([share for share, _ in prompts], (row for _, row in prompts))
     words = (
         f"lengths and beams are drawn: prompts are {_range(prompts)} of the memory in parallel sampling, and beams "
         f"share {_range(beams)} of theirs (the text: {_BEAMS:.0%})"
@@ -181,9 +168,8 @@ def block(evidence: Evidence) -> Judgement:
         f"and of up to {found['alpaca']} with Alpaca's; the largest take up to {worst:.1f} times as long. What small "
         "blocks cost in the kernel is not in the replay"
     )
-    value = float(found["sharegpt"])
     agrees = found["sharegpt"] >= 128 and found["alpaca"] >= 32
-    return replayed(words, [Figure(value, value, value, tuple(used))], agrees)
+    return replayed(words, [Figure.counted(float(found["sharegpt"]), *used)], agrees)
 
 
 def recompute(evidence: Evidence) -> Judgement:
@@ -193,7 +179,7 @@ def recompute(evidence: Evidence) -> Judgement:
         for row, facts in _rows(evidence, "paged_swap", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
     }
     found = [
-        Figure(value, value, value, (row, swapped[facts.block_size]))
+        Figure.counted(value, row, swapped[facts.block_size])
         for row, facts in _rows(evidence, "paged", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
         if facts.block_size in swapped
         and (value := _over(row, swapped[facts.block_size])) is not None
@@ -207,52 +193,6 @@ def recompute(evidence: Evidence) -> Judgement:
         "sizes of blocks; read as 'at most 20% slower'. Copies at this machine's rate, computing as on an A100"
     )
     return replayed(words, [worst, *found], Stated("at most", 1.2, 1).verdict(worst.low, worst.high) == "holds")
-
-
-def grouped_heads() -> Judgement:
-    """Llama2-70B with its 8 K/V heads, and with as many as it has query heads."""
-    shape = SHAPES["llama2-70b"]
-    every = shape.model_copy(update={"num_key_value_heads": shape.num_attention_heads})
-    share = every.kv_bytes() / shape.kv_bytes()
-    words = (
-        f"Llama2-70B: {shape.kv_bytes() // 1024} KiB a token in place of {every.kv_bytes() // 1024}: {share:g} times"
-    )
-    return Judgement("holds", words, share)
-
-
-def kernel_disagrees() -> Judgement:
-    words = (
-        "the bars of Figure 18a are not printed as numbers; another group reads some of them outside the text's range"
-    )
-    return Judgement("not measured", words)
-
-
-def swapping_disagrees() -> Judgement:
-    words = (
-        "the text also says that both take about the same time with blocks of 16 to 64 tokens: about 100%, not 20%. "
-        "Read as 'at most 20% slower' the sentence agrees with it"
-    )
-    return Judgement("holds", words, 1.0)
-
-
-def weights_disagree() -> Judgement:
-    words = "175e9 parameters of 2 bytes are 350 GB; Table 1 prints 346"
-    return Judgement("holds", words, 175e9 * 2 / 1e9)
-
-
-def alpaca_batch() -> Judgement:
-    """Requests that the memory holds, over the printed batch.
-
-    A request that is served has its prompt, half of its answer in the mean, and half a block. Long answers are served
-    longer: with a log-normal law of sigma 1 (ours) their mean is e times that of all.
-    """
-    held = _SLOTS / (19.31 + math.e * 58.45 / 2 + 8)
-    printed = _stated("13", traffic="alpaca", manager="paged")
-    words = (
-        f"12 GB hold about {held:.0f} requests of Alpaca's mean lengths, if these are log-normal with sigma 1; the "
-        f"label is {printed:g}: arrivals limit it"
-    )
-    return Judgement("holds" if held > printed else "does not hold", words, held)
 
 
 def _stated(figure: str, **named: str) -> float:
@@ -289,7 +229,7 @@ def _rate_ratio(evidence: Evidence, manager: str, base: str, **axes: Any) -> Fig
     ratios = rate_ratios(sides[0], sides[1], OBJECTIVE_S)
     if not ratios:
         return None
-    return Figure(median(ratios), min(ratios), max(ratios), tuple(row for side in sides for row in side))
+    return Figure.of_repeats(ratios, (row for side in sides for row in side))
 
 
 def _seeds(evidence: Evidence, manager: str, metric: str, **axes: Any) -> Figure | None:
@@ -299,7 +239,7 @@ def _seeds(evidence: Evidence, manager: str, metric: str, **axes: Any) -> Figure
 
 
 def _median(found: Sequence[float], rows: Sequence[tuple[Row, ReplayResult]]) -> Figure | None:
-    return Figure(median(found), min(found), max(found), tuple(row for row, _ in rows)) if found else None
+    return Figure.of_repeats(found, (row for row, _ in rows)) if found else None
 
 
 def _over(row: Row, base: Row) -> float | None:
@@ -307,10 +247,26 @@ def _over(row: Row, base: Row) -> float | None:
     return us / base_us if us and base_us else None
 
 
+_LABEL, _ALPACA = (
+    _stated("13", traffic=traffic, manager=manager) for traffic, manager in (("sharegpt", _MAX), ("alpaca", "paged"))
+)
+_HELD = _SLOTS / (19.31 + math.e * 58.45 / 2 + 8)
+"""Requests that the memory holds. A request that is served has its prompt, half of its answer in the mean, and half a
+block. Long answers are served longer: with a log-normal law of sigma 1 (ours) their mean is e times that of all."""
+_SHAPE = SHAPES["llama2-70b"]
+_GROUPED = _SHAPE.kv_bytes()
+_UNGROUPED = _SHAPE.model_copy(update={"num_key_value_heads": _SHAPE.num_attention_heads}).kv_bytes()
+"""Bytes of a token with 8 K/V heads, and with as many as there are query heads."""
+
+
 JUDGES: Mapping[str, Judge] = {
     "PA-throughput": throughput,
-    "PA-static": lambda _: static_batching(),
-    "PA-batch": lambda _: batch(),
+    "PA-static": fixed("not measured", "no manager of replays batches requests that begin and end together"),
+    "PA-batch": fixed(
+        held(_SLOTS // 2048 == _LABEL),
+        f"floor({_SLOTS:,} tokens / 2048) = {_SLOTS // 2048}; the label of Figure 13 is {_LABEL:.2f}",
+        float(_SLOTS // 2048),
+    ),
     "PA-batches": batches,
     "PA-waste": partial(waste, kind="used"),
     "PA-reserved": partial(waste, kind="reserved"),
@@ -331,9 +287,26 @@ JUDGES: Mapping[str, Judge] = {
     "PA-kernel": kernel,
     "PA-block": block,
     "PA-recompute": recompute,
-    "GQA-memory": lambda _: grouped_heads(),
-    "X-kernel": lambda _: kernel_disagrees(),
-    "X-swapping": lambda _: swapping_disagrees(),
-    "X-weights": lambda _: weights_disagree(),
-    "X-alpaca": lambda _: alpaca_batch(),
+    "GQA-memory": fixed(
+        "holds",
+        f"Llama2-70B: {_GROUPED // 1024} KiB a token in place of {_UNGROUPED // 1024}: {_UNGROUPED / _GROUPED:g} times",
+        _UNGROUPED / _GROUPED,
+    ),
+    "X-kernel": fixed(
+        "not measured",
+        "the bars of Figure 18a are not printed as numbers; another group reads some of them outside the text's range",
+    ),
+    "X-swapping": fixed(
+        "holds",
+        "the text also says that both take about the same time with blocks of 16 to 64 tokens: about 100%, not 20%. "
+        "Read as 'at most 20% slower' the sentence agrees with it",
+        1.0,
+    ),
+    "X-weights": fixed("holds", "175e9 parameters of 2 bytes are 350 GB; Table 1 prints 346", 175e9 * 2 / 1e9),
+    "X-alpaca": fixed(
+        held(_HELD > _ALPACA),
+        f"12 GB hold about {_HELD:.0f} requests of Alpaca's mean lengths, if these are log-normal with sigma 1; the "
+        f"label is {_ALPACA:g}: arrivals limit it",
+        _HELD,
+    ),
 }

@@ -9,7 +9,7 @@ from functools import cache
 
 from chunkbench.kvcache import PrefixTree
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import ClaimVerdict, Judge, Judgement
+from chunkbench.paper.claims.judgement import Judge, Judgement, held
 from chunkbench.workloads.replay import claims as managers
 
 _BATCHES = 200
@@ -24,8 +24,7 @@ def bound(evidence: Evidence) -> Judgement:
         return own
     value, row = least
     reason = f"{own.reason}; replays compute at least {value:.2f} times the edges"
-    verdict: ClaimVerdict = "holds" if value >= 1 else "does not hold"
-    return replace(own, verdict=verdict, reason=reason, rows=(row.facts.key,))
+    return replace(own, verdict=held(value >= 1), reason=reason, rows=(row.facts.key,))
 
 
 @cache
@@ -54,7 +53,7 @@ def hit_rate(evidence: Evidence) -> Judgement:
     if not replays or own.verdict != "holds":
         return own
     reason = f"{own.reason}; in {equal} of {replays} replays without preemptions, too"
-    return replace(own, verdict="holds" if equal == replays else "does not hold", reason=reason)
+    return replace(own, verdict=held(equal == replays), reason=reason)
 
 
 @cache
@@ -66,7 +65,7 @@ def _hit_rate() -> Judgement:
         new, _, hits = _serve(requests, lambda _, waiting: rng.choice(waiting))
         total, computed, cached = total + sum(map(len, requests)), computed + new, cached + hits
     reason = f"{cached:,} of {total:,} tokens found in the cache, {computed:,} computed, in {_BATCHES} batches"
-    return Judgement("holds" if cached == total - computed else "does not hold", reason, cached / total)
+    return Judgement(held(cached == total - computed), reason, cached / total)
 
 
 def _serve(requests: Sequence[Request], choose: Order) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import median
 
 from chunkbench.analysis.derive import Row
@@ -10,7 +11,7 @@ from chunkbench.analysis.ratio import ratio
 from chunkbench.analysis.statistics import interval
 from chunkbench.paper.claims.evidence import Evidence, latency_ratio
 from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
-from chunkbench.paper.claims.rows import BoundClaim, fixed, largest
+from chunkbench.paper.claims.judges import bounded, fixed, largest
 from chunkbench.paper.printed import RingDevice, ring_devices
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, exposed_shares, imbalance, most_sent
 from chunkbench.workloads.ring.rates import Device, break_even, ideal_share
@@ -23,24 +24,30 @@ _HIDDEN_SIZES = (9216, 12288)
 """Of models of about 170e9 parameters; the text does not say which one."""
 
 
-def _errors(evidence: Evidence) -> list[Figure]:
+def exact(evidence: Evidence, stated: Stated) -> Judgement:
     """Errors against float64 of every scheme that we wrote, over the tolerances."""
-    rows = [row for group in _points(evidence) for name, row in group.items() if name in _OURS]
-    shares = [(facts.max_error, facts.tolerance, row) for row in rows if (facts := _facts(row))]
-    return [Figure.counted(error / most, row) for error, most, row in shares if error is not None and most]
+    cases = [(_facts(row), row) for group in _points(evidence) for name, row in group.items() if name in _OURS]
+    found = [
+        Figure.counted(facts.max_error / facts.tolerance, row)
+        for facts, row in cases
+        if facts.max_error is not None and facts.tolerance
+    ]
+    words = f"{{count}} cases of {', '.join(_OURS)}, each checked on sampled rows of every rank against float64"
+    return bounded(found, stated, words, ("rings that were checked", "ring"), order=largest)
 
 
-def _peak(evidence: Evidence) -> list[Figure]:
+def memory(evidence: Evidence, stated: Stated) -> Judgement:
     """Peak memory of a rank in blocks, at the longest prefill in float32."""
     rows = [row for _, row in _prefills(evidence, "ring") if _facts(row).dtype == "float32" and _blocks(row)]
-    longest = max(rows, key=lambda row: _facts(row).n_p, default=None)
-    if longest is None:
-        return []
-    place = f"blocks of {_facts(longest).n_p // _facts(longest).ranks:,} tokens at the peak, inputs included"
-    return [Figure.counted(_blocks(longest), longest, place=place)]
+    if not rows:
+        return absent("the ring with peak memory", "ring")
+    row = max(rows, key=lambda row: _facts(row).n_p)
+    blocks, tokens = _blocks(row), _facts(row).n_p // _facts(row).ranks
+    reason = f"{blocks:.2f} blocks of {tokens:,} tokens at the peak, inputs included"
+    return decided(Figure.counted(blocks, row), stated, reason)
 
 
-def overlap(evidence: Evidence) -> Judgement:
+def overlap(evidence: Evidence, stated: Stated) -> Judgement:
     """Exposed transfers of the ring on a slow link, at blocks of twice and of half the predicted size."""
     found = []
     for _, row in _prefills(evidence, "ring", slow=True):
@@ -56,15 +63,14 @@ def overlap(evidence: Evidence) -> Judgement:
     words = ", ".join(f"{figure.value:.1%} of the transfer exposed at {at:.2f} c*" for at, figure in (below, above))
     if below[1].high < 0.40:
         return judged("does not hold", f"{words}: the prediction is wrong below c*", [above[1], below[1]])
-    return decided(above[1], Stated("at most", 0.10, 2), f"{words}; c* from probed rates", [below[1]])
+    return decided(above[1], stated, f"{words}; c* from probed rates", [below[1]])
 
 
-def balance(evidence: Evidence) -> Judgement:
+def balance(evidence: Evidence, stated: Stated) -> Judgement:
     """Time of the ring over that of the zigzag ring, causal, and pairs per rank."""
-    ratios = [
-        latency_ratio(rows, "ring", "zigzag") for rows, row in _prefills(evidence, "zigzag") if _facts(row).ranks > 1
-    ]
-    figure = max((ratio for ratio in ratios if ratio), key=lambda ratio: _facts(ratio.rows[0]).n_p, default=None)
+    prefills = [rows for rows, row in _prefills(evidence, "zigzag") if _facts(row).ranks > 1]
+    ratios = [ratio for rows in prefills if (ratio := latency_ratio(rows, "ring", "zigzag"))]
+    figure = max(ratios, key=lambda ratio: _facts(ratio.rows[0]).n_p, default=None)
     if figure is None:
         return absent("the ring beside the zigzag ring", "ring")
     one, other = (_facts(row) for row in figure.rows)
@@ -74,7 +80,7 @@ def balance(evidence: Evidence) -> Judgement:
         f"{figure.value:.2f}x at {one.n_p:,} tokens on {one.ranks} ranks; the busiest rank computes {most:.3f} of the "
         f"mean in the ring, {even:.3f} with zigzag; the ring can reach {share:.0%} of the ideal"
     )
-    return decided(figure, Stated("at least", 1.0, 2), reason)
+    return decided(figure, stated, reason)
 
 
 def table2() -> Judgement:
@@ -111,7 +117,7 @@ def appendix_d() -> Judgement:
     return Judgement("cannot tell" if inside else "does not hold", reason, low=low, high=high)
 
 
-def tree(evidence: Evidence) -> Judgement:
+def tree(evidence: Evidence, stated: Stated) -> Judgement:
     """Bytes that a rank sends in a decode step, and rounds."""
     found = []
     for group in _points(evidence):
@@ -127,7 +133,7 @@ def tree(evidence: Evidence) -> Judgement:
     reason = f"{ring / 1e6:.1f} MB against {merged / 1e6:.2f} MB at {facts.n_p:,} tokens and {facts.batch_size} "
     reason += f"sequences on {facts.ranks} ranks; 3 all-reduces in place of {facts.ranks - 1} rotations"
     reason += f"; the ring takes {time.value:.2f}x the time" if time else ""
-    return decided(Figure.counted(ring / merged, *rows), Stated("at least", 1.0, 2), reason)
+    return decided(Figure.counted(ring / merged, *rows), stated, reason)
 
 
 def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
@@ -163,16 +169,10 @@ def _block(row: RingDevice) -> float:
 
 
 JUDGES: Mapping[str, Judge] = {
-    "RG-exact": BoundClaim(
-        _errors,
-        Stated("at most", 1.0, 2),
-        f"{{count}} cases of {', '.join(_OURS)}, each checked on sampled rows of every rank against float64",
-        ("rings that were checked", "ring"),
-        order=largest,
-    ),
-    "RG-memory": BoundClaim(_peak, Stated("at most", BLOCKS, 0), "{each}", ("the ring with peak memory", "ring")),
-    "RG-overlap": overlap,
-    "RG-balance": balance,
+    "RG-exact": partial(exact, stated=Stated("at most", 1.0, 2)),
+    "RG-memory": partial(memory, stated=Stated("at most", BLOCKS, 0)),
+    "RG-overlap": partial(overlap, stated=Stated("at most", 0.10, 2)),
+    "RG-balance": partial(balance, stated=Stated("at least", 1.0, 2)),
     "RG-table1": fixed(
         "holds",
         "q, K, V, the arriving K and V, and the output: 6bch elements, which are 12bch bytes in 16-bit numbers; "
@@ -181,7 +181,7 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "RG-table2": lambda _: table2(),
     "RG-appendixD": lambda _: appendix_d(),
-    "RG-tree": tree,
+    "RG-tree": partial(tree, stated=Stated("at least", 1.0, 2)),
     "RG-context": fixed(
         "not measured", "it needs several GPUs whose memory ends; ranks of one machine share its memory"
     ),
