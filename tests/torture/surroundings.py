@@ -27,6 +27,16 @@ defaults: {n_c: 2, batch_size: 2, heads: 2, head_dim: 16, chunk_size: 16}
 sweep:
   - {n_p: 32, n_s: 16}
 """
+REPLAY = """\
+kind: replay
+name: replayed
+implementations: [paged, prefix_tree]
+baseline: paged
+defaults: {n_p: 64, n_s: 32, n_c: 4, batch_size: 4, memory: 4096, model: small-llama}
+requests: 20
+sweep:
+  - {rate: 60}
+"""
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("list", "implementations"),
     ("list", "--format", "json"),
@@ -37,6 +47,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("prompts", "{prompts}", "--format", "json"),
     ("doctor",),
     ("run", "{experiment}", "--out", "{out}"),
+    ("run", "{replay}", "--out", "{out}"),
     ("regress", "--help"),
     ("serve", "--help"),
     ("load", "http://127.0.0.1:9", "--requests", "1"),
@@ -58,6 +69,8 @@ class Surroundings:
     """Most open files."""
     user: int | None = None
     """Run as this user, who has no entry anywhere."""
+    inside: tuple[str, ...] = ()
+    """A command that runs the command; the surroundings are left out where it does not work."""
     named: str = ""
     """What a message must name where the command cannot work."""
 
@@ -123,6 +136,11 @@ ENVIRONMENTS = (
     _set("a time zone", TZ="Asia/Kolkata"),
     _set("no path", PATH=""),
     Surroundings("64 open files", files=64, named="open files"),
+    Surroundings(
+        "no shared memory",
+        inside=("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && exec "$@"', "sh"),
+        named="/dev/shm",
+    ),
     Surroundings("closed standard input", closed=(0,)),
     Surroundings("closed standard output", closed=(1,)),
     Surroundings("closed standard error", closed=(2,)),
@@ -141,13 +159,21 @@ def check(around: Surroundings, command: tuple[str, ...], folder: Path) -> None:
     """Raise AssertionError unless a command works, or says in few lines what of its surroundings is in its way."""
     if around.user is not None and (os.getuid() != 0 or not _readable(Path(sys.executable).resolve())):
         return
+    if around.inside and subprocess.run([*around.inside, "true"], capture_output=True, check=False).returncode:
+        return
     places = {name: folder / name for name in ("folder", "locked", "out")}
     for name in ("folder", "locked"):
         places[name].mkdir()
     os.chmod(folder, 0o777)
     (folder / "here.yaml").write_text(EXPERIMENT)
+    (folder / "replay.yaml").write_text(REPLAY)
     (folder / "prompts.jsonl").write_text("[1, 2, 3]\n[1, 2, 4]\n")
-    words = {"experiment": folder / "here.yaml", "prompts": folder / "prompts.jsonl", **places}
+    words = {
+        "experiment": folder / "here.yaml",
+        "replay": folder / "replay.yaml",
+        "prompts": folder / "prompts.jsonl",
+        **places,
+    }
     places["locked"].chmod(0o500)
     environment = dict(os.environ)
     for name, value in around.variables.items():
@@ -155,7 +181,7 @@ def check(around: Surroundings, command: tuple[str, ...], folder: Path) -> None:
         if value is not None:
             environment[name] = value.format(**words)
     done = subprocess.run(
-        [sys.executable, "-m", "chunkbench", *(word.format(**words) for word in command)],
+        [*around.inside, sys.executable, "-m", "chunkbench", *(word.format(**words) for word in command)],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
