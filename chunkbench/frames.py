@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from chunkbench import workload, workloads
 from chunkbench.analysis.derive import Derived
-from chunkbench.paper.beside import rows
+from chunkbench.paper.printed import rows
 from chunkbench.report.records import added, values
 from chunkbench.store import open_run
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from chunkbench.experiment.spec import Experiment
     from chunkbench.report.layout import Layout
     from chunkbench.runner.estimate import Estimate
-    from chunkbench.runner.options import RunOptions
-    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
     from chunkbench.runner.target import Target
     from chunkbench.store.results import Result
 

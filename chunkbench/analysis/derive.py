@@ -37,7 +37,7 @@ class Derived:
     ratio_high: float | None = None
     ratio_kind: IntervalKind | None = None
     paper_us: float | None = None
-    """The paper's latency at this point; `chunkbench.paper.beside` fills in this field and the next one."""
+    """The paper's latency at this point; `chunkbench.paper.printed` fills in this field and the next one."""
     paper_ratio: float | None = None
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.ratio import ratio
+from chunkbench.experiment.sessions import AT_MOST
 from chunkbench.experiment.sweep import read_filter, selects
-from chunkbench.experiment.timed import AT_MOST
 
 if TYPE_CHECKING:
     from chunkbench.store.manifest import ExpectationFacts

@@ -112,7 +112,7 @@ def command(
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import TimedExperiment
     from chunkbench.report import build, render_run, write_all
-    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.passes import RunOptions
     from chunkbench.runner.run import run_experiment
     from chunkbench.store import latest_run, writing
     from chunkbench.store.results import Status

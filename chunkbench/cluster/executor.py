@@ -21,9 +21,8 @@ from chunkbench.experiment.point import Point
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.executor import Listener, MeasuredPass, RunJob
 from chunkbench.runner.identity import BETWEEN_KINDS
-from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
-from chunkbench.runner.passes import Pass
+from chunkbench.runner.passes import Pass, RunOptions
 from chunkbench.runner.target import Target, resolve_on
 from chunkbench.store import CannotRunError, Result, RunError, open_run
 

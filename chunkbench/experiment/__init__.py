@@ -5,9 +5,8 @@ from chunkbench.experiment.errors import ExperimentError, Problem
 from chunkbench.experiment.load import bundled_experiments, load_experiment, reading_order
 from chunkbench.experiment.point import AttentionPoint, Case, Point
 from chunkbench.experiment.schema import json_schema
-from chunkbench.experiment.sessions import SessionExperiment
+from chunkbench.experiment.sessions import Expectation, SessionExperiment, TimedExperiment
 from chunkbench.experiment.spec import Experiment
-from chunkbench.experiment.timed import Expectation, TimedExperiment
 from chunkbench.experiment.units import parse_duration
 
 __all__ = [

@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Self
+from typing import Any, ClassVar, Generic, Self
 
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeVar
 
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.forest import PromptSegment, prompt_lengths, prompt_paths
+from chunkbench.experiment.llama import LlamaShape
 from chunkbench.experiment.terms import Cache, Compensation, Count, Device, Dtype, Mode, Protocol, Size, TreeNode
 from chunkbench.experiment.tree import has_lengths, lengths_in, sequences_in
 from chunkbench.experiment.values import LengthRange, Share, show_value
@@ -180,3 +181,34 @@ class Case(Generic[PointT]):
             "mode": self.mode,
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class ModelPoint(Point):
+    """A point whose model decides its heads."""
+
+    LEGACY: ClassVar[Mapping[str, Any]] = {}
+    """Axes that case keys have although the kind does not have them. Keys of recorded runs stay valid with them."""
+
+    model: LlamaShape
+
+    def as_json(self) -> dict[str, Any]:
+        heads = {
+            "heads": self.model.num_attention_heads,
+            "kv_heads": self.model.num_key_value_heads,
+            "head_dim": self.model.head_dim,
+        }
+        return {**self.LEGACY, **heads, **super().as_json()}
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of K and V of one token in one layer, all KV heads."""
+        return 2 * self.model.num_key_value_heads * self.model.head_dim * self.element_bytes
+
+
+class RequestPoint(ModelPoint):
+    """Requests that arrive one by one; `batch_size` is the most that a step has."""
+
+    n_s: Count | None = None
+    prompts: Size = 1
+    tree: tuple[TreeNode, ...] | None = None
+    rate: Count | None = None

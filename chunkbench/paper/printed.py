@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
+from chunkbench.analysis.derive import Row, derive
 from chunkbench.experiment.point import AttentionPoint
 
 if TYPE_CHECKING:
     from chunkbench.store.results import Result
+
 
 SETUP: Mapping[str, object] = {
     "n_c": 64,
@@ -139,3 +142,13 @@ def paper_ratio(case: Result, baseline: str) -> float | None:
     """The paper's latency in the case's column over its latency in the baseline's column, at the same point."""
     own, base = paper_us(case), paper_us(case, baseline)
     return None if own is None or base is None else own / base
+
+
+def rows(cases: Sequence[Result], baseline: str, confidence: float) -> list[Row]:
+    """One row per case, in the order given: its derived figures, and the paper's latency and ratio."""
+    return [_with_paper(row, baseline) for row in derive(cases, baseline, confidence)]
+
+
+def _with_paper(row: Row, baseline: str) -> Row:
+    printed, ratio = paper_us(row.facts), paper_ratio(row.facts, baseline)
+    return replace(row, derived=replace(row.derived, paper_us=printed, paper_ratio=ratio))

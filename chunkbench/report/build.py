@@ -10,7 +10,7 @@ from chunkbench.analysis.derive import Group
 from chunkbench.analysis.derive import groups as grouped
 from chunkbench.analysis.expectations import outcomes
 from chunkbench.experiment.values import show_value
-from chunkbench.paper import beside
+from chunkbench.paper import printed
 from chunkbench.report.columns import columns_of
 from chunkbench.report.footer import footer
 from chunkbench.report.numbers import count
@@ -26,7 +26,7 @@ def build(run: Run) -> Report:
     """The report of a run; the run may be incomplete, or have no case at all."""
     manifest = run.manifest
     experiment = manifest.experiment
-    rows = beside.rows(run.cases, experiment.baseline, experiment.confidence)
+    rows = printed.rows(run.cases, experiment.baseline, experiment.confidence)
     groups = grouped(rows)
     axes = points.varying([(group.axes, []) for group in groups])
     columns = columns_of(run)

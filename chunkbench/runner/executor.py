@@ -10,9 +10,8 @@ from typing import Any, Protocol
 from chunkbench import workload
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
-from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
-from chunkbench.runner.passes import Pass, Workplace
+from chunkbench.runner.passes import Pass, RunOptions, Workplace
 from chunkbench.runner.target import Target
 from chunkbench.store import Result
 

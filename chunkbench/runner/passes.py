@@ -1,4 +1,4 @@
-"""Passes, and what measures them: the objects that a run and a kind of work exchange."""
+"""Passes, options of a run, and what measures passes: the objects that a run and a kind of work exchange."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.terms import Pages
+from chunkbench.runner.client import WorkerClient, WorkerProcess
 from chunkbench.store import Result
+from chunkbench.store.results import Status
 
 PointT = TypeVar("PointT", bound=Point)
 ResultT = TypeVar("ResultT", bound=Result)
@@ -59,3 +62,13 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
     def close(self) -> None:
         """Release what the measurer holds between points."""
         ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a resumed run measures again, and how workers start."""
+
+    retry: frozenset[Status] = frozenset()
+    """A resumed run measures points again that have a row of such a status."""
+    start_worker: Callable[[Path, str, Pages], WorkerClient] = WorkerProcess
+    """Starts a worker for a kind of work, with such pages; its standard error goes to the file."""

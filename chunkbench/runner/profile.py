@@ -13,7 +13,7 @@ from chunkbench.experiment.point import AttentionPoint, Case
 from chunkbench.measure.perf_counters import NoCounters, counted
 from chunkbench.measure.profile import TIMED, TRACED
 from chunkbench.runner.attempt import Attempt
-from chunkbench.runner.options import RunOptions
+from chunkbench.runner.passes import RunOptions
 from chunkbench.runner.session_measurer import SessionMeasurer
 from chunkbench.runner.target import Target
 from chunkbench.store.profile import ProfileFacts

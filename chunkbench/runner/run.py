@@ -17,9 +17,8 @@ from chunkbench.experiment import Experiment
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.executor import Executor, Listener, MeasuredPass, RunJob
 from chunkbench.runner.identity import differences, identity
-from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
-from chunkbench.runner.passes import Pass
+from chunkbench.runner.passes import Pass, RunOptions
 from chunkbench.runner.target import Target
 from chunkbench.store import TORN, Run, RunError, RunWriter, open_run
 from chunkbench.store.results import Status

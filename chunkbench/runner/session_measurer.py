@@ -15,7 +15,7 @@ from chunkbench.runner import memory_guard
 from chunkbench.runner.attempt import Attempt, TimedAttempt
 from chunkbench.runner.case_facts import Context, facts, now
 from chunkbench.runner.client import LOST, WorkerClient
-from chunkbench.runner.options import RunOptions
+from chunkbench.runner.passes import RunOptions
 from chunkbench.runner.point_driver import WorkerLost
 from chunkbench.runner.survey import survey
 from chunkbench.runner.target import Target

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from chunkbench.experiment import SessionExperiment
     from chunkbench.experiment.point import SessionPoint
     from chunkbench.runner.estimate import Estimate
-    from chunkbench.runner.options import RunOptions
-    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
     from chunkbench.runner.target import Target
     from chunkbench.store.results import SessionResult
     from chunkbench.workers.checks import Check

@@ -10,8 +10,7 @@ from chunkbench.traces.arrivals import Arrivals, due_times
 from chunkbench.traces.conversations import Conversations, from_conversations
 from chunkbench.traces.lengths import LENGTHS
 from chunkbench.traces.prompts import Prompts
-from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts
-from chunkbench.traces.replayed_texts import from_texts
+from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts, from_texts
 from chunkbench.traces.texts import read_texts
 
 CHAT_TURNS = 6

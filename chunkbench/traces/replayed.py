@@ -1,16 +1,23 @@
-"""Requests for a replay: when they are due, and texts that say what they share instead of tokens."""
+"""Requests for a replay: drawn, from texts, and from files of real traffic."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count as count_from
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from chunkbench.experiment.forest import PromptSegment
-from chunkbench.kvcache.text import SegmentText, Text
+from chunkbench.kvcache.text import SegmentText, Text, TokenText
+from chunkbench.traces.arrivals import Arrivals, due_times
+from chunkbench.traces.formats import read_traffic
 from chunkbench.traces.lengths import Lengths
 from chunkbench.traces.prompts import Prompts
+from chunkbench.traces.request import Chat
+from chunkbench.traces.texts import Texts
+from chunkbench.traces.trace import TraceRequest
 
 _CUT = 1 << 37
 """Ids of segments of cut prompts begin here, far above all others."""
@@ -89,3 +96,63 @@ def truncated(requests: Sequence[ReplayRequest], tokens: int) -> list[ReplayRequ
         return replay_request(request.due, [prompt], answer)
 
     return list(map(cut, requests))
+
+
+_BYTES = 256
+
+
+def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
+    """The first `count` requests, by due time; fewer if the texts have fewer.
+
+    No tokenizer is asked for: the tokens are the bytes of the text in UTF-8, about four times as many as a model's.
+    An answer has `MOST_ANSWER_TOKENS` tokens, which are nobody else's. A later turn repeats all that was said before,
+    the answers too, and is due its delay after the turn before was due. Conversations start by a Poisson process, so
+    that `rate` requests per second are due in the mean. Raises ValueError.
+    """
+    turns = sum(map(len, texts.lines))
+    starts = due_times(Arrivals(), rate * len(texts.lines) / turns, len(texts.lines), f"{seed} conversations")
+    fresh = count_from(_BYTES)
+    said: list[tuple[int, ...]] = []
+    requests: list[ReplayRequest] = []
+    for planned in texts.plan(starts, None):
+        text = planned.prompt.text() if isinstance(planned.prompt, Chat) else planned.prompt
+        assert isinstance(text, str)
+        due, prompt = planned.due, tuple(text.encode())
+        if planned.after is not None:
+            due, prompt = requests[planned.after].due + due, said[planned.after] + prompt
+        said.append((*prompt, *islice(fresh, planned.max_tokens)))
+        requests.append(ReplayRequest(due, TokenText(said[-1], len(prompt), len(said[-1]))))
+    return sorted(requests, key=lambda request: request.due)[:count]
+
+
+def read_replayed(
+    path: Path, count: int, longest: int | None = None, rate: float | None = None, seed: int | str = 0
+) -> list[ReplayRequest]:
+    """The first `count` requests of a file with at most `longest` tokens in prompt and answer, by due time.
+
+    Prompts share what their token ids or the blocks of the trace share, or nothing where it says nothing. What was
+    answered is not known. So the tokens of an answer are nobody else's, and no later prompt finds them in a cache,
+    although the next prompt of the same conversation begins with them. `rate`: Poisson arrivals of so many requests per
+    second by `seed`; None: as in the file, from 0 s on. Raises TraceError, and ValueError if all requests are longer.
+    """
+    trace = read_traffic(path)
+    kept = trace.first(count, longest)
+    due = due_times(Arrivals(), rate, len(kept), seed) if rate else [request.due - kept[0].due for request in kept]
+    if trace.has_token_ids:
+        fresh = count_from(1 + max(max(request.prompt) for request in kept))
+        return [_of_tokens(time, request, fresh) for time, request in zip(due, kept, strict=True)]
+    fresh = count_from(1 + max((block for request in kept for block in request.blocks), default=0))
+    return [_of_blocks(time, request, trace.block_tokens, fresh) for time, request in zip(due, kept, strict=True)]
+
+
+def _of_tokens(due: float, request: TraceRequest, fresh: Iterator[int]) -> ReplayRequest:
+    ids = (*request.prompt, *islice(fresh, request.answer_tokens))
+    return ReplayRequest(due, TokenText(ids, request.prompt_tokens, len(ids)))
+
+
+def _of_blocks(due: float, request: TraceRequest, block_tokens: int, fresh: Iterator[int]) -> ReplayRequest:
+    """The last block of a prompt may be partial. Where the trace has no blocks, the prompt is one segment."""
+    prompt = [PromptSegment(block, block_tokens) for block in request.blocks[:-1]]
+    left = request.prompt_tokens - len(prompt) * block_tokens
+    prompt.append(PromptSegment(request.blocks[-1] if request.blocks else next(fresh), left))
+    return replay_request(due, prompt, PromptSegment(next(fresh), request.answer_tokens))

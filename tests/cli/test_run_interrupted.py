@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from chunkbench import report
 from chunkbench.cli.run import command
 from chunkbench.runner import run as runner
-from chunkbench.runner.options import RunOptions
+from chunkbench.runner.passes import RunOptions
 
 
 def test_a_second_interrupt_still_prints_the_command_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

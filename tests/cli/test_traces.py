@@ -12,7 +12,7 @@ from chunkbench import traces
 from chunkbench.cli.traces import command
 from chunkbench.experiment import AttentionPoint, load_experiment
 from chunkbench.traces.generated import GENERATED
-from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.result import ReplayPoint
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from chunkbench.experiment import AXES, bundled_experiments, json_schema, load_e
 from chunkbench.experiment.llama import shape_of
 from chunkbench.experiment.point import AttentionPoint, Case
 from chunkbench.experiment.sweep import read_filter, selects
-from chunkbench.workloads.answers.point import AnswersPoint
+from chunkbench.workloads.answers.result import AnswersPoint
 from chunkbench.workloads.decode.spec import DecodeExperiment
-from chunkbench.workloads.modules.point import ModulesPoint
-from chunkbench.workloads.replay.point import ReplayPoint
-from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.modules.result import ModulesPoint
+from chunkbench.workloads.replay.result import ReplayPoint
+from chunkbench.workloads.serving.result import ServingPoint
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from chunkbench.paper.beside import rows
+from chunkbench.paper.printed import rows
 
 
 def test_rows_at_points_of_the_paper_have_its_figures(facts) -> None:

@@ -19,7 +19,7 @@ from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError
 from chunkbench.runner.executor import LocalExecutor
-from chunkbench.runner.options import RunOptions
+from chunkbench.runner.passes import RunOptions
 from chunkbench.runner.point_driver import PointDriver, WorkerLost
 from chunkbench.runner.run import DEFAULT_OPTIONS, run_experiment
 from chunkbench.runner.session_measurer import SessionMeasurer

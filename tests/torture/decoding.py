@@ -20,7 +20,7 @@ from chunkbench.experiment.terms import Pages
 from chunkbench.runner import memory_guard
 from chunkbench.runner.client import ForkedWorker, WorkerProcess
 from chunkbench.runner.executor import LocalExecutor
-from chunkbench.runner.options import RunOptions
+from chunkbench.runner.passes import RunOptions
 from chunkbench.runner.run import run_experiment
 from chunkbench.runner.target import Target, resolve_target
 from chunkbench.store import DecodeResult, open_run

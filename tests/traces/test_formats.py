@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chunkbench.traces import TraceError, TraceRequest, draw_traffic, read_traffic
-from chunkbench.traces.replayed_files import read_replayed
+from chunkbench.traces.replayed import read_replayed
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

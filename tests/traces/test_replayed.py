@@ -14,8 +14,7 @@ from chunkbench.traces.conversations import Conversations, from_conversations
 from chunkbench.traces.generated import GENERATED, Demand
 from chunkbench.traces.lengths import LENGTHS
 from chunkbench.traces.prompts import Prompts, draw_prompts
-from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts, truncated
-from chunkbench.traces.replayed_texts import from_texts
+from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts, from_texts, truncated
 from chunkbench.traces.texts import read_texts
 
 

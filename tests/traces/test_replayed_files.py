@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chunkbench.traces import Arrivals, due_times
-from chunkbench.traces.replayed_files import read_replayed
+from chunkbench.traces.replayed import read_replayed
 
 
 def write(path: Path, *lines: Any) -> Path:

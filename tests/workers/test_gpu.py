@@ -16,7 +16,7 @@ from chunkbench.experiment.point import AttentionPoint
 from chunkbench.measure.clocks import ClockGuard
 from chunkbench.runner import memory_guard
 from chunkbench.runner.client import WorkerClient, WorkerError
-from chunkbench.runner.options import RunOptions
+from chunkbench.runner.passes import RunOptions
 from chunkbench.runner.session_measurer import SessionMeasurer
 from chunkbench.runner.target import resolve_target
 from chunkbench.store.results import DecodeResult

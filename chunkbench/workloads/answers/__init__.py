@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
 from chunkbench.workload import Workload
-from chunkbench.workloads.answers.point import AnswersPoint
-from chunkbench.workloads.answers.result import AnswersResult
+from chunkbench.workloads.answers.result import AnswersPoint, AnswersResult
 from chunkbench.workloads.answers.spec import AnswersExperiment
 
 if TYPE_CHECKING:
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.options import RunOptions
-    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
     from chunkbench.runner.target import Target
     from chunkbench.workloads.answers.methods import HeadChoice
 

@@ -20,9 +20,8 @@ from chunkbench.serving.heads import HeadScores, HeadsError, read_heads
 from chunkbench.store import CannotRunError
 from chunkbench.workloads.answers.haystack import Haystack, haystack
 from chunkbench.workloads.answers.methods import METHODS
-from chunkbench.workloads.answers.point import AnswersPoint
 from chunkbench.workloads.answers.recall import CompressedContext, deviation, read
-from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
+from chunkbench.workloads.answers.result import AnswersContext, AnswersPoint, AnswersResult
 from chunkbench.workloads.answers.spec import AnswersExperiment
 
 _ANSWER = 7

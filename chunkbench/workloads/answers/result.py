@@ -6,9 +6,19 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat
 
-from chunkbench.experiment.terms import Count
+from chunkbench.experiment.llama import SHAPES, LlamaShape
+from chunkbench.experiment.point import ModelPoint
+from chunkbench.experiment.terms import Count, Size
 from chunkbench.store.results import Facts, Result
-from chunkbench.workloads.answers.point import AnswersPoint
+
+
+class AnswersPoint(ModelPoint):
+    """A context of n_p tokens in caches whose KV heads keep a window, and `batch_size` questions behind it."""
+
+    batch_size: Size = 10
+    model: LlamaShape = SHAPES["smollm2-135m"]
+    n_p: Count
+    window: Count | None = None
 
 
 class AnswersContext(Facts):

@@ -13,7 +13,7 @@ from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import ImplementationId, Whole
 from chunkbench.experiment.spec import FROM_MODEL, N_P
 from chunkbench.experiment.values import LengthRange
-from chunkbench.workloads.answers.point import AnswersPoint
+from chunkbench.workloads.answers.result import AnswersPoint
 
 
 class AnswersExperiment(Experiment[AnswersPoint]):

@@ -8,7 +8,7 @@ from itertools import groupby
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE
-from chunkbench.experiment.timed import AT_MOST
+from chunkbench.experiment.sessions import AT_MOST
 from chunkbench.report.cells import ABSENT, NOISY_MARK, PROBE_MARK, latency, measured, word
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, megabytes, micros, percent, significant, span, times

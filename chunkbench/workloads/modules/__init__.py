@@ -9,9 +9,8 @@ from chunkbench.baselines.contract import AnyImplementation
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.runner.sessions import Amounts, SessionWorkload
-from chunkbench.workloads.modules.point import ModulesPoint
 from chunkbench.workloads.modules.registry import MODULES
-from chunkbench.workloads.modules.result import ModulesResult
+from chunkbench.workloads.modules.result import ModulesPoint, ModulesResult
 from chunkbench.workloads.modules.spec import ModulesExperiment
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from chunkbench.baselines.contract import YES, Answer, Implementation, Session, Style
 from chunkbench.baselines.naive import NaiveSession
 from chunkbench.workloads.modules.inputs import ModulesInputs
-from chunkbench.workloads.modules.point import LayerPoint
+from chunkbench.workloads.modules.result import LayerPoint
 
 
 class _Stateless(Session):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chunkbench.workers.inputs import PooledInputs
-from chunkbench.workloads.modules.point import LayerPoint
+from chunkbench.workloads.modules.result import LayerPoint
 
 
 class ModulesInputs(PooledInputs):

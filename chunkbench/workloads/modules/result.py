@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.point import AttentionPoint, ModelPoint, SessionPoint
+from chunkbench.experiment.terms import Count
 from chunkbench.store.results import TimedResult
-from chunkbench.workloads.modules.point import ModulesPoint
+
+
+class LayerPoint(AttentionPoint):
+    """The attention of a decoder layer, and the model whose layer it is."""
+
+    model: LlamaShape
+
+
+class ModulesPoint(ModelPoint, SessionPoint):
+    """Modules of a decoder layer: `batch_size` sequences of n_p tokens, which share nothing; n_c calls a round."""
+
+    LEGACY: ClassVar[Mapping[str, Any]] = {"n_s": 0, "prompts": 1, "tree": None, "chunk_size": 64, "block_size": 32}
+
+    n_p: Count
+
+    @property
+    def layer(self) -> LayerPoint:
+        """What the layer's attention computes."""
+        values = {name: value for name, value in self.as_json().items() if name in LayerPoint.model_fields}
+        return LayerPoint.model_validate(values)
 
 
 class ModulesResult(ModulesPoint, TimedResult):

@@ -14,8 +14,8 @@ from chunkbench.experiment.forest import prompt_conflicts
 from chunkbench.experiment.spec import FROM_MODEL, N_P
 from chunkbench.experiment.sweep import Required
 from chunkbench.experiment.values import LengthRange
-from chunkbench.workloads.modules.point import ModulesPoint
 from chunkbench.workloads.modules.registry import MODULES
+from chunkbench.workloads.modules.result import ModulesPoint
 
 _SHARING = "cannot be used with `kind: modules`, whose modules share nothing; leave it out"
 _MODEL = Required(frozenset({"model"}), "model is missing, here and under defaults; it names the model of the layer")

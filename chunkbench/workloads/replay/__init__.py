@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
 from chunkbench.workload import Workload
-from chunkbench.workloads.replay.point import ReplayPoint
-from chunkbench.workloads.replay.result import ReplayResult
+from chunkbench.workloads.replay.result import ReplayPoint, ReplayResult
 from chunkbench.workloads.replay.spec import ReplayExperiment
 
 if TYPE_CHECKING:
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.options import RunOptions
-    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
     from chunkbench.runner.target import Target
     from chunkbench.workloads.replay.registry import ManagerKind
 

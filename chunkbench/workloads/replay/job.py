@@ -14,12 +14,10 @@ import numpy as np
 from chunkbench.kvcache.manager import ReplayedManager
 from chunkbench.scheduling import Rules
 from chunkbench.traces.generated import GENERATED, Demand
-from chunkbench.traces.replayed import ReplayRequest, truncated
-from chunkbench.traces.replayed_files import read_replayed
+from chunkbench.traces.replayed import ReplayRequest, read_replayed, truncated
 from chunkbench.workloads.replay.groups import AnswerGroups
-from chunkbench.workloads.replay.point import ReplayPoint
 from chunkbench.workloads.replay.registry import KINDS, ManagerKind, Memory
-from chunkbench.workloads.replay.result import MemoryMoment, ReplaySeed
+from chunkbench.workloads.replay.result import MemoryMoment, ReplayPoint, ReplaySeed
 from chunkbench.workloads.replay.simulate import Replay, Replayed, replay
 from chunkbench.workloads.replay.step_time import StepTime
 

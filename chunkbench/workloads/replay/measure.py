@@ -25,9 +25,8 @@ from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
 from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
 from chunkbench.workloads.replay.paper_a100 import PaperA100
-from chunkbench.workloads.replay.point import ReplayPoint
 from chunkbench.workloads.replay.registry import MANAGERS
-from chunkbench.workloads.replay.result import ReplayResult
+from chunkbench.workloads.replay.result import ReplayPoint, ReplayResult
 from chunkbench.workloads.replay.served import fitted
 from chunkbench.workloads.replay.spec import PAGED_ATTENTION, PAPER, ReplayExperiment
 from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps

@@ -10,7 +10,7 @@ import numpy as np
 
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.paper.printed import paper_rows, table3
-from chunkbench.workloads.replay.fitting import non_negative
+from chunkbench.workloads.replay.measured import non_negative
 from chunkbench.workloads.replay.step_time import StepShape
 
 PaperSystem = Literal["paged_attn", "paged_attn_star", "chunk_attn"]

@@ -9,9 +9,36 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from chunkbench.experiment.terms import Count
+from chunkbench.experiment.llama import SHAPES, LlamaShape
+from chunkbench.experiment.point import RequestPoint
+from chunkbench.experiment.terms import Count, Size
 from chunkbench.store.results import Facts, Result, Samples
-from chunkbench.workloads.replay.point import ReplayPoint
+
+
+class ReplayPoint(RequestPoint):
+    """Requests through a cache manager. Where `traffic` decides lengths, n_p and n_c are None."""
+
+    model: LlamaShape = SHAPES["llama2-7b"]
+    n_p: Count | None = None
+    n_c: Count | None = None
+    chunk_size: Size = 64
+    block_size: Size = 32
+    traffic: str | None = None
+    memory: Count | None = None
+    schedule: str | None = None
+    samples: Count | None = None
+    beams: Count | None = None
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        values = super().completed(given)
+        if given.get("traffic", "fixed") == "fixed":
+            values["n_c"] = given.get("n_c", 64)
+        return values if "tree" in given else values | {"n_s": values["n_s"] or 0}
+
+    def as_json(self) -> dict[str, Any]:
+        # Keys have 0 where traffic decides.
+        return {**super().as_json(), "n_p": self.n_p or 0, "n_c": self.n_c or 0}
 
 
 class MemoryMoment(NamedTuple):

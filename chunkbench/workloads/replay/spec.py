@@ -18,7 +18,7 @@ from chunkbench.experiment.units import parse_duration
 from chunkbench.experiment.values import LengthRange, Share
 from chunkbench.scheduling import ORDERS
 from chunkbench.traces.generated import DRAWN_SYSTEM_PROMPTS, GENERATED
-from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 
 PAPER, PAGED_ATTENTION = "paper", "paged-attention"

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
 from chunkbench.workload import Workload
-from chunkbench.workloads.ring.point import RingPoint
-from chunkbench.workloads.ring.result import RingResult
+from chunkbench.workloads.ring.result import RingPoint, RingResult
 from chunkbench.workloads.ring.spec import RingExperiment
 
 if TYPE_CHECKING:
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.options import RunOptions
-    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
     from chunkbench.runner.target import Target
     from chunkbench.workloads.ring.methods import RingMethod
 

@@ -19,9 +19,8 @@ from chunkbench.runner.target import Target
 from chunkbench.store.results import Status
 from chunkbench.workloads.ring.launch import RankLostError, Ranks, world_from_environment
 from chunkbench.workloads.ring.methods import METHODS, RingMethod
-from chunkbench.workloads.ring.point import RingPoint
 from chunkbench.workloads.ring.rank import Answer
-from chunkbench.workloads.ring.result import RankFacts, RankTimes, RingResult
+from chunkbench.workloads.ring.result import RankFacts, RankTimes, RingPoint, RingResult
 from chunkbench.workloads.ring.schemes import Task
 from chunkbench.workloads.ring.spec import RingExperiment
 

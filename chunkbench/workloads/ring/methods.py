@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.style import Line, Style
-from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.schemes import Scheme
 
 _BALANCED = "balances the work of a causal mask; there is none here"

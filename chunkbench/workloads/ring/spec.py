@@ -12,7 +12,7 @@ from chunkbench.experiment.errors import Finding, did_you_mean, show
 from chunkbench.experiment.fields import ImplementationId, Positive, Whole
 from chunkbench.experiment.spec import N_P
 from chunkbench.experiment.values import LengthRange
-from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.result import RingPoint
 
 
 class Accelerator(BaseModel):

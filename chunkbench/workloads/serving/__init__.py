@@ -9,16 +9,14 @@ from chunkbench.baselines.registry import Registry
 from chunkbench.pins import SERVING_INSTALL
 from chunkbench.store import CannotRunError
 from chunkbench.workload import Workload
-from chunkbench.workloads.serving.point import ServingPoint
-from chunkbench.workloads.serving.result import ServingResult
+from chunkbench.workloads.serving.result import ServingPoint, ServingResult
 from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import System
 from chunkbench.workloads.serving.spec import ServingExperiment
 
 if TYPE_CHECKING:
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.options import RunOptions
-    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
     from chunkbench.runner.target import Target
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.serving.result import ServingPoint
 
 FEWEST_REQUESTS = 8
 """Requests of an arrival seed that a comparison needs, in proportion more above a load of 100."""

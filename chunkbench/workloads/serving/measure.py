@@ -49,8 +49,7 @@ from chunkbench.workloads.serving.plan import (
     texts_of,
     weight,
 )
-from chunkbench.workloads.serving.point import ServingPoint
-from chunkbench.workloads.serving.result import Measurement, ServerFacts, ServingResult
+from chunkbench.workloads.serving.result import Measurement, ServerFacts, ServingPoint, ServingResult
 from chunkbench.workloads.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import Setting, System

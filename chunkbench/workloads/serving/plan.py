@@ -29,8 +29,7 @@ from chunkbench.workloads.serving.budget import (
     took_s,
 )
 from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory, room_for_servers
-from chunkbench.workloads.serving.point import ServingPoint
-from chunkbench.workloads.serving.result import ServingResult
+from chunkbench.workloads.serving.result import ServingPoint, ServingResult
 from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment

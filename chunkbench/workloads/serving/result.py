@@ -7,15 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from chunkbench.analysis.requests import LoadNumbers, load_numbers
+from chunkbench.experiment.llama import SHAPES, LlamaShape
+from chunkbench.experiment.point import RequestPoint
 from chunkbench.experiment.terms import Count
 from chunkbench.store.request_result import RequestResult
 from chunkbench.store.results import Facts, Result, Samples
-from chunkbench.workloads.serving.point import ServingPoint
+
+
+class ServingPoint(RequestPoint):
+    """Servers under load: `load` in percent of a system's capacity, `rate` in requests per minute, or `clients`.
+
+    `forced` is the percentage of an answer's bytes that its constraint leaves no choice about.
+    """
+
+    LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
+
+    model: LlamaShape = SHAPES["small-llama"]
+    n_p: Count
+    n_c: Count = 64
+    load: Count | None = None
+    clients: Count | None = None
+    forced: Count | None = None
+
 
 TIMELINE = 100
 """Most parts of a timeline."""

@@ -14,7 +14,7 @@ from chunkbench.experiment.sweep import Required, Sweep
 from chunkbench.experiment.values import LengthRange
 from chunkbench.traces import read_texts
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
-from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.serving.result import ServingPoint
 from chunkbench.workloads.serving.tasks import Task
 
 _HOW_MANY = ("load", "rate", "clients")

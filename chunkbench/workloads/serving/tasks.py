@@ -14,7 +14,7 @@ from typing import Literal
 
 from chunkbench.store import RunError
 from chunkbench.traces import PlannedRequest
-from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.serving.result import ServingPoint
 
 Task = Literal["", "character", "facts", "share"]
 SHARE_BYTES = 200

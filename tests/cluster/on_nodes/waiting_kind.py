@@ -18,8 +18,7 @@ from typing import Any
 from chunkbench import workload, workloads
 from chunkbench.experiment.point import AttentionPoint, Case
 from chunkbench.runner.case_facts import now
-from chunkbench.runner.options import RunOptions
-from chunkbench.runner.passes import Workplace
+from chunkbench.runner.passes import RunOptions, Workplace
 from chunkbench.runner.target import Target
 from chunkbench.store import DecodeResult
 from chunkbench.workloads.decode import DecodeWorkload

@@ -13,7 +13,7 @@ from chunkbench.kvcache.text import SegmentText, Text, TokenText
 from chunkbench.traces.replayed import ReplayRequest
 from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, _distinct, compute
-from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.replay.simulate import Replayed
 from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps
 

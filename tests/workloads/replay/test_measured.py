@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkbench.kvcache.manager import Reads
-from chunkbench.workloads.replay.fitting import non_negative
-from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep
+from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep, non_negative
 from chunkbench.workloads.replay.served_steps import ServedRequest, served_steps
 from chunkbench.workloads.replay.step_time import StepShape
 

@@ -14,7 +14,7 @@ from chunkbench.experiment import load_experiment
 from chunkbench.report import build, render
 from chunkbench.store import open_run
 from chunkbench.workloads.replay.job import ReplayJob, compute
-from chunkbench.workloads.replay.point import ReplayPoint
+from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.replay.step_time import Constant
 from tests.workloads.drawings import drawn
 

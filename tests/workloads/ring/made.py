@@ -7,8 +7,7 @@ from typing import Any
 
 from chunkbench.store.results import Status
 from chunkbench.workloads.ring.methods import CHOICES
-from chunkbench.workloads.ring.point import RingPoint
-from chunkbench.workloads.ring.result import Activity, RankFacts, RankTimes, RingResult
+from chunkbench.workloads.ring.result import Activity, RankFacts, RankTimes, RingPoint, RingResult
 
 ROUNDS = (1.0, 1.25, 0.8)
 """How much longer each round took than the first one."""

@@ -17,8 +17,8 @@ from chunkbench.workloads.ring import launch
 from chunkbench.workloads.ring.launch import LOOPBACK, RankLostError, Ranks, world_from_environment
 from chunkbench.workloads.ring.measure import task_of
 from chunkbench.workloads.ring.methods import CHOICES
-from chunkbench.workloads.ring.point import RingPoint
 from chunkbench.workloads.ring.rank import Answer
+from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.schemes import Scheme, Task
 
 LIMIT_S = 60

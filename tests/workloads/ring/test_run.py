@@ -22,9 +22,8 @@ from chunkbench.workloads.ring import measure
 from chunkbench.workloads.ring.launch import GivenWorld, RankLostError, Ranks
 from chunkbench.workloads.ring.measure import RingMeasurer, _Tried
 from chunkbench.workloads.ring.methods import CHOICES
-from chunkbench.workloads.ring.point import RingPoint
 from chunkbench.workloads.ring.rank import Answer
-from chunkbench.workloads.ring.result import RingResult
+from chunkbench.workloads.ring.result import RingPoint, RingResult
 from chunkbench.workloads.ring.schemes import Scheme, Task
 from chunkbench.workloads.ring.spec import RingExperiment
 from tests.command import chunkbench

@@ -10,7 +10,7 @@ import pytest
 from chunkbench import workload
 from chunkbench.experiment import ExperimentError, load_experiment
 from chunkbench.workloads.ring.methods import CHOICES
-from chunkbench.workloads.ring.point import RingPoint
+from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.spec import Accelerator, RingExperiment
 
 HEAD = "kind: ring\nimplementations: [one_process, ring]\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chunkbench.workloads.serving.budget import Costs, Cut, Part, fit, took_s
 from chunkbench.workloads.serving.memory import plan_memory
-from chunkbench.workloads.serving.point import ServingPoint
+from chunkbench.workloads.serving.result import ServingPoint
 
 GIB = 1 << 30
 seconds = st.floats(0, 100)
