@@ -44,7 +44,7 @@ def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Targ
         lines += [
             "",
             *_memory(expected := estimate(experiment, work, target, shares_storage)),
-            _time(expected, experiment.budget_s),
+            f"time: {_time(expected, experiment.budget_s)}",
         ]
     return "\n".join(lines)
 
@@ -108,8 +108,8 @@ def _memory(expected: Estimate) -> list[str]:
 def _time(expected: Estimate, budget_s: float) -> str:
     """About how long the run takes."""
     if expected.seconds is None:
-        return f"time: about the budget of {words_of(budget_s)}; checks take some 10 s more for each point"
-    return f"time: about {words_of(expected.seconds)}"
+        return f"about the budget of {words_of(budget_s)}; checks take some 10 s more for each point"
+    return f"about {words_of(expected.seconds)}"
 
 
 def brief(experiment: Experiment, target: Target) -> str:
@@ -126,7 +126,7 @@ def in_words(expected: Estimate | str, experiment: Experiment) -> str:
     if isinstance(expected, str):
         return expected
     memory = f"up to {memory_guard.gigabytes(expected.memory_bytes)}"
-    return f"{memory}, {_time(expected, experiment.budget_s).removeprefix('time: ')}"
+    return f"{memory}, {_time(expected, experiment.budget_s)}"
 
 
 def words_of(seconds: float) -> str:
