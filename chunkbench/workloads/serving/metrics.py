@@ -18,6 +18,11 @@ def _load(value: Callable[[LoadNumbers], float | None]) -> Samples:
     return lambda facts: [value(one.numbers) for one in facts.measurements]
 
 
+def _quantile(time: str, which: str) -> Samples:
+    """[measurement] the mean or a percentile of a time; unknown where no request has it."""
+    return _load(lambda numbers: getattr(getattr(numbers, time), which, None))
+
+
 def _server(value: Callable[[ServerFacts], float | None]) -> Samples:
     """[measurement] a figure of what the server says."""
     return lambda facts: [value(one.server) for one in facts.measurements if one.server]
@@ -45,31 +50,11 @@ def _retokenizing(facts: ServingResult) -> list[float | None]:
 
 
 METRICS = by_name(
-    Metric(
-        "first_token_p50",
-        "first token, ms: median",
-        _load(lambda n: n.time_to_first_token.p50 if n.time_to_first_token else None),
-        SECONDS,
-    ),
-    Metric(
-        "first_token_p99",
-        "  99th percentile",
-        _load(lambda n: n.time_to_first_token.p99 if n.time_to_first_token else None),
-        SECONDS,
-    ),
-    Metric(
-        "per_token_p50",
-        "each token, ms: median",
-        _load(lambda n: n.time_per_token.p50 if n.time_per_token else None),
-        SECONDS,
-    ),
-    Metric(
-        "per_token_p99",
-        "  99th percentile",
-        _load(lambda n: n.time_per_token.p99 if n.time_per_token else None),
-        SECONDS,
-    ),
-    Metric("answer_s", "latency of an answer, ms", _load(lambda n: n.latency.mean if n.latency else None), SECONDS),
+    Metric("first_token_p50", "first token, ms: median", _quantile("time_to_first_token", "p50"), SECONDS),
+    Metric("first_token_p99", "  99th percentile", _quantile("time_to_first_token", "p99"), SECONDS),
+    Metric("per_token_p50", "each token, ms: median", _quantile("time_per_token", "p50"), SECONDS),
+    Metric("per_token_p99", "  99th percentile", _quantile("time_per_token", "p99"), SECONDS),
+    Metric("answer_s", "latency of an answer, ms", _quantile("latency", "mean"), SECONDS),
     Metric(
         "answered_per_s", "requests answered per second", _load(lambda n: n.requests_per_s or None), NUMBER, "higher"
     ),
