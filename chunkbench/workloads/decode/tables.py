@@ -11,9 +11,10 @@ from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE
 from chunkbench.experiment.sessions import AT_MOST
 from chunkbench.report.cells import ABSENT, NOISY_MARK, PROBE_MARK, latency, measured, word
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, megabytes, micros, percent, significant, span, times
+from chunkbench.report.numbers import NOTHING, micros, percent, significant, span, times
 from chunkbench.report.view import Line, View
 from chunkbench.workloads.decode.headline import strongest_other
+from chunkbench.workloads.decode.metrics import METRICS
 
 BANDWIDTH_LEGEND = (
     "bandwidth = bytes that the implementation itself reads, per time, over the machine's read bandwidth; above 100%, "
@@ -63,7 +64,7 @@ def detail_table(view: View) -> Table:
         Column("decode µs", lambda row: measured(row, micros(row.derived.latency_us)), ("decode", "µs")),
         Column("interval µs", _interval, ("interval", "µs")),
         Column("step µs", lambda row: micros(row.derived.step_us), ("step", "µs")),
-        Column("KV MB", lambda row: megabytes(row.kv_bytes), ("KV", "MB")),
+        Column("KV MB", METRICS["kv_bytes"].cell, ("KV", "MB")),
         Column("roofline", _roofline, ("roof-", "line")),
         Column("bandwidth", lambda row: percent(row.derived.bandwidth_fraction), ("band-", "width")),
     )

@@ -13,7 +13,7 @@ from chunkbench.paper.claims.evidence import Evidence, latency_ratio
 from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
 from chunkbench.paper.claims.judges import bounded, fixed, largest
 from chunkbench.paper.printed import RingDevice, ring_devices
-from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, exposed_shares, imbalance, most_sent
+from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, imbalance, most_sent
 from chunkbench.workloads.ring.rates import Device, break_even, ideal_share
 from chunkbench.workloads.ring.result import RingResult
 
@@ -52,7 +52,7 @@ def overlap(evidence: Evidence, stated: Stated) -> Judgement:
     found = []
     for _, row in _prefills(evidence, "ring", slow=True):
         facts = _facts(row)
-        tokens, shares = break_even(facts), exposed_shares(facts)
+        tokens, shares = break_even(facts), METRICS["exposed"].known(facts)
         if tokens and shares:
             low, high, _kind = interval(shares, _CONFIDENCE)
             found.append((facts.n_p / facts.ranks / tokens, Figure(median(shares), low, high, (row,))))
