@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.cells import ABSENT, fastest, word
@@ -14,18 +13,6 @@ from chunkbench.report.view import Line, View
 
 Quantity = tuple[str, Callable[[Group, Row], Cell]]
 """Name of a line, and the cell of an implementation at a point."""
-
-N = TypeVar("N")
-
-
-def figure(numbers_of: Callable[[Group, Row], N | None], text: Callable[[N], str]) -> Callable[[Group, Row], Cell]:
-    """The cell of a figure that is taken from the numbers of a row, where it has numbers."""
-
-    def cell(group: Group, row: Row) -> Cell:
-        numbers = numbers_of(group, row)
-        return Cell(text(numbers) if numbers is not None else NOTHING)
-
-    return cell
 
 
 def paper(text: Callable[[Group, Row], str | None]) -> Callable[[Group, Row], Cell]:

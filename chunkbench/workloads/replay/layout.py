@@ -16,9 +16,9 @@ from chunkbench.report.report import Report
 from chunkbench.report.view import Body, Line, View
 from chunkbench.store import Manifest
 from chunkbench.workloads.replay import claims, paged_claims, prefill_claims
-from chunkbench.workloads.replay.metrics import KINDS, METRICS
+from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.printed import SYSTEMS, printed, rate_over_exact, stated_by_paged_attention
-from chunkbench.workloads.replay.result import ReplayResult
+from chunkbench.workloads.replay.result import TAKEN, ReplayResult
 from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios, rates_by_seed
 from chunkbench.workloads.serving.objective import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.workloads.serving.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
@@ -163,7 +163,7 @@ def _memory(view: View) -> Table:
         _printed("peak_batch_size"),
         METRICS["mean_batch"],
         _paged_attention("mean_batch"),
-        *(line for kind in KINDS for line in (METRICS[kind], _paged_attention(kind))),
+        *(line for kind in TAKEN for line in (METRICS[kind], _paged_attention(kind))),
         METRICS["saved"],
         _paged_attention("saved"),
         METRICS["prompt_share"],

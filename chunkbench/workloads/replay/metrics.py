@@ -7,11 +7,9 @@ from statistics import fmean
 
 from chunkbench.report.metric import COUNT, RATIO, SECONDS, SHARE, Metric, Unit, by_name
 from chunkbench.report.numbers import significant
-from chunkbench.workloads.replay.result import ReplayResult, ReplaySeed
+from chunkbench.workloads.replay.result import TAKEN, ReplayResult, ReplaySeed
 
 ONE_DECIMAL = Unit("", "{:.1f}".format)
-KINDS = ("used", "reserved", "internal_fragmentation", "external_fragmentation")
-"""Of the memory that sequences have taken."""
 
 
 def _each(value: Callable[[ReplaySeed], float | None]) -> Callable[[ReplayResult], list[float | None]]:
@@ -24,7 +22,7 @@ def _memory(label: str, kind: str) -> Metric:
 
     def share(seed: ReplaySeed) -> float | None:
         slots = seed.slot_seconds
-        taken = sum(slots[each] for each in KINDS)
+        taken = sum(slots[each] for each in TAKEN)
         return slots[kind] / taken if taken else None
 
     return Metric(kind, label, _each(share), SHARE, "higher" if kind == "used" else "lower", fmean)

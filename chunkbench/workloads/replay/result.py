@@ -41,6 +41,10 @@ class ReplayPoint(RequestPoint):
         return {**super().as_json(), "n_p": self.n_p or 0, "n_c": self.n_c or 0}
 
 
+TAKEN = ("used", "reserved", "internal_fragmentation", "external_fragmentation")
+"""Kinds of slots that sequences have taken."""
+
+
 class MemoryMoment(NamedTuple):
     """Where the memory is after a step was scheduled; token slots."""
 
@@ -93,9 +97,8 @@ class ReplaySeed(Facts):
     @cached_property
     def slot_seconds(self) -> Mapping[str, float]:
         """Kind of slots -> slots times seconds; each moment counts for the time until the next."""
-        kinds = ("used", "reserved", "internal_fragmentation", "external_fragmentation", "covered")
         spans = [(moment, following.at - moment.at) for moment, following in pairwise(self.timeline)]
-        return {kind: sum(time * getattr(moment, kind) for moment, time in spans) for kind in kinds}
+        return {kind: sum(time * getattr(moment, kind) for moment, time in spans) for kind in (*TAKEN, "covered")}
 
 
 class ReplayResult(ReplayPoint, Result):

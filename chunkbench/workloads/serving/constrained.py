@@ -9,7 +9,7 @@ from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, ms_of_s, ratio, times
-from chunkbench.report.quantities import Quantity, figure, quantities
+from chunkbench.report.quantities import Quantity, quantities
 from chunkbench.report.view import Line, View
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.speed_ratio import (
@@ -50,7 +50,11 @@ def tables(view: View) -> list[Table]:
     """Speed, work, answers, and steps by their batch."""
 
     def over(text: Callable[[SpeedRatio], str]) -> Callable[[Group, Row], Cell]:
-        return figure(lambda group, row: _over(group, row, view), text)
+        def cell(group: Group, row: Row) -> Cell:
+            found = _over(group, row, view)
+            return Cell(text(found) if found else NOTHING)
+
+        return cell
 
     speed: list[Quantity | Metric] = [
         ("answers per second", METRICS["answered_per_s"].line),

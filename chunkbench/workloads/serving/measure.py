@@ -434,7 +434,7 @@ class ServingMeasurer:
             told = f"{equal.different} of {equal.compared} answers in float32 are not those of transformers"
             failure = "incorrect", told
         status, reason = failure or ("ok", "")
-        numbers = [load_numbers(measurement.requests) for measurement in state.measurements]
+        numbers = [measurement.numbers for measurement in state.measurements]
         if not failure and any(number.client_late for number in numbers):
             late = max(number.sending_delay.mean for number in numbers if number.sending_delay)
             status, reason = "noisy", f"the client sent late (mean {late * 1e3:.0f} ms)"
