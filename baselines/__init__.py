@@ -4,6 +4,6 @@
 `chunkbench.baselines`.
 """
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
 
 __all__ = ["YES", "Answer", "Implementation", "Inputs", "Session", "Style"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.baselines.contract import Inputs, Session
-from chunkbench.kvcache import BlockTables
-from chunkbench.kvcache.integers import Ints
+from chunkbench.attention.blocks import BlockTables
+from chunkbench.bench.contract import Inputs, Session
+from chunkbench.kernels.integers import Ints
 
 _COPY_TOKENS = 4096  # tokens that one copy moves during `prepare`
 

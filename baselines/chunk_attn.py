@@ -8,12 +8,13 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 
 from chunkbench.attention import ChunkAttention, Kernel, Partition
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.attention.tree import PrefixTree
+from chunkbench.attention.windows import HeadPolicy
 from chunkbench.baselines.hardware import instruction_set
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.trace import Trace, TracedCall
-from chunkbench.kvcache import HeadPolicy, PrefixTree
 from chunkbench.version import __version__
 
 

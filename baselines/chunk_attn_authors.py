@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from chunkbench.baselines.chunk_attn import chunks_needed
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 
 MODULE = "chunk_attn_c"
 BUILD = "python scripts/build_chunk_attn_authors.py CHECKOUT, see its --help"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.baselines.contract import Inputs, Session
+from chunkbench.bench.contract import Inputs, Session
 
 WORTH_A_MASK = 4
 """Up to this ratio of capacity to held tokens, a masked product over the whole buffer is faster than a copy."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch.backends.cuda import can_use_flash_attention
 from torch.nn.attention import SDPBackend
 
-from chunkbench.baselines.contract import YES, Answer, Style
 from chunkbench.baselines.sdpa import Sdpa, accepted
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 
 
 class FlashAttn(Sdpa):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.flash_attn_package import ContiguousSession
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 
 
 def library() -> Any:

@@ -12,9 +12,9 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
-from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import DenseSession
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 
 _PAGE = 256  # the library's pages hold a multiple of this many tokens
 

@@ -24,10 +24,10 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
-from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.kvcache import Plan
+from chunkbench.bench.contract import Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.kernels.plan import Plan
 
 _WORKSPACE = 128 << 20  # bytes, as the library recommends
 _HEAD_DIMS = (64, 128, 256)

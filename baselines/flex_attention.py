@@ -19,10 +19,10 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.kvcache import Plan
-from chunkbench.kvcache.integers import Ints
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.plan import Plan
 
 BLOCK = 128  # rows, and slots, of one block of the mask: PyTorch's default
 

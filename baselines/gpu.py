@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Inputs, Session
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Inputs, Session
+from chunkbench.bench.experiment.point import AttentionPoint
 
 GPU_REMEDY = "run on an NVIDIA GPU (device: cuda)"
 NO_GPU = Answer(False, "PyTorch sees no NVIDIA GPU here", GPU_REMEDY)

@@ -1,20 +1,20 @@
 """Caches whose KV heads keep different parts of a sequence: RazorAttention, DuoAttention and StreamingLLM.
 
-All run ChunkAttn's kernels over two stores (`kernels/heads.py`) and differ in `head_methods.METHODS`. All sequences of
-a point have one length, so shared prefixes can be compressed (`compress: all`), and the result is exactly that of each
-sequence alone.
+All run ChunkAttn's kernels over two stores (`chunkbench/attention/heads.py`) and differ in `head_methods.METHODS`. All
+sequences of a point have one length, so shared prefixes can be compressed (`compress: all`), and the result is exactly
+that of each sequence alone.
 """
 
 from __future__ import annotations
 
 from chunkbench.attention import Partition
+from chunkbench.attention.windows import HeadPolicy
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.baselines.head_methods import METHODS
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu
-from chunkbench.kvcache import HeadPolicy
 from chunkbench.version import __version__
 
 

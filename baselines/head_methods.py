@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.experiment.terms import Compensation
-from chunkbench.kvcache.windows import Compress, HeadPolicy
+from chunkbench.attention.windows import Compress, HeadPolicy
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.experiment.terms import Compensation
 
 _SUM_BYTES = 4
 """Of a number in the sums of a chunk that window heads lost: float32."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import MaskedSession, mask_beyond, tokens_to_read
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
 
 
 class NaiveSession(MaskedSession):

@@ -11,9 +11,9 @@ import torch
 
 from chunkbench.attention import Kernel
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.hardware import instruction_set
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
 from chunkbench.version import __version__
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from chunkbench.baselines.chunk_attn import ChunkAttn, ChunkAttnSession, open_session
-from chunkbench.baselines.contract import YES, Answer, Inputs, Session, Style
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu
 from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused
 from chunkbench.kernels.trace import Trace, TracedCall

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.plan import Plan
+from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.plan import Plan
 
 Indices = npt.NDArray[np.int32]
 

@@ -12,9 +12,9 @@ from itertools import takewhile
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import mask_beyond, tokens_to_read
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
 
 
 class SharedPrefixMatmulSession(Session):

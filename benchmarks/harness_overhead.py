@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.baselines.contract import Session
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.measure.caches import CacheSweeper
-from chunkbench.measure.loop import run_round
-from chunkbench.workers.inputs import PooledInputs
+from chunkbench.bench.contract import Session
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.measure.caches import CacheSweeper
+from chunkbench.bench.measure.loop import run_round
+from chunkbench.bench.workers.inputs import PooledInputs
 
 STEPS, ROUNDS = 512, 9
 

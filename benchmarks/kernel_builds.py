@@ -29,12 +29,12 @@ import torch
 
 from chunkbench import workloads
 from chunkbench.baselines.chunk_attn import ChunkAttn
-from chunkbench.experiment import load_experiment
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.measure.caches import CacheSweeper, last_level_cache_bytes
+from chunkbench.bench.workers.inputs import PooledInputs
+from chunkbench.bench.workers.pages import environment
 from chunkbench.kernels.cpu import decode as native
-from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
-from chunkbench.workers.inputs import PooledInputs
-from chunkbench.workers.pages import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from chunkbench.regression.rank_intervals import centre
-from chunkbench.regression.regress import looks
-from chunkbench.regression.verdicts import Verdict, judge
+from chunkbench.report.compare.rank_intervals import centre
+from chunkbench.report.compare.regress import looks
+from chunkbench.report.compare.verdicts import Verdict, judge
 
 PAIRS = Path(__file__).parents[1] / "results" / "recorded" / "gate-proofs" / "pairs.csv"
 THRESHOLD, ERROR, FEWEST, LIMIT_S = 0.05, 0.01, 12, 120.0

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from chunkbench import workloads
-from chunkbench.serving import smollm2
-from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
-from chunkbench.serving.engine.model import INTERFACE, load_module
-from chunkbench.store import open_run
+from chunkbench.bench.store import open_run
+from chunkbench.server import smollm2
+from chunkbench.server.engine import Engine, EngineOptions, Model, Request
+from chunkbench.server.engine.model import INTERFACE, load_module
 from chunkbench.workloads.serving.result import ServingResult
 
 LOGITS = (1, 8, 32)

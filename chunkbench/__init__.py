@@ -8,7 +8,7 @@ from chunkbench.version import __version__
 
 if TYPE_CHECKING:
     from chunkbench.attention import ChunkAttention, LayeredChunkAttention
-    from chunkbench.frames import load
+    from chunkbench.report.frames import load
 
 __all__ = ["ChunkAttention", "LayeredChunkAttention", "__version__", "load"]
 
@@ -20,8 +20,10 @@ def __getattr__(name: str) -> Any:
 
         return getattr(attention, name)
     if name == "load":
-        from chunkbench.frames import load
+        from chunkbench import workloads
+        from chunkbench.report.frames import load
 
+        workloads.register()
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

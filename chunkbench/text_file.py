@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import csv
+import difflib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -134,3 +135,10 @@ def _finite(text: str) -> float:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text[:20]} is no finite number")
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`; did you mean X?` if a known name is similar, else `; one of ...`."""
+    folded = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
+    return f"; did you mean {folded[close[0]]}?" if close else f"; one of {', '.join(known)}"

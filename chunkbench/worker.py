@@ -11,7 +11,7 @@ if __name__ == "__main__":
     end_with_parent(int(os.environ.get(PARENT, os.getppid())))
 
     from chunkbench import workloads
-    from chunkbench.workers.main import main
+    from chunkbench.bench.workers.main import main
 
     workloads.register()
     main()

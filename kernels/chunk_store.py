@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from chunkbench.kvcache.changes import Append
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.changes import Append
+from chunkbench.kernels.integers import Ints
 
 
 class Slab(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.integers import Ints, ranges
-from chunkbench.kvcache.plan import Plan
+from chunkbench.kernels.integers import Ints, ranges
+from chunkbench.kernels.plan import Plan
 
 
 class Items(NamedTuple):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.plan import Plan
+from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.plan import Plan
 
 Bools = npt.NDArray[np.bool_]
 Planner = Callable[[Plan, int], Bools]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.kvcache.windows import Compensation
+from chunkbench.kernels.compensation import Compensation
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None) -> torch.Tensor:

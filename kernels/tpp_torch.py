@@ -8,14 +8,13 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kernels.heads import CompensationTokens
+from chunkbench.kernels.compensation import CompensationTokens
+from chunkbench.kernels.integers import NOWHERE, Ints
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.merge import FLOAT32_MIN, Partials
+from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.products import Scratch, products_for
 from chunkbench.kernels.work import Limits, PrivatePiece, SharedPiece, Work, make_work
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.plan import Plan
-from chunkbench.kvcache.windows import NOWHERE
 
 # Bytes that a piece writes and soon reads again. On a CPU they must fit the cache, but be enough to hide the few
 # microseconds that each PyTorch call costs. A GPU needs few, large launches instead.

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 
 TracedCall = Literal["decode", "read", "compute"]
 """A whole decode; its reads alone, without arithmetic; its arithmetic alone, on K and V that stay in the caches."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.plan import Plan
+from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.plan import Plan
 
 
 class Limits(NamedTuple):

@@ -29,7 +29,7 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from chunkbench.environment.revision import git_state
+from chunkbench.bench.environment.revision import git_state
 
 MODULE = "chunk_attn_c"
 SOURCES = (

@@ -36,8 +36,8 @@ The public classes, and what an implementation has to provide. Everything else m
 ::: chunkbench.attention.ChunkAttention
 ::: chunkbench.attention.LayeredChunkAttention
 ::: chunkbench.attention.RaggedChunkAttention
-::: chunkbench.frames.load
-::: chunkbench.baselines.contract
+::: chunkbench.report.frames.load
+::: chunkbench.bench.contract
 """
 
 

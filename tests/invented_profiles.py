@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chunkbench.store.profile import ProfileFacts, TraceFacts, Unit
+from chunkbench.bench.store.profile import ProfileFacts, TraceFacts, Unit
 from tests.invented_facts import MakeFacts
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from chunkbench.store import DecodeResult, Manifest, Peaks, Result, Run
+from chunkbench.bench.store import DecodeResult, Manifest, Peaks, Result, Run
 from tests.invented_facts import AXES
 
 AnyResult = TypeVar("AnyResult", bound=Result)

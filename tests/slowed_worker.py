@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from chunkbench import workloads
-from chunkbench.baselines.registry import Registry
-from chunkbench.workers import main
+from chunkbench.bench.registry import Registry
+from chunkbench.bench.workers import main
 
 *FAULTY, KIND = sys.argv[1:]
 FAULTS = dict(zip(FAULTY[::2], FAULTY[1::2], strict=True))

@@ -14,8 +14,8 @@ import click
 import pytest
 import yaml
 
+from chunkbench.bench.experiment import Experiment, load_experiment
 from chunkbench.cli.main import cli
-from chunkbench.experiment import Experiment, load_experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import chunkbench
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.runner.executor import LocalExecutor
+from chunkbench.bench.runner.run import run_experiment
+from chunkbench.bench.runner.target import resolve_target
 from chunkbench.cli.progress import RunProgress
-from chunkbench.experiment import load_experiment
 from chunkbench.report import write_all
-from chunkbench.runner.executor import LocalExecutor
-from chunkbench.runner.run import run_experiment
-from chunkbench.runner.target import resolve_target
 
 EXPERIMENT = """\
 name: recompute

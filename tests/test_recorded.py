@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from chunkbench import workload
-from chunkbench.analysis.derive import derive
+from chunkbench.bench import workload
+from chunkbench.bench.analysis.derive import derive
+from chunkbench.bench.runner.reproduce import KERNELS
+from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.paper.claims import claims, differing
 from chunkbench.report import build, build_book, html, latex, render
 from chunkbench.report.book import Book
-from chunkbench.report.claims import document
+from chunkbench.report.claims import claims, differing
+from chunkbench.report.claims.document import document
 from chunkbench.report.formats import names
-from chunkbench.runner.reproduce import KERNELS
-from chunkbench.store import open_run
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "results" / "recorded"

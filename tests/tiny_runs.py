@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.baselines import registry
-from chunkbench.experiment.terms import Pages
-from chunkbench.runner.client import WorkerProcess
+from chunkbench.bench import registry
+from chunkbench.bench.experiment.terms import Pages
+from chunkbench.bench.runner.client import WorkerProcess
 
 FAKES = Path(__file__).parent / "fakes"
 TINY = """\

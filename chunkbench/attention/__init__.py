@@ -1,9 +1,50 @@
-"""ChunkAttention without the benchmark suite: it combines the prefix tree, a chunk store and a kernel."""
+"""The library: prefix trees, pools of chunks, caches per head, and attention over them. Knows the kernels alone.
 
-from chunkbench.attention.layered import LayeredChunkAttention
-from chunkbench.attention.parts import Kernel, Partition
-from chunkbench.attention.ragged import RaggedChunkAttention
-from chunkbench.attention.single import ChunkAttention
-from chunkbench.attention.tensors import WrongTensor
+Its modules are light; the classes with tensors are imported when somebody asks for them.
+"""
 
-__all__ = ["ChunkAttention", "Kernel", "LayeredChunkAttention", "Partition", "RaggedChunkAttention", "WrongTensor"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chunkbench.attention.errors import EmptySequence, KVCacheError, PoolExhausted, UnknownSequence, WrongTokens
+    from chunkbench.attention.layered import LayeredChunkAttention
+    from chunkbench.attention.parts import Kernel, Partition
+    from chunkbench.attention.ragged import RaggedChunkAttention
+    from chunkbench.attention.single import ChunkAttention
+    from chunkbench.attention.tensors import WrongTensor
+    from chunkbench.attention.windows import HeadPolicy
+
+__all__ = [
+    "ChunkAttention",
+    "EmptySequence",
+    "HeadPolicy",
+    "KVCacheError",
+    "Kernel",
+    "LayeredChunkAttention",
+    "Partition",
+    "PoolExhausted",
+    "RaggedChunkAttention",
+    "UnknownSequence",
+    "WrongTensor",
+    "WrongTokens",
+]
+
+_HOMES = {
+    "errors": ("EmptySequence", "KVCacheError", "PoolExhausted", "UnknownSequence", "WrongTokens"),
+    "layered": ("LayeredChunkAttention",),
+    "parts": ("Kernel", "Partition"),
+    "ragged": ("RaggedChunkAttention",),
+    "single": ("ChunkAttention",),
+    "tensors": ("WrongTensor",),
+    "windows": ("HeadPolicy",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from chunkbench.attention.errors import WrongTokens
+from chunkbench.attention.heads import HeadStores
 from chunkbench.attention.parts import CacheShape, Decode, Kernel, Partition, assemble, assemble_heads, choose
+from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tensors import TensorSpec, WrongTensor
+from chunkbench.attention.tokens import Tokens
+from chunkbench.attention.tree import PrefixTree
+from chunkbench.attention.windows import HeadPolicy
+from chunkbench.kernels.changes import Append, Join
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import TppNative
-from chunkbench.kernels.heads import HeadStores
-from chunkbench.kvcache import Append, ChunkPool, HeadPolicy, Join, PrefixTree, WrongTokens
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.tokens import Tokens
-from chunkbench.kvcache.windows import NOWHERE
+from chunkbench.kernels.integers import NOWHERE, Ints
 
 
 class LayeredChunkAttention:

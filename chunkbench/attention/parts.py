@@ -6,14 +6,15 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from chunkbench.attention.heads import HeadDecode, HeadKernel, HeadStores
+from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import StoredHeads, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
-from chunkbench.kernels.heads import HeadDecode, HeadKernel, HeadStores
+from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import flat, node_wise, two_phase
 from chunkbench.kernels.tpp_torch import TppTorch
-from chunkbench.kvcache import HeadPolicy, Plan
 
 Partition = Literal["two-phase", "sequence-first"]
 Kernel = Literal["auto", "native", "triton", "torch"]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from chunkbench.attention.errors import WrongTokens
+from chunkbench.attention.heads import HeadDecode
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition
+from chunkbench.attention.windows import HeadPolicy
+from chunkbench.kernels.changes import Append
 from chunkbench.kernels.cpu.decode import TppNative
-from chunkbench.kernels.heads import HeadDecode
+from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import PromptRows
+from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.tpp_torch import TppTorch
-from chunkbench.kvcache import Append, HeadPolicy, WrongTokens
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.plan import Plan
 
 _NONE: Ints = np.empty(0, np.int64)
 

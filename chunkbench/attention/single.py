@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
+from chunkbench.attention.errors import EmptySequence
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition
 from chunkbench.attention.tensors import WrongTensor
+from chunkbench.attention.tokens import Tokens, token_array
+from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.cpu.decode import NativeDecode, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner
 from chunkbench.kernels.trace import Trace, TracedCall
-from chunkbench.kvcache import EmptySequence, HeadPolicy, Plan
-from chunkbench.kvcache.tokens import Tokens, token_array
 
 
 class ChunkAttention(LayeredChunkAttention):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from chunkbench.attention.errors import KVCacheError
 from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.kernels.cpu.tensors import dense_address
-from chunkbench.kvcache import KVCacheError
 
 
 class WrongTensor(KVCacheError, ValueError):

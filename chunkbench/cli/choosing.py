@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 import click
 
 if TYPE_CHECKING:
-    from chunkbench.experiment import Experiment
+    from chunkbench.bench.experiment import Experiment
 
 Choice = TypeVar("Choice")
 
@@ -31,9 +31,9 @@ class Changes:
 
 def choose_experiment(experiment: str, options: Changes) -> Experiment:
     """Load an experiment and apply the options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
-    from chunkbench.experiment import TimedExperiment, load_experiment
-    from chunkbench.experiment.errors import did_you_mean
-    from chunkbench.experiment.terms import Cache, Mode
+    from chunkbench.bench.experiment import TimedExperiment, load_experiment
+    from chunkbench.bench.experiment.terms import Cache, Mode
+    from chunkbench.text_file import did_you_mean
 
     if options.full and options.budget is not None:
         raise click.UsageError("--full has no time limit; leave --budget out")
@@ -79,7 +79,7 @@ def parse_list(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice,
 
 def parse_budget(budget: str) -> float:
     """The seconds that `--budget` gives. Raises `click.BadParameter`."""
-    from chunkbench.experiment import parse_duration
+    from chunkbench.bench.experiment import parse_duration
 
     try:
         return parse_duration(budget)

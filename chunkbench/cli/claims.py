@@ -30,10 +30,11 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     named last counts; claims whose verdict differs between runs of one machine are listed. Claims that follow from
     shapes, or from the paper's own numbers, need no run. The exit code is 0 whatever the verdicts are.
     """
-    from chunkbench.analysis.derive import derive
-    from chunkbench.paper.claims import claims, differing
-    from chunkbench.report.claims import document
-    from chunkbench.store import RunError, newest_runs, open_run
+    from chunkbench.bench.analysis.derive import derive
+    from chunkbench.bench.store import newest_runs, open_run
+    from chunkbench.errors import RunError
+    from chunkbench.report.claims import claims, differing
+    from chunkbench.report.claims.document import document
 
     try:
         opened = runs_in(runs) if runs else [open_run(run) for run in newest_runs(RUNS)]

@@ -17,10 +17,10 @@ from chunkbench.cli.comparison_options import (
 )
 from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail
-from chunkbench.regression.verdicts import Between
+from chunkbench.report.compare.verdicts import Between
 
 if TYPE_CHECKING:
-    from chunkbench.store import Run
+    from chunkbench.bench.store import Run
 
 _EXAMPLES = """\b
 Examples:
@@ -38,7 +38,7 @@ Examples:
 
 def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from chunkbench.regression.verdicts import Comparison
+        from chunkbench.report.compare.verdicts import Comparison
 
         click.echo(json.dumps(Comparison.model_json_schema(), indent=2))
         context.exit()
@@ -95,8 +95,9 @@ def command(
         return
     if over is not None:
         raise click.UsageError("--over belongs to --between")
-    from chunkbench.regression.compare import compare
-    from chunkbench.store import RunError, open_runs
+    from chunkbench.bench.store import open_runs
+    from chunkbench.errors import RunError
+    from chunkbench.report.compare.compare import compare
 
     compare_options = options.compare_options()
     try:
@@ -109,7 +110,8 @@ def command(
 
 def _compare_machines(base: str, over: str | None, options: ComparisonOptions) -> None:
     """Compare the kinds of machines of one run with the first of them."""
-    from chunkbench.store import RunError, open_run
+    from chunkbench.bench.store import open_run
+    from chunkbench.errors import RunError
 
     try:
         first, *others = open_run(base).by_machine_kind()
@@ -126,7 +128,8 @@ def _compare_machines(base: str, over: str | None, options: ComparisonOptions) -
 
 def _compare_speedups(base: str, head: str, between: Between, over: str | None, options: ComparisonOptions) -> None:
     """Print the speed-ups of two measurements."""
-    from chunkbench.store import RunError, open_runs
+    from chunkbench.bench.store import open_runs
+    from chunkbench.errors import RunError
 
     try:
         base_runs, head_runs = open_runs(base), open_runs(head)
@@ -144,10 +147,10 @@ def _show_speedups(
     name: str,
 ) -> None:
     """Print the speed-ups, and write them as text, Markdown and JSON into the folder of --out."""
-    from chunkbench.regression.report.speedups import document
-    from chunkbench.regression.speedups import speedups
+    from chunkbench.errors import RunError
+    from chunkbench.report.compare.speedups import speedups
+    from chunkbench.report.compare.speedups_table import document
     from chunkbench.report.formats import names
-    from chunkbench.store import RunError
 
     options.check_confidence()
     if options.form not in names("documents", "data"):

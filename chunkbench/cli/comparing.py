@@ -11,7 +11,7 @@ from chunkbench.cli.output import show
 
 if TYPE_CHECKING:
     from chunkbench.cli.comparison_options import ComparisonOptions, ReportOptions
-    from chunkbench.regression.verdicts import Comparison
+    from chunkbench.report.compare.verdicts import Comparison
     from chunkbench.report.model import Output
 
 
@@ -20,7 +20,7 @@ def show_comparison(comparison: Comparison, options: ComparisonOptions, folder: 
 
     With the format for GitHub, the table is also added to the summary of the workflow's step, if there is one.
     """
-    from chunkbench.regression.report import output, step_summary, write_all
+    from chunkbench.report.compare.files import output, step_summary, write_all
 
     try:
         if folder is not None:

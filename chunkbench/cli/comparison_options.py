@@ -12,10 +12,10 @@ import click
 
 from chunkbench.cli.options import Decorated, with_options
 from chunkbench.cli.output import command_line, format_option
-from chunkbench.regression.verdicts import FailOn
+from chunkbench.report.compare.verdicts import FailOn
 
 if TYPE_CHECKING:
-    from chunkbench.regression.compare import Options
+    from chunkbench.report.compare.compare import Options
 
 _FAIL_ON = get_args(FailOn)
 
@@ -99,7 +99,7 @@ class ComparisonOptions(ReportOptions):
 
     def compare_options(self) -> Options:
         """The same as options of `compare()`. Raises `click.BadParameter`."""
-        from chunkbench.regression.compare import Options
+        from chunkbench.report.compare.compare import Options
 
         self.check_confidence()
         return Options(

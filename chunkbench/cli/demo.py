@@ -15,7 +15,7 @@ from chunkbench.cli.output import fail, format_option, serving_libraries, show, 
 
 if TYPE_CHECKING:
     from chunkbench.report.model import Output
-    from chunkbench.serving.engine import Engine, Request
+    from chunkbench.server.engine import Engine, Request
 
 USERS = 16
 SYSTEM = "coding-assistant"
@@ -67,12 +67,12 @@ def command(user: int, form: str) -> None:
     with serving_libraries():
         import torch
 
-        from chunkbench.serving import smollm2
-        from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
-        from chunkbench.serving.engine.model import load_module
-        from chunkbench.serving.server.text import CheckpointTokenizer
-    from chunkbench.traces.request import Chat
-    from chunkbench.traces.texts import read_texts
+        from chunkbench.server import smollm2
+        from chunkbench.server.engine import Engine, EngineOptions, Model, Request
+        from chunkbench.server.engine.model import load_module
+        from chunkbench.server.text import CheckpointTokenizer
+    from chunkbench.traffic.request import Chat
+    from chunkbench.traffic.texts import read_texts
 
     try:
         folder = smollm2.checkpoint()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +10,7 @@ import click
 from chunkbench.cli.output import format_option, show
 
 if TYPE_CHECKING:
-    from chunkbench.environment import Diagnosis
+    from chunkbench.bench.environment import Diagnosis
     from chunkbench.report.model import Emphasis
 
 _EMPHASIS: Mapping[str, Emphasis] = {"ok": "best", "warn": "noisy", "error": "failed"}
@@ -32,12 +32,12 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
     Takes about three seconds. Exit code 2 if something makes measuring impossible, else 0, also with warnings.
     """
     # This import loads torch. Here it does not slow `--help` down.
-    from chunkbench.environment import diagnose
+    from chunkbench.bench.environment import diagnose
     from chunkbench.report.model import Cell, Column, Output, Table
 
     findings = diagnose()
     if any(finding.title == "memory" for finding in findings):  # otherwise not even PyTorch is here
-        findings.append(_table3())
+        findings += [*_plugin(), _table3()]
     shown = [finding for finding in findings if not quiet or finding.level != "ok"]
     columns: tuple[Column[Diagnosis], ...] = (
         Column("level", lambda finding: Cell(finding.level, _EMPHASIS[finding.level]), align="left"),
@@ -54,13 +54,28 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
         context.exit(2)
 
 
+def _plugin() -> Iterator[Diagnosis]:
+    """Whether vLLM, if it is here, would take our plug-in."""
+    from chunkbench.bench.environment import Diagnosis
+    from chunkbench.bench.environment.software import read_gpus
+    from chunkbench.plugins.vllm import plugin
+
+    version = plugin.vllm_version()
+    if version is None:
+        return
+    obstacle = plugin.why_not("cuda" if read_gpus() else "cpu")
+    fits = f"fits vLLM {version}; VLLM_PLUGINS={plugin.NAME} turns it on"
+    detail = f"would not load: {obstacle}" if obstacle else fits
+    yield Diagnosis(level="warn" if obstacle else "ok", title="plug-in for vLLM", detail=detail)
+
+
 def _table3() -> Diagnosis:
     """What a run of Table 3 would take here, as its dry run says."""
-    from chunkbench import workload
-    from chunkbench.environment import Diagnosis
-    from chunkbench.experiment import load_experiment
-    from chunkbench.runner.dry_run import in_words
-    from chunkbench.runner.target import resolve_target
+    from chunkbench.bench import workload
+    from chunkbench.bench.environment import Diagnosis
+    from chunkbench.bench.experiment import load_experiment
+    from chunkbench.bench.runner.dry_run import in_words
+    from chunkbench.bench.runner.target import resolve_target
 
     experiment = load_experiment("table3")
     target = resolve_target(experiment)

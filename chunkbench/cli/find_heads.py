@@ -55,11 +55,11 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
     with serving_libraries():
         import torch
 
-        from chunkbench.serving.engine import ModelError
-        from chunkbench.serving.engine.model import ModelNumbers, load_module
-        from chunkbench.serving.find_heads import INTERFACE, find_heads, tokens_for
-        from chunkbench.serving.heads import PAPERS_TOKENS, REPEATS
-        from chunkbench.serving.server.build import ModelChoice
+        from chunkbench.server.build import ModelChoice
+        from chunkbench.server.engine import ModelError
+        from chunkbench.server.engine.model import ModelNumbers, load_module
+        from chunkbench.server.find_heads import INTERFACE, find_heads, tokens_for
+        from chunkbench.server.heads import PAPERS_TOKENS, REPEATS
     from chunkbench.report.figures.heads import write_picture
 
     choice = ModelChoice(model, getattr(torch, dtype))

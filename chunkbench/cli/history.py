@@ -19,7 +19,7 @@ from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail, format_option
 
 if TYPE_CHECKING:
-    from chunkbench.store import Run
+    from chunkbench.bench.store import Run
 
 _EXAMPLES = """\b
 Examples:
@@ -45,10 +45,10 @@ def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> N
     Each machine has a series of its own. A new level has to last for three runs. With fewer than about ten runs,
     chance cannot be ruled out.
     """
-    from chunkbench.regression.history import history
-    from chunkbench.regression.metrics import metric_of
-    from chunkbench.regression.report.history import document, draw
-    from chunkbench.store import RunError
+    from chunkbench.errors import RunError
+    from chunkbench.report.compare.history import history
+    from chunkbench.report.compare.history_document import document, draw
+    from chunkbench.report.compare.metrics import metric_of
 
     options.check_confidence()
     threshold = options.threshold_share()
@@ -74,7 +74,8 @@ def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> N
 
 def _measurements(folder: Path) -> list[list[Run]]:
     """The measurement that the folder is, or else all measurements below it, at any depth."""
-    from chunkbench.store import RunError, open_runs
+    from chunkbench.bench.store import open_runs
+    from chunkbench.errors import RunError
 
     try:
         return [open_runs(folder)]
@@ -88,7 +89,7 @@ def _measurements(folder: Path) -> list[list[Run]]:
 
 
 def _below(folder: Path) -> list[list[Run]]:
-    from chunkbench.store import open_runs
+    from chunkbench.bench.store import open_runs
 
     found = []
     for entry in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from chunkbench import workload
+from chunkbench.bench import workload
+from chunkbench.bench.experiment import AXES, bundled_experiments, load_experiment, reading_order
 from chunkbench.cli.output import format_option, show
-from chunkbench.experiment import AXES, bundled_experiments, load_experiment, reading_order
 
 Row = dict[str, str | int | bool]
 

@@ -14,12 +14,12 @@ from chunkbench.cli.options import FiniteRange
 from chunkbench.cli.output import fail, format_option, show, status_line
 
 if TYPE_CHECKING:
-    from chunkbench.analysis.cache_hits import CacheHits, Exchange
-    from chunkbench.analysis.requests import LoadNumbers, Quantiles
     from chunkbench.report.model import Output, Table
-    from chunkbench.serving.load import Tokens
-    from chunkbench.store.request_result import RequestResult
-    from chunkbench.traces import PlannedRequest, Prompt
+    from chunkbench.traffic import PlannedRequest, Prompt
+    from chunkbench.traffic.cache_hits import CacheHits, Exchange
+    from chunkbench.traffic.load import Tokens
+    from chunkbench.traffic.request_result import RequestResult
+    from chunkbench.traffic.requests import LoadNumbers, Quantiles
 
 EPILOG = """\b
 Examples:
@@ -117,12 +117,12 @@ def command(url: str, **options: Any) -> None:
     import asyncio
 
     try:
-        from chunkbench.serving.load import LoadError, LoadOptions, cached_so_far, describe_server, send
+        from chunkbench.traffic.load import LoadError, LoadOptions, cached_so_far, describe_server, send
     except ModuleNotFoundError as error:
         fail(str(error))
-    from chunkbench.analysis.cache_hits import Exchange, cache_hits
-    from chunkbench.analysis.requests import load_numbers
-    from chunkbench.traces import Chat, TraceError, control
+    from chunkbench.traffic import Chat, TraceError, control
+    from chunkbench.traffic.cache_hits import Exchange, cache_hits
+    from chunkbench.traffic.requests import load_numbers
 
     if options["rate"] is not None and options["clients"] is not None:
         fail("give --rate for an open loop or --clients for a closed one, not both")
@@ -222,7 +222,7 @@ class _Out:
 def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...]]:
     """The requests that the options describe, and what a reader must know of a trace. Raises TraceError and
     ValueError."""
-    from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_texts
+    from chunkbench.traffic import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_texts
 
     rate, seed, count = options["rate"], options["seed"], options["count"]
     arrivals = Arrivals(options["arrivals"], options["spread"])
@@ -256,7 +256,7 @@ def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...
 
 def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool, tuple[str, ...]]:
     """The requests of the file, whether it says when they are due, and its notes. Raises TraceError and ValueError."""
-    from chunkbench.traces import PlannedRequest, draw_traffic, read_traffic
+    from chunkbench.traffic import PlannedRequest, draw_traffic, read_traffic
 
     trace = read_traffic(options["trace"])
     if trace.has_token_ids:
@@ -268,7 +268,7 @@ def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool, tuple[s
 
 def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[PlannedRequest]:
     """Requests as long as those of the plan, with other tokens or another first word."""
-    from chunkbench.traces import PlannedRequest, Prompts, control, draw_prompts
+    from chunkbench.traffic import PlannedRequest, Prompts, control, draw_prompts
 
     if options["texts"]:
         first = [dataclasses.replace(request, due=0.0) for request in plan if request.after is None]
@@ -280,7 +280,7 @@ def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[Planne
 
 def _doubts(found: CacheHits | None, control: bool) -> tuple[str, ...]:
     """Why latencies may say more about what the cache held than about the server."""
-    from chunkbench.analysis.cache_hits import SLACK_TOKENS
+    from chunkbench.traffic.cache_hits import SLACK_TOKENS
 
     if found is None or found.cached_tokens is None:
         return ()

@@ -50,12 +50,12 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            from chunkbench.experiment.errors import did_you_mean
+            from chunkbench.text_file import did_you_mean
 
             ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], list(_COMMANDS))}")
         # Here and not when this module is imported: Ctrl-C during the imports ends like Ctrl-C later.
         from chunkbench import workloads
-        from chunkbench.environment import bind_no_threads, respect_quota
+        from chunkbench.bench.environment import bind_no_threads, respect_quota
 
         if bound := bind_no_threads():
             click.echo(f"{', '.join(bound)}: left out, all CPUs are used; choose them with taskset", err=True)
@@ -102,9 +102,9 @@ def _open_streams() -> None:
 
 
 def _main() -> None:
+    from chunkbench.bench.experiment import ExperimentError
     from chunkbench.cli.output import explain
-    from chunkbench.experiment import ExperimentError
-    from chunkbench.store import RunError
+    from chunkbench.errors import RunError
 
     try:
         # Without click's standalone mode, the call returns the exit code that a command set.

@@ -18,11 +18,11 @@ from chunkbench.cli.options import Decorated
 from chunkbench.pins import SERVING_INSTALL
 
 if TYPE_CHECKING:
+    from chunkbench.bench.store import Run
+    from chunkbench.bench.store.results import Status
     from chunkbench.report.formats import Part
     from chunkbench.report.model import Document
     from chunkbench.report.text_table import Screen
-    from chunkbench.store import Run
-    from chunkbench.store.results import Status
 
 RUNS = Path("results/runs")
 """The folder of runs, below the current directory. `--out` replaces it."""
@@ -81,8 +81,8 @@ def runs_in(words: Sequence[str | Path]) -> list[Run]:
     The runs of a folder are in the paper's order, and those of one experiment from the oldest to the newest. Raises
     `RunError`.
     """
-    from chunkbench.experiment import reading_order
-    from chunkbench.store import latest_run, open_run, runs_below
+    from chunkbench.bench.experiment import reading_order
+    from chunkbench.bench.store import latest_run, open_run, runs_below
 
     found: dict[Path, Run] = {}
     for word in words:
@@ -139,7 +139,7 @@ def typed_command() -> list[str]:
 
 def run_exit_code(statuses: Iterable[Status]) -> int:
     """Exit code of a command whose cases have these statuses: 3 if a case failed or none was measured, else 0."""
-    from chunkbench.store.results import FAILED, MEASURED
+    from chunkbench.bench.store.results import FAILED, MEASURED
 
     found = {*statuses}
     return 3 if found & FAILED or not found & {*MEASURED} else 0
@@ -225,7 +225,7 @@ def new_experiment(path: Path) -> Path:
 
 def write_experiment(path: Path, text: str) -> None:
     """Write an experiment, which has to be valid, or end with a message."""
-    from chunkbench.experiment import ExperimentError, load_experiment
+    from chunkbench.bench.experiment import ExperimentError, load_experiment
 
     try:
         write_text(path, text, load_experiment)

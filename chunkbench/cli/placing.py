@@ -13,10 +13,10 @@ import click
 from chunkbench.cli.options import Decorated, with_options
 
 if TYPE_CHECKING:
-    from chunkbench.cluster.connection import Cluster
-    from chunkbench.cluster.nodes import Machines, Node
-    from chunkbench.experiment import Experiment
-    from chunkbench.runner.executor import Executor
+    from chunkbench.bench.experiment import Experiment
+    from chunkbench.bench.runner.executor import Executor
+    from chunkbench.plugins.ray.connection import Cluster
+    from chunkbench.plugins.ray.nodes import Machines, Node
 
     ExecutorFor = Callable[[Experiment, Path | None], Executor]
     """Makes the executor of an experiment; the path is that of the run if it is resumed."""
@@ -83,17 +83,17 @@ class Placing:
 
         `log` receives warnings; `describing`: nothing is going to be measured.
         """
-        from chunkbench.runner.executor import LocalExecutor
-        from chunkbench.runner.target import resolve_target
+        from chunkbench.bench.runner.executor import LocalExecutor
+        from chunkbench.bench.runner.target import resolve_target
 
         if not self.remote:
             self.check_local()
             yield lambda experiment, _: LocalExecutor(resolve_target(experiment, describing))
             return
-        from chunkbench.cluster.connection import Cluster
-        from chunkbench.cluster.executor import RayExecutor, kinds_of_run
-        from chunkbench.cluster.fleet import Fleet
-        from chunkbench.cluster.shipping import shipped
+        from chunkbench.plugins.ray.connection import Cluster
+        from chunkbench.plugins.ray.executor import RayExecutor, kinds_of_run
+        from chunkbench.plugins.ray.fleet import Fleet
+        from chunkbench.plugins.ray.shipping import shipped
 
         with shipped(self.ship) as runtime:
             cluster = Cluster(None if self.on == RAY else self.on, runtime)
@@ -112,9 +112,9 @@ class Placing:
     @contextmanager
     def nodes(self, log: Callable[[str], None]) -> Iterator[tuple[Cluster, list[Node]]]:
         """A cluster, and a node for every kind of machine that shall measure. Raises `RunError`."""
-        from chunkbench.cluster.connection import Cluster
-        from chunkbench.cluster.nodes import choose_kinds
-        from chunkbench.cluster.shipping import shipped
+        from chunkbench.plugins.ray.connection import Cluster
+        from chunkbench.plugins.ray.nodes import choose_kinds
+        from chunkbench.plugins.ray.shipping import shipped
 
         with shipped(self.ship) as runtime:
             cluster = Cluster(None if self.on == RAY else self.on, runtime)

@@ -12,7 +12,7 @@ from chunkbench.cli.choosing import Changes, axes_of, choose_experiment
 from chunkbench.cli.output import fail, format_option, new_run, show, status_line
 
 if TYPE_CHECKING:
-    from chunkbench.experiment import AttentionPoint
+    from chunkbench.bench.experiment import AttentionPoint
     from chunkbench.workloads.decode.spec import DecodeExperiment
 
 PROFILES = Path("results/profiles")
@@ -72,15 +72,15 @@ def command(
     middle of n_c is profiled. Nothing is added to a run. Exit code: 2 also if the implementation cannot run here, or
     not at this point; 3 if it is incorrect, raised, crashed or ran out of time.
     """
-    from chunkbench import workload
-    from chunkbench.experiment.errors import did_you_mean
-    from chunkbench.experiment.point import Case
+    from chunkbench.bench import workload
+    from chunkbench.bench.experiment.point import Case
+    from chunkbench.bench.runner.profile import profile
+    from chunkbench.bench.runner.target import resolve_target
+    from chunkbench.bench.store import FAILED, MEASURED
     from chunkbench.report.figures import PICTURES, save
     from chunkbench.report.figures.style import styled
     from chunkbench.report.numbers import count
-    from chunkbench.runner.profile import profile
-    from chunkbench.runner.target import resolve_target
-    from chunkbench.store import FAILED, MEASURED
+    from chunkbench.text_file import did_you_mean
     from chunkbench.workloads.decode import DecodeWorkload
     from chunkbench.workloads.decode.profile import document
     from chunkbench.workloads.decode.profile_figure import draw
@@ -135,9 +135,9 @@ def _experiment(name: str, dtype: str | None) -> DecodeExperiment:
 
 def _choose(points: Sequence[AttentionPoint], where: Sequence[str], experiment: str) -> AttentionPoint:
     """The one point that is left."""
-    from chunkbench.experiment.load import read_selection
-    from chunkbench.experiment.sweep import selects
-    from chunkbench.experiment.values import show_value
+    from chunkbench.bench.experiment.load import read_selection
+    from chunkbench.bench.experiment.sweep import selects
+    from chunkbench.bench.experiment.values import show_value
 
     kind = type(points[0])
     accepted = read_selection(axes_of(where, "--where"), kind, "--where")
@@ -160,7 +160,7 @@ def _choose(points: Sequence[AttentionPoint], where: Sequence[str], experiment: 
 
 def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
     """The point in words that tell it from others: `--where` takes those with an axis."""
-    from chunkbench.experiment.values import show_value
+    from chunkbench.bench.experiment.values import show_value
 
     brief = point.brief.replace("b=", "batch_size=").split()
     said = {word.split("=")[0] for word in brief}

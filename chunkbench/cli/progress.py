@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
-from chunkbench.experiment.point import Point
+from chunkbench.bench.experiment.point import Point
+from chunkbench.bench.store import MEASURED, Result
 from chunkbench.report.numbers import count
-from chunkbench.store import MEASURED, Result
 
 
 class RunProgress:

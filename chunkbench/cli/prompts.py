@@ -62,12 +62,12 @@ def command(
     messages, or an object with prompt, token_ids or messages, and maybe a group. Any other file is one prompt. Groups
     are files, or folders of text files, unless prompts name theirs. Nothing is downloaded if the tokenizer is here.
     """
-    from chunkbench.analysis.sharing import sharing
-    from chunkbench.experiment.llama import ShapeError, shape_of
+    from chunkbench.bench.analysis.sharing import sharing
+    from chunkbench.llama import ShapeError, shape_of
     from chunkbench.report.sharing import MOST_SEQUENCES, document
     from chunkbench.report.sharing import experiment as as_experiment
-    from chunkbench.traces.live import forest_of
-    from chunkbench.traces.sets import PromptsError, grouped, read
+    from chunkbench.traffic.live import forest_of
+    from chunkbench.traffic.sets import PromptsError, grouped, read
 
     if trace is not None:
         refuse_existing(trace)

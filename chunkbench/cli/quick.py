@@ -55,13 +55,13 @@ def command(
     Says how much K/V memory sharing saves in all layers of the model, and how much faster decode attention becomes.
     Exit codes are those of `chunkbench run`.
     """
+    from chunkbench.bench.experiment import load_experiment
+    from chunkbench.bench.runner.executor import LocalExecutor
+    from chunkbench.bench.runner.run import run_experiment
+    from chunkbench.bench.runner.target import resolve_target
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.experiment import load_experiment
-    from chunkbench.experiment.llama import ShapeError, shape_of
+    from chunkbench.llama import ShapeError, shape_of
     from chunkbench.report import build, write_all
-    from chunkbench.runner.executor import LocalExecutor
-    from chunkbench.runner.run import run_experiment
-    from chunkbench.runner.target import resolve_target
     from chunkbench.workloads.decode.summary import gains
 
     if prompts and (n_p, n_s, batch) != (None, None, None):
@@ -109,8 +109,8 @@ def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[st
     words."""
     from chunkbench.report.numbers import count
     from chunkbench.report.sharing import MOST_SEQUENCES
-    from chunkbench.traces.live import forest_of
-    from chunkbench.traces.sets import PromptsError, grouped, read
+    from chunkbench.traffic.live import forest_of
+    from chunkbench.traffic.sets import PromptsError, grouped, read
 
     try:
         groups = grouped(read(paths), tokenizer)

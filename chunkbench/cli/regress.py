@@ -18,7 +18,7 @@ from chunkbench.cli.output import command_line, fail, new_run, stderr_log
 from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
 
 if TYPE_CHECKING:
-    from chunkbench.experiment import TimedExperiment
+    from chunkbench.bench.experiment import TimedExperiment
 
 _EXAMPLES = """\b
 Examples:
@@ -42,8 +42,8 @@ class RegressOptions(ComparisonOptions):
 
     def load(self, name: str) -> TimedExperiment:
         """The experiment to measure. Raises `ExperimentError` and `click.BadParameter`."""
+        from chunkbench.bench.experiment import TimedExperiment
         from chunkbench.cli.choosing import Changes, choose_experiment
-        from chunkbench.experiment import TimedExperiment
 
         experiment = choose_experiment(name, Changes(budget=self.budget, only=self.only))
         if not isinstance(experiment, TimedExperiment):
@@ -117,15 +117,16 @@ def command(
     With --on ray, the command runs on one node of the cluster, which builds both versions and measures nothing else
     meanwhile; with --machines each, on one node of every kind.
     """
+    from chunkbench.bench.runner.run import sigterm_as_interrupt
+    from chunkbench.bench.runner.target import resolve_target
+    from chunkbench.bench.store import writing
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.regression.builds import repository
-    from chunkbench.regression.interleaved import InterleavedJob
-    from chunkbench.regression.metrics import metric_of
-    from chunkbench.regression.regress import default_experiment, regress
-    from chunkbench.regression.sides import interpreters, revisions
-    from chunkbench.runner.run import sigterm_as_interrupt
-    from chunkbench.runner.target import resolve_target
-    from chunkbench.store import RunError, writing
+    from chunkbench.errors import RunError
+    from chunkbench.report.compare.builds import repository
+    from chunkbench.report.compare.interleaved import InterleavedJob
+    from chunkbench.report.compare.metrics import metric_of
+    from chunkbench.report.compare.regress import default_experiment, regress
+    from chunkbench.report.compare.sides import interpreters, revisions
 
     if (base is None) == (base_python is None):
         raise click.UsageError("give either --base REV or --base-python PYTHON")
@@ -170,7 +171,7 @@ def _alone(implementation: str) -> str:
 
 def _empty_folder(out: Path | None, name: str) -> Path:
     """The folder for the runs: `out`, or a new one. Raises `RunError` if it is not empty."""
-    from chunkbench.store import RunError
+    from chunkbench.errors import RunError
 
     folder = out or new_run(name)
     if folder.exists() and any(folder.iterdir()):
@@ -180,10 +181,10 @@ def _empty_folder(out: Path | None, name: str) -> Path:
 
 def _on_cluster(experiment: str | None, project: Path, base: str, options: RegressOptions, placing: Placing) -> int:
     """Run the same command on nodes of a cluster. Returns the exit code."""
-    from chunkbench.cluster.remote import OUT
-    from chunkbench.cluster.remote_commands import PROJECT, packed_checkout, run_remote_command
-    from chunkbench.environment.revision import PROJECT as OURS
-    from chunkbench.regression.builds import commit_of
+    from chunkbench.bench.environment.revision import PROJECT as OURS
+    from chunkbench.plugins.ray.remote import OUT
+    from chunkbench.plugins.ray.remote_commands import PROJECT, packed_checkout, run_remote_command
+    from chunkbench.report.compare.builds import commit_of
 
     folder = _empty_folder(options.out, f"regress-{project.name}")
     commit = commit_of(project, base)

@@ -11,7 +11,7 @@ import click
 from chunkbench.cli.output import OutputFormat, fail, open_page, runs_in, screen
 
 if TYPE_CHECKING:
-    from chunkbench.store import Run
+    from chunkbench.bench.store import Run
 
 _HELP = """Rebuild the tables and the figure of RUN from its facts; nothing is measured.
 
@@ -69,11 +69,12 @@ def command(
     show: bool,
     quiet: bool,
 ) -> None:
-    from chunkbench.experiment import reading_order
+    from chunkbench.bench.experiment import reading_order
+    from chunkbench.bench.store import TORN
+    from chunkbench.errors import RunError
     from chunkbench.report import build, build_book, latex, render
     from chunkbench.report.formats import endings, names
     from chunkbench.report.text_table import FILE
-    from chunkbench.store import TORN, RunError
 
     if form is None and out is not None:
         known = endings("documents", "records", "data", "book") | dict.fromkeys(_FIGURES, "figure")

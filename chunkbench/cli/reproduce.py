@@ -14,7 +14,7 @@ from chunkbench.cli.output import fail, open_page, run_exit_code, stderr_log, ty
 from chunkbench.cli.placing import Placing, placing_options
 
 if TYPE_CHECKING:
-    from chunkbench.experiment import Experiment
+    from chunkbench.bench.experiment import Experiment
 
 
 @click.command(
@@ -61,14 +61,15 @@ def command(
     What is finished below --out is not measured again: the same command goes on after Ctrl-C or a crash, and costs
     nothing once all is done. Exit codes are those of `chunkbench run`.
     """
+    from chunkbench.bench.experiment import load_experiment, reading_order
+    from chunkbench.bench.runner.reproduce import EXPERIMENTS, reproduce, within
+    from chunkbench.bench.store import writing
     from chunkbench.cli.choosing import parse_budget
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.experiment import load_experiment, reading_order
-    from chunkbench.experiment.errors import did_you_mean
+    from chunkbench.errors import RunError
     from chunkbench.report import build_book, render
-    from chunkbench.report.claims import headline
-    from chunkbench.runner.reproduce import EXPERIMENTS, reproduce, within
-    from chunkbench.store import RunError, writing
+    from chunkbench.report.claims.document import headline
+    from chunkbench.text_file import did_you_mean
 
     unknown = [name for name in only if name not in EXPERIMENTS]
     if unknown:
@@ -109,8 +110,8 @@ def command(
 
 def _describe(experiments: Sequence[Experiment], out: Path, placing: Placing) -> None:
     """A line for each experiment and each kind of machine."""
-    from chunkbench.runner.dry_run import brief
-    from chunkbench.runner.reproduce import finished
+    from chunkbench.bench.runner.dry_run import brief
+    from chunkbench.bench.runner.reproduce import finished
 
     with placing.executors(lambda text: click.echo(text, err=True), describing=True) as executor_for:
         for experiment in experiments:

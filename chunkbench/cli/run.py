@@ -108,14 +108,14 @@ def command(
       chunkbench run table3 --on ray --machine a100 --alone
       torchrun --nproc-per-node 4 --no-python chunkbench run ring --set ranks=4
     """
-    from chunkbench import workload
+    from chunkbench.bench import workload
+    from chunkbench.bench.experiment import TimedExperiment
+    from chunkbench.bench.runner.passes import RunOptions
+    from chunkbench.bench.runner.run import run_experiment
+    from chunkbench.bench.store import latest_run, writing
+    from chunkbench.bench.store.results import Status
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.experiment import TimedExperiment
     from chunkbench.report import build, render_run, write_all
-    from chunkbench.runner.passes import RunOptions
-    from chunkbench.runner.run import run_experiment
-    from chunkbench.store import latest_run, writing
-    from chunkbench.store.results import Status
 
     if retry is not None and not resume:
         raise click.UsageError("--retry needs --resume: a new run has no rows yet")

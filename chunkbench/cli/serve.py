@@ -175,7 +175,7 @@ def command(
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    from chunkbench.environment import available_memory
+    from chunkbench.bench.environment import available_memory
 
     try:
         kv_bytes = int(TypeAdapter(ByteSize).validate_python(kv_memory))
@@ -200,14 +200,14 @@ def command(
     with serving_libraries():
         import torch
 
-        from chunkbench.serving.engine import EngineError, EngineOptions
-        from chunkbench.serving.engine.model import ModelNumbers
-        from chunkbench.serving.heads import HeadsError, read_heads
-        from chunkbench.serving.server.app import ServerOptions
-        from chunkbench.serving.server.build import ModelChoice, build_backend, text_of
-        from chunkbench.serving.server.records import Log
-        from chunkbench.serving.server.run import EVERYWHERE, bind, run
-        from chunkbench.serving.server.text import CheckpointTokenizer
+        from chunkbench.server.app import ServerOptions
+        from chunkbench.server.build import ModelChoice, build_backend, text_of
+        from chunkbench.server.engine import EngineError, EngineOptions
+        from chunkbench.server.engine.model import ModelNumbers
+        from chunkbench.server.heads import HeadsError, read_heads
+        from chunkbench.server.records import Log
+        from chunkbench.server.run import EVERYWHERE, bind, run
+        from chunkbench.server.text import CheckpointTokenizer
     try:
         scores = None if heads is None else read_heads(heads)
     except HeadsError as error:

@@ -20,7 +20,7 @@ from chunkbench.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from chunkbench.traces import Trace
+    from chunkbench.traffic import Trace
 
 _EXAMPLES = """\b
 Examples:
@@ -81,11 +81,11 @@ def command(
     and BurstGPT's traces (lengths and times, nothing about sharing), or the JSON lines of `chunkbench load --trace`. A
     file with a bad line is refused, and the message names the line.
     """
-    from chunkbench.analysis.traffic import traffic_numbers
+    from chunkbench.bench.analysis.traffic import traffic_numbers
     from chunkbench.report.traffic import document
     from chunkbench.report.traffic import experiment as as_experiment
     from chunkbench.text_file import is_stream, is_text
-    from chunkbench.traces import TraceError, read_traffic
+    from chunkbench.traffic import TraceError, read_traffic
 
     if trees is None and (at, token_time, most) != (None, None, None):
         raise click.UsageError("--at, --token-time and --most belong to --trees")
@@ -111,11 +111,11 @@ def command(
 
 def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, most: int | None) -> None:
     """Write the forest at an instant, which has to be a valid tree, or end with a message."""
-    from chunkbench.experiment.errors import Findings
-    from chunkbench.experiment.tree_reader import read_forest
+    from chunkbench.bench.experiment.errors import Findings
+    from chunkbench.bench.experiment.tree_reader import read_forest
     from chunkbench.report.traffic import cut_lines
     from chunkbench.text_file import is_text
-    from chunkbench.traces.live import cut_forest, live_at
+    from chunkbench.traffic.live import cut_forest, live_at
 
     if path.suffix != ".json":
         path = path.with_name(f"{path.name}.json")

@@ -14,7 +14,7 @@ from chunkbench.cli.output import command_line, fail, stderr_log
 from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
 
 if TYPE_CHECKING:
-    from chunkbench.measure.tune import Trial
+    from chunkbench.bench.measure.tune import Trial
 
 
 @click.command(
@@ -65,7 +65,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
     obstacle = why_unavailable(torch.device("cuda"))
     if obstacle:
         fail(f"candidates can be timed on an NVIDIA GPU alone: {obstacle}")
-    from chunkbench.measure.tune import Stopwatch, fit_all, search
+    from chunkbench.bench.measure.tune import Stopwatch, fit_all, search
 
     try:
         table = read(out if out.exists() else path())
@@ -90,8 +90,8 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
 
 def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
     """Tune on nodes of a cluster; the table of each is the start of the next one's."""
-    from chunkbench.cluster.remote import OUT
-    from chunkbench.cluster.remote_commands import run_remote_command
+    from chunkbench.plugins.ray.remote import OUT
+    from chunkbench.plugins.ray.remote_commands import run_remote_command
 
     log = stderr_log(quiet)
     words = [*without(command_line()[1:], (*VALUED, "--out"), FLAGS), "--out", f"{OUT}/{out.name}"]

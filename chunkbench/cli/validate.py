@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from chunkbench.experiment import Experiment, ExperimentError, json_schema, load_experiment
-from chunkbench.experiment.terms import Device
+from chunkbench.bench.experiment import Experiment, ExperimentError, json_schema, load_experiment
+from chunkbench.bench.experiment.terms import Device
 
 
 def _counts(experiment: Experiment) -> tuple[int, int]:

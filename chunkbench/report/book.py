@@ -10,15 +10,15 @@ from datetime import datetime
 from itertools import chain
 from pathlib import Path
 
-from chunkbench.analysis.ranking import contests, standings
-from chunkbench.paper.claims import Claim, claims
+from chunkbench.bench.analysis.ranking import contests, standings
+from chunkbench.bench.store import Manifest, Run
 from chunkbench.report import ranking
 from chunkbench.report.build import build
-from chunkbench.report.claims import document, headline
+from chunkbench.report.claims import Claim, claims
+from chunkbench.report.claims.document import document, headline
 from chunkbench.report.model import Document, Table
 from chunkbench.report.report import Report
 from chunkbench.report.unmeasured import tables
-from chunkbench.store import Manifest, Run
 
 _LEADING = ("table3", "figure5")
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chunkbench import workload
-from chunkbench.analysis import points
-from chunkbench.analysis.derive import Group
-from chunkbench.analysis.derive import groups as grouped
-from chunkbench.analysis.expectations import outcomes
-from chunkbench.experiment.values import show_value
-from chunkbench.paper import printed
+from chunkbench.bench import workload
+from chunkbench.bench.analysis import points
+from chunkbench.bench.analysis.derive import Group
+from chunkbench.bench.analysis.derive import groups as grouped
+from chunkbench.bench.analysis.expectations import outcomes
+from chunkbench.bench.experiment.values import show_value
+from chunkbench.bench.store import Manifest, Run
+from chunkbench.report import printed
 from chunkbench.report.columns import columns_of
 from chunkbench.report.footer import footer
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
 from chunkbench.report.statuses import probe_lines, status_lines
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest, Run
 
 _LONGEST_KEY = 18
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.report.model import Cell, Emphasis
 from chunkbench.report.numbers import NOTHING, micros
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from chunkbench import workload
-from chunkbench.experiment.style import Style
+from chunkbench.bench import workload
+from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.store import Run
 from chunkbench.report.model import Cell, Column
-from chunkbench.store import Run
 
 T = TypeVar("T")
 _WIDEST_HEADING = 9

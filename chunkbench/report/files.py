@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from chunkbench.bench.store import Run
 from chunkbench.report.book import build_book
 from chunkbench.report.build import build
 from chunkbench.report.formats import names, render
 from chunkbench.report.report import Report
 from chunkbench.report.text_table import FILE, Screen
-from chunkbench.store import Run
 
 _TABLES = {"table.csv": "csv", "table.tex": "latex", "report.json": "json"}
 """File in a run directory -> its format, of files without a figure."""

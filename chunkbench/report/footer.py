@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.points import AXES, describe
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.points import AXES, describe
+from chunkbench.bench.store.manifest import MachineFacts, Manifest
+from chunkbench.bench.store.results import TimedResult
 from chunkbench.report import gpu
 from chunkbench.report.columns import Columns
 from chunkbench.report.numbers import count, extent, gigabytes, significant
 from chunkbench.report.statuses import one_line
-from chunkbench.store.manifest import MachineFacts, Manifest
-from chunkbench.store.results import TimedResult
 
 UNIT_OF_TABLE_3 = (
     "The header of the paper's Table 3 says ms, but its values agree with the rest of the paper only as microseconds "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from chunkbench.bench.store.results import GpuState, TimedResult
 from chunkbench.report.numbers import count, extent, gigabytes, megabytes
-from chunkbench.store.results import GpuState, TimedResult
 
 UNKNOWN = (
     "clocks, power and other processes are not known (nvidia-ml-py is not installed, or does not find this device), "

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chunkbench.paper.claims.judgement import Judge
+from chunkbench.bench.store import Manifest
+from chunkbench.report.claims.judgement import Judge
 from chunkbench.report.metric import Metric
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.report.model import Cell
 from chunkbench.report.numbers import NOTHING, megabytes, micros, ms_of_s, percent, significant, times
 

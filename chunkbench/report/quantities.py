@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.report.cells import ABSENT, fastest, word
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table

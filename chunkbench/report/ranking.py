@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chunkbench.analysis.ranking import CLOSE, Contest, Standing, is_close
+from chunkbench.bench.analysis.ranking import CLOSE, Contest, Standing, is_close
 from chunkbench.report.cells import ABSENT
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import percent, times

@@ -7,11 +7,11 @@ from dataclasses import asdict, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from chunkbench.analysis.derive import Derived, Group, Row
-from chunkbench.analysis.expectations import ExpectationOutcome
-from chunkbench.experiment.axes import AXES
+from chunkbench.bench.analysis.derive import Derived, Group, Row
+from chunkbench.bench.analysis.expectations import ExpectationOutcome
+from chunkbench.bench.experiment.axes import AXES
+from chunkbench.bench.store.results import Result
 from chunkbench.report.metric import Metric
-from chunkbench.store.results import Result
 
 _SCALARS = (str, int, float, bool, type(None))
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.expectations import ExpectationOutcome
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.expectations import ExpectationOutcome
 from chunkbench.report import records
 from chunkbench.report.columns import Columns
 from chunkbench.report.metric import Metric

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from chunkbench.analysis.sharing import Sharing
-from chunkbench.experiment.llama import LlamaShape
-from chunkbench.experiment.tree import Forest
-from chunkbench.paper.printed import paper_rows
+from chunkbench.bench.analysis.sharing import Sharing
+from chunkbench.bench.experiment.tree import Forest
+from chunkbench.llama import LlamaShape
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count
+from chunkbench.report.printed import paper_rows
 
 MOST_SEQUENCES = 32
 """Prompts of a group that an experiment has at most: the paper's batch size. Their forest has fewer levels than a tree

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.experiment.values import show_value
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.experiment.values import show_value
 from chunkbench.report.cells import NOISY_MARK, PROBE_MARK, STATUS_WORD
 from chunkbench.report.columns import Columns
 from chunkbench.report.numbers import count

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from chunkbench.analysis.traffic import Hits, Spread, TrafficNumbers
-from chunkbench.experiment.spec import MAX_TITLE
-from chunkbench.experiment.tree import Forest, lengths_in, nodes_in, tokens_in
+from chunkbench.bench.analysis.traffic import Hits, Spread, TrafficNumbers
+from chunkbench.bench.experiment.spec import MAX_TITLE
+from chunkbench.bench.experiment.tree import Forest, lengths_in, nodes_in, tokens_in
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from operator import itemgetter
 
-from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Column, Table
+from chunkbench.report.printed import paper_rows
 from chunkbench.report.sharing import paper_table
 
 _SYSTEMS = {"vllm": "vLLM 0.2.7", "chunk_llama": "ChunkLlama"}

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.expectations import ExpectationOutcome
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.expectations import ExpectationOutcome
+from chunkbench.bench.store.manifest import ExperimentFacts
 from chunkbench.report.columns import Columns
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count
-from chunkbench.store.manifest import ExperimentFacts
 
 T = TypeVar("T")
 

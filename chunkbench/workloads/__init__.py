@@ -5,7 +5,7 @@ Only this module imports the folders. `register` makes the kinds known to the ot
 
 from __future__ import annotations
 
-from chunkbench import workload
+from chunkbench.bench import workload
 from chunkbench.workloads.answers import AnswersWorkload
 from chunkbench.workloads.decode import DecodeWorkload
 from chunkbench.workloads.memory import MemoryWorkload

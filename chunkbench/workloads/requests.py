@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from chunkbench.experiment.errors import Finding
-from chunkbench.experiment.fields import Fraction01, Seconds, Whole
-from chunkbench.experiment.forest import prompt_conflicts
-from chunkbench.experiment.point import PointT
-from chunkbench.experiment.spec import Experiment
-from chunkbench.experiment.tree import sequences_in
+from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.fields import Fraction01, Seconds, Whole
+from chunkbench.bench.experiment.forest import prompt_conflicts
+from chunkbench.bench.experiment.point import PointT
+from chunkbench.bench.experiment.spec import Experiment
+from chunkbench.bench.experiment.tree import sequences_in
 
 
 class RequestExperiment(Experiment[PointT]):

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from chunkbench.kernels.compensation import CompensationTokens
 from chunkbench.kernels.cpu import isa, required
 from chunkbench.kernels.cpu.planner import Grain, ItemArrays, arrays, cut
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.cpu.tensors import reads_tensors
-from chunkbench.kernels.heads import CompensationTokens
+from chunkbench.kernels.integers import NOWHERE, Ints, ranges
 from chunkbench.kernels.items import (
     Items,
     PromptRows,
@@ -26,11 +27,9 @@ from chunkbench.kernels.items import (
     items_of_prompts,
     together,
 )
+from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, two_phase
 from chunkbench.kernels.trace import Trace, TracedCall
-from chunkbench.kvcache.integers import Ints, ranges
-from chunkbench.kvcache.plan import Plan
-from chunkbench.kvcache.windows import NOWHERE
 
 if TYPE_CHECKING:
     from chunkbench.kernels.cpu._native import DecodePlan

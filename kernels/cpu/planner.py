@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from chunkbench.kernels.integers import Ints, ranges
 from chunkbench.kernels.items import Items
-from chunkbench.kvcache.integers import Ints, ranges
 
 MAX_QUERIES = 64
 """Largest number of queries (rows times grouped heads) of an item: its scores and sums then stay in the cache."""

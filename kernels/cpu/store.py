@@ -7,10 +7,10 @@ import math
 import numpy as np
 import torch
 
+from chunkbench.kernels.changes import Append
 from chunkbench.kernels.chunk_store import AddressedStore
 from chunkbench.kernels.cpu import required
-from chunkbench.kvcache.changes import Append
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 
 PackedShape = tuple[str, int, int, int]
 """Name of the dtype, KV heads, head dimension and tokens of a chunk, as the native module takes them."""

@@ -12,15 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import Items, items_of_forest
+from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, node_wise
 from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
 from chunkbench.kernels.triton.buffers import Buffers, Capacity
 from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
 from chunkbench.kernels.triton.tuning import Tuning, tuning_for
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.plan import Plan
 
 _LOG2E = log2(np.e)
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from chunkbench.kernels.integers import Ints, ranges
 from chunkbench.kernels.items import Items
-from chunkbench.kvcache.integers import Ints, ranges
 
 ITEM_TOKENS = 24
 """Cost of an item in addition to its tokens: start, load of the queries, write."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from chunkbench.kernels.changes import Append
 from chunkbench.kernels.chunk_store import AddressedStore
+from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.triton import constants
 from chunkbench.kernels.triton.attention import append_tokens
 from chunkbench.kernels.triton.constants import PLACE_BYTES
 from chunkbench.kernels.triton.staging import Staging
-from chunkbench.kvcache.changes import Append
-from chunkbench.kvcache.integers import Ints
 
 
 class TritonStore(AddressedStore):

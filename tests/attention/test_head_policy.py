@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.attention import RaggedChunkAttention
-from chunkbench.kernels.heads import HeadStores
+from chunkbench.attention.errors import PoolExhausted, WrongTokens
+from chunkbench.attention.heads import HeadStores
+from chunkbench.attention.windows import Compress, HeadPolicy
+from chunkbench.kernels.compensation import Compensation
 from chunkbench.kernels.reference import attention, head_attention
-from chunkbench.kvcache import HeadPolicy, PoolExhausted, WrongTokens
-from chunkbench.kvcache.windows import Compensation, Compress
 from tests.attention.contexts import ACTIONS, Contexts, act_and_check
 from tests.attention.test_layered import KERNELS
 

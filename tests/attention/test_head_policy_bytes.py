@@ -7,9 +7,9 @@ import random
 import pytest
 
 from chunkbench import LayeredChunkAttention
-from chunkbench.kernels.heads import HeadStores
-from chunkbench.kvcache import HeadPolicy, WrongTokens
-from chunkbench.kvcache.windows import Compress
+from chunkbench.attention.errors import WrongTokens
+from chunkbench.attention.heads import HeadStores
+from chunkbench.attention.windows import Compress, HeadPolicy
 
 CHUNK, WINDOW, DIM, MOST = 4, 10, 16, 12
 FULL = ((True, False, False),)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.attention import Kernel, WrongTensor
+from chunkbench.attention.errors import KVCacheError, PoolExhausted, UnknownSequence, WrongTokens
 from chunkbench.kernels import cpu
-from chunkbench.kvcache import KVCacheError, PoolExhausted, UnknownSequence, WrongTokens
 from tests.attention.contexts import ACTIONS, Contexts, act_and_check
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 16

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from chunkbench.attention import RaggedChunkAttention
+from chunkbench.attention.errors import PoolExhausted, UnknownSequence, WrongTokens
 from chunkbench.kernels import cpu
-from chunkbench.kvcache import PoolExhausted, UnknownSequence, WrongTokens
 from tests.attention.contexts import causal_attention
 from tests.pairs import pairs
 

@@ -6,14 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkbench import ChunkAttention
+from chunkbench.attention.errors import EmptySequence, KVCacheError, PoolExhausted, UnknownSequence, WrongTokens
 from chunkbench.kernels.reference import attention
-from chunkbench.kvcache import (
-    EmptySequence,
-    KVCacheError,
-    PoolExhausted,
-    UnknownSequence,
-    WrongTokens,
-)
 from tests.attention.contexts import ACTIONS, TOLERANCE, Contexts, act_and_check
 
 PARTITIONS = ("two-phase", "sequence-first")
@@ -304,3 +298,12 @@ def test_on_a_gpu(dtype):
     expected = torch.stack([attention(q[row], k[row], v[row]) for row in range(4)])
     error = (instance.decode(q).double() - expected).abs().max() / expected.abs().max()
     assert error <= TOLERANCE[dtype]
+
+
+def test_names_are_found_where_they_were() -> None:
+    from chunkbench import attention, kvcache
+
+    with pytest.warns(DeprecationWarning, match="import HeadPolicy from chunkbench.attention"):
+        assert kvcache.HeadPolicy is attention.HeadPolicy
+    with pytest.raises(ImportError):
+        from chunkbench.kvcache import nothing  # noqa: F401

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.baselines.registry import REGISTRY, UnknownImplementation
+from chunkbench.bench.registry import REGISTRY, UnknownImplementation
 from tests.baselines.checks import check, inputs_of, make_point, points
 
 

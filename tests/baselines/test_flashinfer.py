@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from chunkbench.baselines import flashinfer_
-from chunkbench.baselines.contract import Implementation
-from chunkbench.workers.inputs import PooledInputs
+from chunkbench.bench.contract import Implementation
+from chunkbench.bench.workers.inputs import PooledInputs
 from tests.baselines.checks import TREE, attend, bound, check, inputs_of, make_point, points, signature
 
 CLASSES = [

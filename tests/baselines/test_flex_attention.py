@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from chunkbench.attention.tree import PrefixTree
 from chunkbench.baselines import flex_attention
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.kvcache import PrefixTree
-from chunkbench.workers.inputs import PooledInputs
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.workers.inputs import PooledInputs
 from tests.baselines.checks import check, inputs_of, make_point, points
 
 

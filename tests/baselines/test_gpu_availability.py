@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import Answer, Implementation
+from chunkbench.bench.contract import Answer, Implementation
 from tests.baselines.checks import make_point
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())

@@ -9,10 +9,10 @@ import torch
 
 from chunkbench.baselines.chunk_attn import ChunkAttn
 from chunkbench.baselines.planned import PlanFlat, PlanNodeWise
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.workers.inputs import PooledInputs
+from chunkbench.bench.workers.storages import visible_storages
 from chunkbench.kernels import cpu
-from chunkbench.workers.inputs import PooledInputs
-from chunkbench.workers.storages import visible_storages
 
 if cpu.native() is None:
     pytest.skip(cpu.why_missing(), allow_module_level=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkbench.attention.tree import PrefixTree
 from chunkbench.baselines.segments import Requests, flat, levels
-from chunkbench.kvcache import PrefixTree
 
 SIZE = 4
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from chunkbench.baselines import gpu, vllm_cpu, vllm_cuda
-from chunkbench.baselines.contract import Answer
-from chunkbench.workers.inputs import PooledInputs
+from chunkbench.bench.contract import Answer
+from chunkbench.bench.workers.inputs import PooledInputs
 from tests.baselines.checks import POINTS, attend, check, inputs_of, make_point
 
 NAMES = ("paged_attention_v1", "paged_attention_v2", "reshape_and_cache")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.store import Calibration, DecodeResult, RunWriter
 from chunkbench.cli.main import cli
-from chunkbench.regression.verdicts import Comparison
-from chunkbench.store import Calibration, DecodeResult, RunWriter
+from chunkbench.report.compare.verdicts import Comparison
 
 MANIFEST = {
     "experiment": {"name": "x", "budget_s": 20},

@@ -8,15 +8,15 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from tests.serving.conftest import MISSING
+from tests.server.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
 
 from chunkbench.cli.demo import USERS, _answer, _output
 from chunkbench.report import render
-from chunkbench.serving.engine import Engine, EngineOptions, Request
-from tests.serving.engine.models import small_model
+from chunkbench.server.engine import Engine, EngineOptions, Request
+from tests.server.engine.models import small_model
 
 
 def test_both_sides_give_the_same_answers_and_sharing_computes_less() -> None:

@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-import chunkbench.environment
+import chunkbench.bench.environment
+from chunkbench.bench.environment import Diagnosis
 from chunkbench.cli.doctor import command
-from chunkbench.environment import Diagnosis
 
 FINE = Diagnosis(level="ok", title="torch", detail="2.13.0")
 BAD = Diagnosis(level="warn", title="xformers", detail="missing", remedy="pip install 'chunkbench[xformers]'")
@@ -17,7 +17,7 @@ WORSE = Diagnosis(level="error", title="results", detail="cannot be written", re
 
 
 def run(monkeypatch: pytest.MonkeyPatch, findings: list[Diagnosis], *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(chunkbench.environment, "diagnose", lambda: findings)
+    monkeypatch.setattr(chunkbench.bench.environment, "diagnose", lambda: findings)
     result = CliRunner().invoke(command, arguments)
     return result.exit_code, result.output
 

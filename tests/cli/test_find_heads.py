@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from tests.serving.engine.models import write_checkpoint
+from tests.server.engine.models import write_checkpoint
 
 
 def run(*words: object) -> tuple[int, str]:

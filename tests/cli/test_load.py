@@ -17,13 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from tests.serving.conftest import MISSING
+from tests.server.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
 
-from tests.serving.engine.models import write_byte_tokenizer, write_checkpoint
-from tests.serving.server.processes import Served, serve
+from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
+from tests.server.processes import Served, serve
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from tests.serving.conftest import MISSING
+from tests.server.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)

@@ -14,11 +14,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.experiment import Experiment, load_experiment
 from chunkbench.cli import main as module
 from chunkbench.cli import quick
 from chunkbench.cli.main import cli
 from chunkbench.cli.output import command_line
-from chunkbench.experiment import Experiment, load_experiment
 from tests.command import chunkbench
 
 
@@ -111,7 +111,7 @@ def test_quick_says_what_sharing_saves(tmp_path: Path, monkeypatch: pytest.Monke
     def in_a_second(*words: Any) -> Experiment:
         return load_experiment(*words).model_copy(update={"budget_s": 1.0})
 
-    monkeypatch.setattr("chunkbench.experiment.load_experiment", in_a_second)
+    monkeypatch.setattr("chunkbench.bench.experiment.load_experiment", in_a_second)
     words = ["quick", "--n-p", "128", "--n-s", "64", "--batch", "4", "--out", str(tmp_path / "run"), "-q"]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.exception is None, done.output

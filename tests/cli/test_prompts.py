@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.experiment import load_experiment
 from chunkbench.cli.prompts import command
-from chunkbench.experiment import load_experiment
-from chunkbench.traces import read_traffic
+from chunkbench.traffic import read_traffic
 
 SYSTEM = list(range(100, 1000))
 

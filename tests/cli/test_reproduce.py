@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.runner import reproduce
+from chunkbench.bench.runner.reproduce import EXPERIMENTS, KERNELS, within
+from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.experiment import load_experiment
-from chunkbench.runner import reproduce
-from chunkbench.runner.reproduce import EXPERIMENTS, KERNELS, within
-from chunkbench.store import open_run
 
 TIMED = """\
 name: {name}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from chunkbench.bench.experiment import load_experiment
 from chunkbench.cli.main import cli
-from chunkbench.experiment import load_experiment
-from chunkbench.store import RunError
+from chunkbench.errors import RunError
 
 ROOT = Path(__file__).parents[2]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

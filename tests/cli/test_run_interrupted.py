@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench import report
+from chunkbench.bench.runner import run as runner
+from chunkbench.bench.runner.passes import RunOptions
 from chunkbench.cli.run import command
-from chunkbench.runner import run as runner
-from chunkbench.runner.passes import RunOptions
 
 
 def test_a_second_interrupt_still_prints_the_command_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from chunkbench import traces
+from chunkbench import traffic
+from chunkbench.bench.experiment import AttentionPoint, load_experiment
 from chunkbench.cli.traces import command
-from chunkbench.experiment import AttentionPoint, load_experiment
-from chunkbench.traces.generated import GENERATED
+from chunkbench.traffic.generated import GENERATED
 from chunkbench.workloads.replay.result import ReplayPoint
 
 
@@ -118,8 +118,8 @@ def test_no_experiment_is_written_that_cannot_be_read(
     if name != "/dev/stdin":
         trace.rename(name)
     else:
-        read = traces.read_traffic
-        monkeypatch.setattr(traces, "read_traffic", lambda path: read(trace))
+        read = traffic.read_traffic
+        monkeypatch.setattr(traffic, "read_traffic", lambda path: read(trace))
     done = CliRunner().invoke(command, [name, "--experiment", "r.yaml"])
     assert (done.exit_code, message in done.stderr) == (2, True), done.output
     assert [path.name for path in tmp_path.iterdir()] == [trace.name if name == "/dev/stdin" else name]

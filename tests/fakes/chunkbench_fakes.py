@@ -9,8 +9,8 @@ import time
 import torch
 
 from chunkbench.baselines import Answer, Implementation, Inputs, Session
-from chunkbench.baselines.contract import YES
 from chunkbench.baselines.naive import NaiveSession
+from chunkbench.bench.contract import YES
 
 
 class _Fake(Implementation):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from chunkbench.kvcache import Plan, PrefixTree
+from chunkbench.attention.tree import PrefixTree
+from chunkbench.kernels.plan import Plan
 
 
 @st.composite

@@ -11,13 +11,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from chunkbench.bench.measure.profile import thread_count
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.cpu.planner import Grain, arrays, cut
 from chunkbench.kernels.cpu.store import BorrowedStore
 from chunkbench.kernels.items import items_of_lengths
 from chunkbench.kernels.reference import attention
-from chunkbench.measure.profile import thread_count
 from tests.pairs import pairs
 
 if cpu.native() is None:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from chunkbench.kernels.changes import Append
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kvcache import Append
 
 
 def make(*slabs, c=4, h=2, d=16, dtype=torch.float32):

@@ -144,7 +144,7 @@ def test_an_instruction_set_that_the_cpu_lacks_is_refused(native: ModuleType) ->
 
 
 def test_features_agree_with_those_of_the_operating_system(native: ModuleType) -> None:
-    from chunkbench.environment.cpu import read_cpu
+    from chunkbench.bench.environment.cpu import read_cpu
 
     flags = read_cpu().isa
     features = native.cpu_features()

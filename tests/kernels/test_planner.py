@@ -22,8 +22,8 @@ from chunkbench.kernels.cpu.planner import (
     cut,
 )
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
+from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused, two_phase
-from chunkbench.kvcache import Plan
 from tests.kernels.prompts import planned, prompts
 
 

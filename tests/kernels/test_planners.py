@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkbench.attention.tree import PrefixTree
 from chunkbench.kernels.items import items_of_forest
 from chunkbench.kernels.planners import (
     CHUNK_TOKENS,
@@ -24,7 +25,6 @@ from chunkbench.kernels.planners import (
     tree_fused,
     two_phase,
 )
-from chunkbench.kvcache import PrefixTree
 
 CHUNK = 16
 Node = tuple[int, list["Node"]]  # type: ignore[misc]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chunkbench.baselines.registry import REGISTRY
+from chunkbench.bench.registry import REGISTRY
 from scripts import gpu_check
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 
 def test_register_makes_a_checkout_and_its_implementations_importable(tmp_path: Path) -> None:
     environment = gpu_check.register(tmp_path / "site")
-    imports = "from importlib.metadata import version; from chunkbench.baselines.registry import REGISTRY"
+    imports = "from importlib.metadata import version; from chunkbench.bench.registry import REGISTRY"
     command = [sys.executable, "-c", f"{imports}; print(version('chunkbench'), *REGISTRY.names())"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     version, *names = done.stdout.split()

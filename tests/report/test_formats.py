@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from chunkbench.analysis.derive import Derived
-from chunkbench.experiment.llama import SHAPES
+from chunkbench.bench.analysis.derive import Derived
+from chunkbench.bench.store import open_run
+from chunkbench.bench.store.results import Calibration, DecodeResult, GpuSampling, GpuState, Noise
+from chunkbench.llama import SHAPES
 from chunkbench.report import build, latex, records, render
 from chunkbench.report.model import Column, Output, Table
-from chunkbench.store import open_run
-from chunkbench.store.results import Calibration, DecodeResult, GpuSampling, GpuState, Noise
 from chunkbench.workloads.modules.result import ModulesResult
 
 RECORDED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/recorded/*/*/manifest.json"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from chunkbench.bench.store.results import GpuSampling, GpuState, Peaks
 from chunkbench.report import build, render
-from chunkbench.store.results import GpuSampling, GpuState, Peaks
 
 MODES = {"events": 1.0, "graph": 1.02, "eager": 1.4}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from chunkbench.bench.store import open_run
 from chunkbench.report import build, build_book, latex, render
 from chunkbench.report.model import Column, Output, Table
-from chunkbench.store import open_run
 
 PDFLATEX = shutil.which("pdflatex")
 RECORDED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/recorded/*/*/manifest.json"))

@@ -10,8 +10,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.store import TORN, open_run
 from chunkbench.cli.report import command
-from chunkbench.store import TORN, open_run
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from chunkbench.bench.store import Manifest
 from chunkbench.report import build, text_table
 from chunkbench.report.model import Column, Table
-from chunkbench.store import Manifest
 from tests.workloads.drawings import drawn
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -14,16 +14,16 @@ from pathlib import Path
 from unittest import mock
 
 from chunkbench import workloads
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.experiment.terms import Pages
+from chunkbench.bench.runner import memory_guard
+from chunkbench.bench.runner.client import ForkedWorker, WorkerProcess
+from chunkbench.bench.runner.executor import LocalExecutor
+from chunkbench.bench.runner.passes import RunOptions
+from chunkbench.bench.runner.run import run_experiment
+from chunkbench.bench.runner.target import Target, resolve_target
+from chunkbench.bench.store import DecodeResult, open_run
 from chunkbench.cli.progress import RunProgress
-from chunkbench.experiment import load_experiment
-from chunkbench.experiment.terms import Pages
-from chunkbench.runner import memory_guard
-from chunkbench.runner.client import ForkedWorker, WorkerProcess
-from chunkbench.runner.executor import LocalExecutor
-from chunkbench.runner.passes import RunOptions
-from chunkbench.runner.run import run_experiment
-from chunkbench.runner.target import Target, resolve_target
-from chunkbench.store import DecodeResult, open_run
 from tests.torture.harm import library
 
 NAMES = ("naive", "paged_attn", "chunk_attn", "shared_prefix_matmul")

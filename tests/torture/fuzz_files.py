@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from chunkbench.bench.store.run_directory import SCHEMA_VERSION
 from chunkbench.report.formats import names
-from chunkbench.store.run_directory import SCHEMA_VERSION
 from tests.torture.fuzz import CHECKS, Ended, command, damage_bytes, damage_json, dumped
 from tests.torture.trials import Harm, Part, Trial
 

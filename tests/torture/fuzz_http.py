@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.serving.server.processes import Served, resident_bytes, serve_small
+from tests.server.processes import Served, resident_bytes, serve_small
 from tests.torture.attacks import Attack, draw
 from tests.torture.trials import Harm, Part, Trial
 

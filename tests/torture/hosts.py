@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from chunkbench import workloads
-from chunkbench.store import open_run
-from chunkbench.store.results import FAILED
+from chunkbench.bench.store import open_run
+from chunkbench.bench.store.results import FAILED
 from chunkbench.workloads.ring.result import RingResult
 from tests.torture.network import HOSTS as RANKS
 from tests.torture.network import Switched, switched

@@ -31,8 +31,8 @@ def harm(trial: Trial) -> int:
 
 def one(chance: Random) -> None:
     """Follow a constraint, and check the answer. What cannot be followed is refused."""
-    from chunkbench.serving.constrained import Constraint, ConstraintRefused
-    from tests.serving.constrained.drawn import METHODS, TOKENIZERS, Cut, answers, check_json, check_match
+    from chunkbench.server.constrained import Constraint, ConstraintRefused
+    from tests.server.constrained.drawn import METHODS, TOKENIZERS, Cut, answers, check_json, check_match
 
     how: tuple[Any, Any] = chance.choice([*TOKENIZERS]), chance.choice(METHODS)
     seed = chance.randrange(2**30)
@@ -57,8 +57,8 @@ def one(chance: Random) -> None:
 
 def hostile(how: tuple[Any, Any], chance: Random, seed: int) -> None:
     """Whatever it is, it takes little, and ends by its own words."""
-    from chunkbench.serving.constrained import Constraint
-    from tests.serving.constrained.drawn import answers
+    from chunkbench.server.constrained import Constraint
+    from tests.server.constrained.drawn import answers
 
     made = chance.choice([regex, schema])(chance)
     if "regex" in made:

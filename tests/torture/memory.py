@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from chunkbench.environment.cgroups import control_groups
-from chunkbench.runner.client import ForkedWorker
+from chunkbench.bench.environment.cgroups import control_groups
+from chunkbench.bench.runner.client import ForkedWorker
 from tests.torture.decoding import NAMES, Watcher, preloaded, run, write_experiment
 from tests.torture.trials import Harm, Part, Trial
 

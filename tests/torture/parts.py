@@ -27,7 +27,7 @@ from tests.torture import (
 from tests.torture.trials import Part
 
 WITH_SERVER: tuple[Part, ...] = (fuzz_http.PART, soak.PART)
-"""Their short versions are in tests/serving/server/test_server.py, where a server runs already."""
+"""Their short versions are in tests/server/test_server.py, where a server runs already."""
 LONG: tuple[Part, ...] = (advisories.PART, wheelhouse.PART, ray_hosts.PART)
 """`make test` leaves them out: parts of supply need a network at first, a trial of Ray takes a minute."""
 PARTS: tuple[Part, ...] = (

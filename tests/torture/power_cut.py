@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chunkbench import workloads
-from chunkbench.store import SCHEMA_VERSION, TORN, RunWriter, open_run
+from chunkbench.bench.store import SCHEMA_VERSION, TORN, RunWriter, open_run
 from tests.command import chunkbench
 from tests.torture.tiny import TinyRun
 from tests.torture.trials import Harm, Part, Trial

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from chunkbench import workloads
-from chunkbench.store import DecodeResult
+from chunkbench.bench.store import DecodeResult
 from tests.torture.network import HOSTS, Switched, switched
 from tests.torture.tiny import check_complete, whole_lines
 from tests.torture.trials import Harm, Part, Trial, Unavailable

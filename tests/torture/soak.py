@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.serving.engine.models import VOCABULARY
-from tests.serving.server.processes import Served, resident_bytes, serve_small
+from tests.server.engine.models import VOCABULARY
+from tests.server.processes import Served, resident_bytes, serve_small
 from tests.torture.trials import Harm, Part, Trial
 
 CLIENTS, MAX_BATCH, CHUNKS = 16, 8, 6

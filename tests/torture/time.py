@@ -17,8 +17,8 @@ from time import monotonic, sleep
 from time import time as wall_clock
 from typing import Any
 
+from chunkbench.bench.experiment.point import Point
 from chunkbench.cli.progress import RunProgress
-from chunkbench.experiment.point import Point
 from tests.torture.decoding import NAMES, preloaded, rows, run, write_experiment
 from tests.torture.trials import Harm, Part, Trial
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from chunkbench import workloads
-from chunkbench.store import Run, open_run
+from chunkbench.bench.store import Run, open_run
 from tests.torture.harm import library
 
 MARK = "CHUNKBENCH_TORTURE"

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from chunkbench.bench.store import Run
 from chunkbench.report import build, figures
-from chunkbench.store import Run
 
 
 def drawn(run: Run) -> Figure:

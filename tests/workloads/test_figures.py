@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from chunkbench.experiment.llama import shape_of
+from chunkbench.bench.store.results import Peaks
+from chunkbench.llama import shape_of
 from chunkbench.report import build, figures
-from chunkbench.store.results import Peaks
 from chunkbench.workloads.memory.result import MemoryResult
 from chunkbench.workloads.modules.result import ModulesResult
 from tests.workloads.drawings import caption, check_inside, drawn

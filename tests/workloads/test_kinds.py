@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from chunkbench import workload
+from chunkbench.bench import workload
+from chunkbench.bench.experiment import AttentionPoint
+from chunkbench.bench.store import Run, open_run
 from chunkbench.cli.main import cli
-from chunkbench.experiment import AttentionPoint
 from chunkbench.report import build
-from chunkbench.store import Run, open_run
 from chunkbench.workloads.modules.layer_costs import MODULES
 
 CONFIG = {
@@ -65,8 +65,8 @@ def test_modules_of_any_shape_are_checked_and_timed(dtype: str, tmp_path: Path) 
 
 
 def test_a_wrong_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chunkbench.experiment import load_experiment
-    from chunkbench.workers.worker import Worker
+    from chunkbench.bench.experiment import load_experiment
+    from chunkbench.bench.workers.worker import Worker
     from chunkbench.workloads.modules import implementations
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

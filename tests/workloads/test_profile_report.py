@@ -9,9 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from chunkbench.bench.store.profile import Operator, WatchedFacts
 from chunkbench.report import render
 from chunkbench.report.figures.style import styled
-from chunkbench.store.profile import Operator, WatchedFacts
 from chunkbench.workloads.decode.profile import document
 from chunkbench.workloads.decode.profile_figure import draw
 from tests.invented_facts import MakeFacts

@@ -12,11 +12,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench import workload
+from chunkbench.bench import workload
+from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import StyleName, plain, styled
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 
 _SMALLER = 0.65
 """Lines and marks of the style for papers."""

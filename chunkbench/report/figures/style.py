@@ -18,15 +18,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from chunkbench.analysis.derive import Group
-from chunkbench.experiment.axes import AXES
-from chunkbench.experiment.values import show_value
+from chunkbench.bench.analysis.derive import Group
+from chunkbench.bench.experiment.axes import AXES
+from chunkbench.bench.experiment.values import show_value
+from chunkbench.bench.store import Manifest
+from chunkbench.bench.store.results import TimedResult
 from chunkbench.report.characters import legal
 from chunkbench.report.columns import LineStyle
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
-from chunkbench.store.results import TimedResult
 
 MOST_PANELS = 9
 DASHES = (0, (4, 2))

@@ -10,10 +10,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from chunkbench.paper.claims.judgement import WORDS
 from chunkbench.report import figures, ranking
 from chunkbench.report.book import Book, Chapter
-from chunkbench.report.claims import EMPHASIS, headline, measured
+from chunkbench.report.claims.document import EMPHASIS, headline, measured
+from chunkbench.report.claims.judgement import WORDS
 from chunkbench.report.model import Cell, Table
 
 _MARKS = {

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkbench.baselines.registry import Registry
-from chunkbench.workload import Workload
+from chunkbench.bench.registry import Registry
+from chunkbench.bench.workload import Workload
 from chunkbench.workloads.answers.result import AnswersPoint, AnswersResult
 from chunkbench.workloads.answers.spec import AnswersExperiment
 
 if TYPE_CHECKING:
+    from chunkbench.bench.runner.passes import PointMeasurer, RunOptions, Workplace
+    from chunkbench.bench.runner.target import Target
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
-    from chunkbench.runner.target import Target
     from chunkbench.workloads.answers.methods import HeadChoice
 
 
@@ -48,14 +48,14 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         return AnswersMeasurer(experiment, target, points, place.notify)
 
     def describe(self, experiment: AnswersExperiment, target: Target) -> str:
-        from chunkbench.runner.dry_run import list_plan
+        from chunkbench.bench.runner.dry_run import list_plan
 
         words = f"{experiment.contexts} contexts for each choice of heads"
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: AnswersExperiment, target: Target) -> str:
         """Each point ends when it is done; the budget is only a limit."""
-        from chunkbench.runner.dry_run import words_of
+        from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"
 

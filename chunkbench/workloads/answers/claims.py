@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
-from chunkbench.paper.claims.judges import bounded, largest
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.report.claims.evidence import Evidence
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
+from chunkbench.report.claims.judges import bounded, largest
 from chunkbench.workloads.answers.metrics import METRICS
 from chunkbench.workloads.answers.result import AnswersResult
 from chunkbench.workloads.decode.head_cache_numbers import HeadCache, head_caches, paper_share

@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from chunkbench.bench.store import Manifest
 from chunkbench.report.figures.style import (
     axis_label,
     by_values,
@@ -16,7 +17,6 @@ from chunkbench.report.figures.style import (
     ticks_at,
 )
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.answers.metrics import METRICS
 
 _FIGURES = {"found_share": "needles found, %", "agreement": "next tokens, % equal"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
 from chunkbench.report.layout import Layout
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
@@ -12,7 +13,6 @@ from chunkbench.report.numbers import NOTHING, percent
 from chunkbench.report.quantities import Quantity, quantities
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest
 from chunkbench.workloads.answers import claims
 from chunkbench.workloads.answers.metrics import METRICS, by_depth
 from chunkbench.workloads.answers.result import AnswersResult

@@ -8,16 +8,16 @@ from time import monotonic
 
 import torch
 
-from chunkbench.experiment.point import Case
-from chunkbench.runner.case_facts import now
-from chunkbench.runner.target import Target
-from chunkbench.serving import smollm2
-from chunkbench.serving.engine import Model
-from chunkbench.serving.engine.model import INTERFACE, load_module
-from chunkbench.serving.find_heads import INTERFACE as WATCHED
-from chunkbench.serving.find_heads import find_heads, tokens_for
-from chunkbench.serving.heads import HeadScores, HeadsError, read_heads
-from chunkbench.store import CannotRunError
+from chunkbench.bench.experiment.point import Case
+from chunkbench.bench.runner.case_facts import now
+from chunkbench.bench.runner.target import Target
+from chunkbench.errors import CannotRunError
+from chunkbench.server import smollm2
+from chunkbench.server.engine import Model
+from chunkbench.server.engine.model import INTERFACE, load_module
+from chunkbench.server.find_heads import INTERFACE as WATCHED
+from chunkbench.server.find_heads import find_heads, tokens_for
+from chunkbench.server.heads import HeadScores, HeadsError, read_heads
 from chunkbench.workloads.answers.haystack import Haystack, haystack
 from chunkbench.workloads.answers.methods import METHODS
 from chunkbench.workloads.answers.recall import CompressedContext, deviation, read

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from chunkbench.baselines.contract import YES, Answer
-from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.style import Style
-from chunkbench.kvcache import HeadPolicy
-from chunkbench.kvcache.windows import Compensation
-from chunkbench.serving.heads import HeadScores
+from chunkbench.attention.windows import HeadPolicy
+from chunkbench.bench.contract import YES, Answer
+from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.registry import Registry
+from chunkbench.kernels.compensation import Compensation
+from chunkbench.server.heads import HeadScores
 
 ALL, RETRIEVAL, RANDOM, NONE = "all_heads", "retrieval_heads", "random_heads", "no_heads"
 PLAIN = "_plain"

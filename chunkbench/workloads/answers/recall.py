@@ -10,9 +10,9 @@ from typing import TypeVar
 import torch
 
 from chunkbench.attention import RaggedChunkAttention
+from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.reference import attention, head_attention
-from chunkbench.kvcache import HeadPolicy
-from chunkbench.serving.engine import Model
+from chunkbench.server.engine import Model
 
 C = TypeVar("C", bound=RaggedChunkAttention)
 CHUNK = 64

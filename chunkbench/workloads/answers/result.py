@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat
 
-from chunkbench.experiment.llama import SHAPES, LlamaShape
-from chunkbench.experiment.point import ModelPoint
-from chunkbench.experiment.terms import Count, Size
-from chunkbench.store.results import Facts, Result
+from chunkbench.bench.experiment.point import ModelPoint
+from chunkbench.bench.experiment.terms import Count, Size
+from chunkbench.bench.store.results import Facts, Result
+from chunkbench.llama import SHAPES, LlamaShape
 
 
 class AnswersPoint(ModelPoint):

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from chunkbench.experiment import Experiment
-from chunkbench.experiment.errors import Finding
-from chunkbench.experiment.fields import ImplementationId, Whole
-from chunkbench.experiment.spec import FROM_MODEL, N_P
-from chunkbench.experiment.values import LengthRange
+from chunkbench.bench.experiment import Experiment
+from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.fields import ImplementationId, Whole
+from chunkbench.bench.experiment.spec import FROM_MODEL, N_P
+from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.workloads.answers.result import AnswersPoint
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from chunkbench.baselines.contract import Implementation
-from chunkbench.baselines.registry import REGISTRY, Registry
-from chunkbench.experiment import AttentionPoint, SessionExperiment
-from chunkbench.experiment.point import passes
-from chunkbench.runner.sessions import Amounts, SessionWorkload
-from chunkbench.store.results import DecodeResult, SessionResult
+from chunkbench.bench.contract import Implementation
+from chunkbench.bench.experiment import AttentionPoint, SessionExperiment
+from chunkbench.bench.experiment.point import passes
+from chunkbench.bench.registry import REGISTRY, Registry
+from chunkbench.bench.runner.sessions import Amounts, SessionWorkload
+from chunkbench.bench.store.results import DecodeResult, SessionResult
 from chunkbench.workloads.decode.spec import DecodeExperiment
 
 if TYPE_CHECKING:
+    from chunkbench.bench.workers.checks import Check
+    from chunkbench.bench.workers.inputs import PooledInputs
     from chunkbench.report.layout import Layout
-    from chunkbench.workers.checks import Check
-    from chunkbench.workers.inputs import PooledInputs
 
 ExperimentT = TypeVar("ExperimentT", bound=SessionExperiment[AttentionPoint])
 ResultT = TypeVar("ResultT", bound=SessionResult)
@@ -36,7 +36,7 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
     def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         """Bytes of K and V at the end of a round. Other planners read those of ChunkAttn."""
         from chunkbench.baselines.planned import PLANNERS
-        from chunkbench.runner import memory_guard
+        from chunkbench.bench.runner import memory_guard
 
         if implementation in PLANNERS:
             return 0
@@ -45,7 +45,7 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
     def touched(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         """Distinct bytes of K and V that the first step reads."""
-        from chunkbench.runner import memory_guard
+        from chunkbench.bench.runner import memory_guard
 
         return memory_guard.touched_bytes(point, seed, shares_storage)
 
@@ -65,8 +65,8 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         self, point: AttentionPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
         """Bytes of K, V, q and out; FLOPs of the products with K and V."""
-        from chunkbench.analysis import roofline
         from chunkbench.baselines.head_methods import seen_tokens
+        from chunkbench.bench.analysis import roofline
 
         shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
         seen = seen_tokens(point, seed, implementation, steps)
@@ -81,16 +81,18 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
     def inputs(self, point: AttentionPoint, seed: int) -> PooledInputs:
         """Token ids, K, V and queries."""
-        from chunkbench.workers.inputs import PooledInputs
+        from chunkbench.bench.workers.inputs import PooledInputs
 
         return PooledInputs(point, seed)
 
     def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
         """A check against attention in float64."""
         from chunkbench.baselines.head_methods import METHODS
-        from chunkbench.workers.checks import make_check
+        from chunkbench.bench.workers.checks import make_check
 
-        return make_check(inputs, steps, nonce, sample, METHODS.get(implementation))
+        method = METHODS.get(implementation)
+        losses = None if method is None else (method.policy(inputs.point), method.lost(inputs.point, steps))
+        return make_check(inputs, steps, nonce, sample, losses)
 
 
 class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):

@@ -11,7 +11,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from chunkbench.experiment.values import show_value
+from chunkbench.bench.experiment.values import show_value
+from chunkbench.bench.store import Manifest
 from chunkbench.report.figures.style import (
     MOST_PANELS,
     Sheet,
@@ -26,7 +27,6 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.numbers import times
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.decode.headline import Match, matches
 
 _COLOURS = "PuOr_r"

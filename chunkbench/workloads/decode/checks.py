@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import FAILED
 from chunkbench.report.cells import ABSENT, word
 from chunkbench.report.model import Cell, Column, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count
 from chunkbench.report.view import Body, View
-from chunkbench.store import FAILED
 from chunkbench.workloads.decode.tables import latency_table
 
 _RESULTS = ("passed", "failed", "cannot run here")

@@ -8,12 +8,12 @@ from functools import partial
 from itertools import chain, pairwise
 from statistics import median
 
-from chunkbench.analysis.derive import Row
-from chunkbench.analysis.points import measured as timed
-from chunkbench.analysis.statistics import spread
-from chunkbench.paper.claims.evidence import PAGED, STAR, Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged, listed
-from chunkbench.paper.claims.judges import bounded
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.bench.analysis.points import measured as timed
+from chunkbench.bench.analysis.statistics import spread
+from chunkbench.report.claims.evidence import PAGED, STAR, Evidence
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged, listed
+from chunkbench.report.claims.judges import bounded
 
 CHUNK = "chunk_attn"
 _LENGTHS = (1024, 2048, 4096)

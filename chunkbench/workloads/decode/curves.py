@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chunkbench.analysis.derive import Group
-from chunkbench.paper.printed import STANDS_FOR
+from chunkbench.bench.analysis.derive import Group
 from chunkbench.report.figures.style import Values, axis_label, by_values
+from chunkbench.report.printed import STANDS_FOR
 from chunkbench.report.report import Report
 
 SHARE = "n_s / n_p"

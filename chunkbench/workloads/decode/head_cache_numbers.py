@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.store.results import DecodeResult
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store.results import DecodeResult
 
 FULL = "chunk_attn"
 """The cache that keeps everything."""

@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet, ticks_at
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.decode.head_cache_numbers import FULL, HeadCache, head_caches, paper_share
 
 _GREY = "#777777"

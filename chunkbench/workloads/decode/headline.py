@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.experiment.values import show_value
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.experiment.values import show_value
 from chunkbench.report.columns import Columns
 from chunkbench.report.numbers import count, times
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from chunkbench.analysis.ranking import contests, standings
+from chunkbench.bench.analysis.ranking import contests, standings
+from chunkbench.bench.store import Manifest
 from chunkbench.report import ranking
 from chunkbench.report.layout import Layout
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest
 from chunkbench.workloads.decode import checks, claims, head_caches, headline, tables, tree_claims
 from chunkbench.workloads.decode.metrics import METRICS
 

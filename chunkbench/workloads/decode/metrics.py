@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from chunkbench.analysis.roofline import bandwidth_fraction, roofline_fraction
-from chunkbench.analysis.statistics import round_means
+from chunkbench.bench.analysis.roofline import bandwidth_fraction, roofline_fraction
+from chunkbench.bench.analysis.statistics import round_means
+from chunkbench.bench.store.results import TimedResult
 from chunkbench.report.metric import BYTES, COUNT, MICROSECONDS, NUMBER, SHARE, Metric, Unit, by_name, one
-from chunkbench.store.results import TimedResult
 
 
 def _rates(result: TimedResult) -> list[float]:

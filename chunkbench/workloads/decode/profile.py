@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE, roofline_fraction, roofline_us
+from chunkbench.bench.analysis.roofline import PROBE_ERROR_ABOVE, roofline_fraction, roofline_us
+from chunkbench.bench.store.profile import ProfileFacts, TraceFacts
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, micros, ms_of_s, percent, ratio, significant, times
 from chunkbench.report.numbers import span as span_of_us
-from chunkbench.store.profile import ProfileFacts, TraceFacts
 from chunkbench.workloads.decode.profile_numbers import middle, overlap, phases, threads, wall_s
 
 LIMIT = 0.9

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from chunkbench.bench.store.profile import ProfileFacts
 from chunkbench.report.columns import LineStyle
 from chunkbench.report.figures.style import panel_title, round_values, sheet, ticks_at
 from chunkbench.report.numbers import count
-from chunkbench.store.profile import ProfileFacts
 from chunkbench.workloads.decode.profile import cold_us, peaks
 from chunkbench.workloads.decode.profile_numbers import middle, phases, wall_s
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from chunkbench.store.profile import ProfileFacts, TraceFacts, Unit
+from chunkbench.bench.store.profile import ProfileFacts, TraceFacts, Unit
 
 
 class Phase(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.ranking import contests, standings
+from chunkbench.bench.analysis.ranking import contests, standings
+from chunkbench.bench.store import Manifest
 from chunkbench.report.figures.style import caption, conditions, handle, sheet, ticks_at
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 
 _WIDEST = 4.0
 """Ratio at the right end of the figure."""

@@ -7,12 +7,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from chunkbench.experiment import AttentionPoint, TimedExperiment
-from chunkbench.experiment.errors import Finding, did_you_mean
-from chunkbench.experiment.forest import prompt_conflicts
-from chunkbench.experiment.spec import N_P, N_S
-from chunkbench.experiment.terms import Compensation
-from chunkbench.experiment.tree import sequences_in
+from chunkbench.bench.experiment import AttentionPoint, TimedExperiment
+from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.forest import prompt_conflicts
+from chunkbench.bench.experiment.spec import N_P, N_S
+from chunkbench.bench.experiment.terms import Compensation
+from chunkbench.bench.experiment.tree import sequences_in
+from chunkbench.text_file import did_you_mean
 
 _OTHERS = "`kind: modules`, `kind: serving` and `kind: replay`"
 MODEL = {"model": f"is only for {_OTHERS}; write heads, kv_heads and head_dim instead"}

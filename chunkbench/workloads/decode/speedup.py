@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import (
     MOST_PANELS,
@@ -23,7 +24,6 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.decode.curves import Curve, Panel, panels, undrawn, x_label
 
 _BAR_ROOM = 2.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chunkbench.analysis.derive import Row
-from chunkbench.experiment.llama import LlamaShape
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.llama import LlamaShape
 from chunkbench.report.cells import NOISY_MARK
 from chunkbench.report.numbers import count, significant, times
 from chunkbench.report.report import Report

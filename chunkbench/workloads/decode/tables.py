@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.expectations import ExpectationOutcome
-from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE
-from chunkbench.experiment.sessions import AT_MOST
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.expectations import ExpectationOutcome
+from chunkbench.bench.analysis.roofline import PROBE_ERROR_ABOVE
+from chunkbench.bench.experiment.sessions import AT_MOST
 from chunkbench.report.cells import ABSENT, NOISY_MARK, PROBE_MARK, latency, measured, word
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, micros, percent, significant, span, times

@@ -9,8 +9,8 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.paper.printed import SETUP, StatedRate, stated_token_rates
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import (
     MOST_PANELS,
@@ -25,8 +25,8 @@ from chunkbench.report.figures.style import (
     sheet,
     ticks_at,
 )
+from chunkbench.report.printed import SETUP, StatedRate, stated_token_rates
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.decode.curves import Curve, Panel, Spot, by_x
 
 

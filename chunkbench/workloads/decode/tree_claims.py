@@ -10,10 +10,10 @@ from functools import partial
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided
-from chunkbench.paper.claims.judges import bounded, fixed, largest
-from chunkbench.paper.printed import printed_of_trees
+from chunkbench.report.claims.evidence import Evidence
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided
+from chunkbench.report.claims.judges import bounded, fixed, largest
+from chunkbench.report.printed import printed_of_trees
 
 FLAT, CASCADE = "plan_flat", "plan_cascade"
 NODE_WISE, TREE_FUSED, PACK = "plan_node_wise", "plan_tree_fused", "plan_pack"

@@ -6,11 +6,11 @@ import random
 from collections.abc import Mapping
 from functools import cache
 
-from chunkbench.kvcache import PrefixTree
-from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, absent, held, judged
-from chunkbench.paper.claims.judges import largest
-from chunkbench.store.results import DecodeResult
+from chunkbench.attention.tree import PrefixTree
+from chunkbench.bench.store.results import DecodeResult
+from chunkbench.report.claims.evidence import Evidence
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, absent, held, judged
+from chunkbench.report.claims.judges import largest
 from chunkbench.workloads.memory.result import MemoryResult
 from chunkbench.workloads.memory.saving import CONTIGUOUS, PAKV, saving
 from chunkbench.workloads.replay import claims as managers

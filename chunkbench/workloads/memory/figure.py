@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.derive import Group
+from chunkbench.bench.analysis.derive import Group
+from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import (
     DASHES,
@@ -23,7 +24,6 @@ from chunkbench.report.figures.style import (
     values,
 )
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.memory.saving import PAKV, saving_of
 
 _AXES = ("n_s", "batch_size", "n_p")

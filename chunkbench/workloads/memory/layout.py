@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
+from chunkbench.bench.store.results import MEASURED
 from chunkbench.report.cells import ABSENT, word
 from chunkbench.report.layout import Layout
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import count, megabytes, percent, times
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest
-from chunkbench.store.results import MEASURED
 from chunkbench.workloads.decode.metrics import HELD
 from chunkbench.workloads.memory import claims
 from chunkbench.workloads.memory.saving import Saving, saving_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.store.results import SessionResult
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.store.results import SessionResult
 
 
 class MemoryResult(AttentionPoint, SessionResult):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chunkbench.analysis.derive import Group
-from chunkbench.store.results import DecodeResult
+from chunkbench.bench.analysis.derive import Group
+from chunkbench.bench.store.results import DecodeResult
 from chunkbench.workloads.memory.result import MemoryResult
 
 CONTIGUOUS, PAKV = "naive", "chunk_attn"

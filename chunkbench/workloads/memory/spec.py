@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chunkbench.experiment import AttentionPoint, SessionExperiment
-from chunkbench.experiment.errors import Finding
-from chunkbench.experiment.spec import N_P, N_S
+from chunkbench.bench.experiment import AttentionPoint, SessionExperiment
+from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.spec import N_P, N_S
 from chunkbench.workloads.decode.spec import MODEL, attention_conflicts
 
 _TIMING = "is about timing, and `kind: memory` times nothing; leave it out"

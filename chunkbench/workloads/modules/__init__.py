@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkbench.baselines.contract import AnyImplementation
-from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.llama import LlamaShape
-from chunkbench.runner.sessions import Amounts, SessionWorkload
+from chunkbench.bench.contract import AnyImplementation
+from chunkbench.bench.registry import Registry
+from chunkbench.bench.runner.sessions import Amounts, SessionWorkload
+from chunkbench.llama import LlamaShape
 from chunkbench.workloads.modules.registry import MODULES
 from chunkbench.workloads.modules.result import ModulesPoint, ModulesResult
 from chunkbench.workloads.modules.spec import ModulesExperiment
 
 if TYPE_CHECKING:
+    from chunkbench.bench.workers.checks import Check
     from chunkbench.report.layout import Layout
-    from chunkbench.workers.checks import Check
     from chunkbench.workloads.modules.inputs import ModulesInputs
 
 
@@ -39,7 +39,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
 
     def needs(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         """Bytes of weights and intermediate results, or of K and V."""
-        from chunkbench.runner import memory_guard
+        from chunkbench.bench.runner import memory_guard
 
         columns = _columns(point.model, implementation)
         if columns is None:
@@ -49,7 +49,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
 
     def touched(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         """Distinct bytes of weights, or of K and V, that a call reads."""
-        from chunkbench.runner import memory_guard
+        from chunkbench.bench.runner import memory_guard
 
         columns = _columns(point.model, implementation)
         if columns is None:

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from chunkbench.workers.checks import Check, make_check
+from chunkbench.bench.workers.checks import Check, make_check
 from chunkbench.workloads.modules.inputs import ModulesInputs
 
 _SEQUENCES, _COLUMNS = 4, 256

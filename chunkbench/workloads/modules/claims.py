@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chunkbench.experiment.llama import SHAPES
-from chunkbench.paper.claims.judgement import Judge, Judgement, held
-from chunkbench.paper.printed import paper_rows
+from chunkbench.llama import SHAPES
+from chunkbench.report.claims.judgement import Judge, Judgement, held
+from chunkbench.report.printed import paper_rows
 from chunkbench.workloads.modules.layer_costs import FIGURES, MODULES
 
 

@@ -8,7 +8,9 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.derive import Row
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.bench.store import Manifest
+from chunkbench.bench.store.results import TimedResult
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import (
     MOST_PANELS,
@@ -22,8 +24,6 @@ from chunkbench.report.figures.style import (
     ticks_at,
 )
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
-from chunkbench.store.results import TimedResult
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Session, Style
 from chunkbench.baselines.naive import NaiveSession
+from chunkbench.bench.contract import YES, Answer, Implementation, Session, Style
 from chunkbench.workloads.modules.inputs import ModulesInputs
 from chunkbench.workloads.modules.result import LayerPoint
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.workers.inputs import PooledInputs
+from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.workloads.modules.result import LayerPoint
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chunkbench.experiment.llama import LlamaShape
+    from chunkbench.llama import LlamaShape
 
 
 @dataclass(frozen=True)

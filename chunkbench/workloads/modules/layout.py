@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.experiment.llama import LlamaShape
-from chunkbench.paper.printed import paper_rows
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
+from chunkbench.llama import LlamaShape
 from chunkbench.report.cells import ABSENT, measured
 from chunkbench.report.layout import Layout
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, micros, percent
+from chunkbench.report.printed import paper_rows
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, Line, View
-from chunkbench.store import Manifest
 from chunkbench.workloads.decode.metrics import METRICS
 from chunkbench.workloads.modules import claims
 from chunkbench.workloads.modules.layer_costs import FIGURES, MODULES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 
-from chunkbench.baselines.contract import AnyImplementation
-from chunkbench.baselines.registry import Registry
+from chunkbench.bench.contract import AnyImplementation
+from chunkbench.bench.registry import Registry
 
 _CLASSES = {"qkv_projection": "QkvProjection", "self_attention": "SelfAttention", "mlp": "Mlp"}
 

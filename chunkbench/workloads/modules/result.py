@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from chunkbench.experiment.llama import LlamaShape
-from chunkbench.experiment.point import AttentionPoint, ModelPoint, SessionPoint
-from chunkbench.experiment.terms import Count
-from chunkbench.store.results import TimedResult
+from chunkbench.bench.experiment.point import AttentionPoint, ModelPoint, SessionPoint
+from chunkbench.bench.experiment.terms import Count
+from chunkbench.bench.store.results import TimedResult
+from chunkbench.llama import LlamaShape
 
 
 class LayerPoint(AttentionPoint):

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from chunkbench.experiment import TimedExperiment
-from chunkbench.experiment.errors import Finding
-from chunkbench.experiment.fields import ImplementationId, Implementations
-from chunkbench.experiment.forest import prompt_conflicts
-from chunkbench.experiment.spec import FROM_MODEL, N_P
-from chunkbench.experiment.sweep import Required
-from chunkbench.experiment.values import LengthRange
+from chunkbench.bench.experiment import TimedExperiment
+from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.fields import ImplementationId, Implementations
+from chunkbench.bench.experiment.forest import prompt_conflicts
+from chunkbench.bench.experiment.spec import FROM_MODEL, N_P
+from chunkbench.bench.experiment.sweep import Required
+from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.workloads.modules.registry import MODULES
 from chunkbench.workloads.modules.result import ModulesPoint
 

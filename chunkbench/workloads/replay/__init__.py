@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkbench.baselines.registry import Registry
-from chunkbench.workload import Workload
+from chunkbench.bench.registry import Registry
+from chunkbench.bench.workload import Workload
 from chunkbench.workloads.replay.result import ReplayPoint, ReplayResult
 from chunkbench.workloads.replay.spec import ReplayExperiment
 
 if TYPE_CHECKING:
+    from chunkbench.bench.runner.passes import PointMeasurer, RunOptions, Workplace
+    from chunkbench.bench.runner.target import Target
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
-    from chunkbench.runner.target import Target
     from chunkbench.workloads.replay.registry import ManagerKind
 
 
@@ -54,7 +54,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
 
     def estimate(self, experiment: ReplayExperiment, target: Target) -> str:
         """Replays end when they are done; the budget is only a limit."""
-        from chunkbench.runner.dry_run import words_of
+        from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 
-from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, absent, replayed
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.report.claims.evidence import Evidence
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, absent, replayed
 from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.result import ReplayResult
 

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import (
     Values,
@@ -25,7 +26,6 @@ from chunkbench.report.figures.style import (
     values,
 )
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.printed import printed, stated_by_paged_attention
 from chunkbench.workloads.replay.result import ReplayResult

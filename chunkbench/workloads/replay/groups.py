@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from chunkbench.kvcache.manager import (
+from chunkbench.attention.manager import (
     AccountedManager,
     Accounts,
     LiveSequences,
@@ -16,7 +16,7 @@ from chunkbench.kvcache.manager import (
     Reads,
     ReplayedManager,
 )
-from chunkbench.kvcache.text import Text
+from chunkbench.attention.text import Text
 
 
 @dataclass

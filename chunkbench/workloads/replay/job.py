@@ -11,10 +11,10 @@ from typing import cast
 
 import numpy as np
 
-from chunkbench.kvcache.manager import ReplayedManager
-from chunkbench.scheduling import Rules
-from chunkbench.traces.generated import GENERATED, Demand
-from chunkbench.traces.replayed import ReplayRequest, read_replayed, truncated
+from chunkbench.attention.manager import ReplayedManager
+from chunkbench.server.scheduling import Rules
+from chunkbench.traffic.generated import GENERATED, Demand
+from chunkbench.traffic.replayed import ReplayRequest, read_replayed, truncated
 from chunkbench.workloads.replay.groups import AnswerGroups
 from chunkbench.workloads.replay.registry import KINDS, ManagerKind, Memory
 from chunkbench.workloads.replay.result import MemoryMoment, ReplayPoint, ReplaySeed

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
 from chunkbench.report.layout import Layout
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
@@ -14,7 +15,6 @@ from chunkbench.report.numbers import NOTHING, count, extent, percent, significa
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, Line, View
-from chunkbench.store import Manifest
 from chunkbench.workloads.replay import claims, paged_claims, prefill_claims
 from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.printed import SYSTEMS, printed, rate_over_exact, stated_by_paged_attention

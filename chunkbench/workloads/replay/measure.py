@@ -11,16 +11,16 @@ from concurrent.futures.process import BrokenProcessPool
 from time import monotonic
 from typing import Any, cast
 
-from chunkbench.environment import usable_threads
-from chunkbench.environment.limits import no_locks
-from chunkbench.experiment.point import Case
-from chunkbench.experiment.units import parse_duration
+from chunkbench.bench.environment import usable_threads
+from chunkbench.bench.experiment.point import Case
+from chunkbench.bench.experiment.units import parse_duration
+from chunkbench.bench.runner.case_facts import now
+from chunkbench.bench.runner.dry_run import list_plan
+from chunkbench.bench.runner.target import Target
+from chunkbench.bench.store.results import Status
+from chunkbench.errors import CannotRunError
 from chunkbench.lifetime import end_with_parent
-from chunkbench.runner.case_facts import now
-from chunkbench.runner.dry_run import list_plan
-from chunkbench.runner.target import Target
-from chunkbench.store.results import Status
-from chunkbench.store.run_directory import CannotRunError
+from chunkbench.limits import no_locks
 from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
 from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from chunkbench.paper.printed import paged_attention
-from chunkbench.traces.lengths import LENGTHS
+from chunkbench.report.printed import paged_attention
+from chunkbench.traffic.lengths import LENGTHS
 from chunkbench.workloads.replay.paper_a100 import PEAK_FLOPS, SHARE_OF_PEAK
 from chunkbench.workloads.replay.step_time import StepShape
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from chunkbench.analysis.derive import Row
-from chunkbench.experiment.llama import SHAPES
-from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, replayed
-from chunkbench.paper.claims.judges import fixed
-from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.llama import SHAPES
+from chunkbench.report.claims.evidence import Evidence
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, replayed
+from chunkbench.report.claims.judges import fixed
+from chunkbench.report.printed import PAGED_ATTENTION_SETUP, paged_attention
 from chunkbench.workloads.replay.claims import NEAR, replays
 from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.result import ReplayResult

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from chunkbench.experiment.llama import SHAPES
-from chunkbench.paper.printed import paper_rows, table3
+from chunkbench.llama import SHAPES
+from chunkbench.report.printed import paper_rows, table3
 from chunkbench.workloads.replay.measured import non_negative
 from chunkbench.workloads.replay.step_time import StepShape
 

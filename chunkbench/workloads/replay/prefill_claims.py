@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from chunkbench.kvcache import PrefixTree
-from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Judge, Judgement, held
+from chunkbench.attention.tree import PrefixTree
+from chunkbench.report.claims.evidence import Evidence
+from chunkbench.report.claims.judgement import Judge, Judgement, held
 from chunkbench.workloads.replay import claims as managers
 
 _BATCHES = 200

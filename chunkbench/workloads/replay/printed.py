@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, table4
+from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.report.numbers import times
+from chunkbench.report.printed import PAGED_ATTENTION_SETUP, paged_attention, table4
 
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system of the paper's Table 4 that has it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from chunkbench.baselines.contract import YES, Answer, Style
-from chunkbench.baselines.registry import Registry
-from chunkbench.kvcache.manager import AccountedManager
-from chunkbench.kvcache.text import Text
+from chunkbench.attention.manager import AccountedManager
+from chunkbench.attention.text import Text
+from chunkbench.bench.contract import YES, Answer, Style
+from chunkbench.bench.registry import Registry
 from chunkbench.workloads.replay.managers.contiguous import Contiguous
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 from chunkbench.workloads.replay.managers.paged import Paged

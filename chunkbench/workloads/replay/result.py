@@ -9,10 +9,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from chunkbench.experiment.llama import SHAPES, LlamaShape
-from chunkbench.experiment.point import RequestPoint
-from chunkbench.experiment.terms import Count, Size
-from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.bench.experiment.point import RequestPoint
+from chunkbench.bench.experiment.terms import Count, Size
+from chunkbench.bench.store.results import Facts, Result, Samples
+from chunkbench.llama import SHAPES, LlamaShape
 
 
 class ReplayPoint(RequestPoint):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chunkbench.store import RunError, open_run
+from chunkbench.bench.store import open_run
+from chunkbench.errors import RunError
 from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep
 from chunkbench.workloads.replay.served_steps import ServedRequest, served_steps
 from chunkbench.workloads.serving.result import Measurement, ServingResult

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chunkbench.kvcache.manager import Reads
+from chunkbench.attention.manager import Reads
 from chunkbench.workloads.replay.measured import TimedStep
 from chunkbench.workloads.replay.step_time import StepShape
 

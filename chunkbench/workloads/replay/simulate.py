@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chunkbench.kvcache.manager import Accounts, ReplayedManager
-from chunkbench.kvcache.text import Text
-from chunkbench.scheduling import Entry, Rules, Scheduler, Step
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.attention.manager import Accounts, ReplayedManager
+from chunkbench.attention.text import Text
+from chunkbench.server.scheduling import Entry, Rules, Scheduler, Step
+from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.step_time import StepShape, StepTime
 
 _MOMENTS = 100

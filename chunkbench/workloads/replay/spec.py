@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from chunkbench.experiment.errors import Finding, did_you_mean
-from chunkbench.experiment.fields import ImplementationId, Whole
-from chunkbench.experiment.spec import FROM_MODEL
-from chunkbench.experiment.sweep import Required
-from chunkbench.experiment.units import parse_duration
-from chunkbench.experiment.values import LengthRange, Share
-from chunkbench.scheduling import ORDERS
-from chunkbench.traces.generated import DRAWN_SYSTEM_PROMPTS, GENERATED
+from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.fields import ImplementationId, Whole
+from chunkbench.bench.experiment.spec import FROM_MODEL
+from chunkbench.bench.experiment.sweep import Required
+from chunkbench.bench.experiment.units import parse_duration
+from chunkbench.bench.experiment.values import LengthRange, Share
+from chunkbench.server.scheduling import ORDERS
+from chunkbench.text_file import did_you_mean
+from chunkbench.traffic.generated import DRAWN_SYSTEM_PROMPTS, GENERATED
 from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from chunkbench.kvcache.manager import Reads
+from chunkbench.attention.manager import Reads
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chunkbench.analysis.derive import Row
+from chunkbench.bench.analysis.derive import Row
 from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.serving.objective import SustainedRate, sustained_rate
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkbench.baselines.registry import Registry
-from chunkbench.workload import Workload
+from chunkbench.bench.registry import Registry
+from chunkbench.bench.workload import Workload
 from chunkbench.workloads.ring.result import RingPoint, RingResult
 from chunkbench.workloads.ring.spec import RingExperiment
 
 if TYPE_CHECKING:
+    from chunkbench.bench.runner.passes import PointMeasurer, RunOptions, Workplace
+    from chunkbench.bench.runner.target import Target
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
-    from chunkbench.runner.target import Target
     from chunkbench.workloads.ring.methods import RingMethod
 
 
@@ -50,7 +50,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
 
     def follow(self, experiment: RingExperiment) -> bool:
         """With RANK above 0, be that rank of the run that rank 0 leads."""
-        from chunkbench.store import CannotRunError
+        from chunkbench.errors import CannotRunError
         from chunkbench.workloads.ring.launch import world_from_environment
         from chunkbench.workloads.ring.rank import NoLeaderError
 
@@ -67,14 +67,14 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         return True
 
     def describe(self, experiment: RingExperiment, target: Target) -> str:
-        from chunkbench.runner.dry_run import list_plan
+        from chunkbench.bench.runner.dry_run import list_plan
 
         words = f"at most {experiment.ring_rounds} passes of each scheme"
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: RingExperiment, target: Target) -> str:
         """Each point has three passes of each scheme; the budget limits the others."""
-        from chunkbench.runner.dry_run import words_of
+        from chunkbench.bench.runner.dry_run import words_of
 
         return f"about its budget of {words_of(experiment.budget_s)}"
 

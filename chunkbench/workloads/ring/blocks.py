@@ -10,8 +10,8 @@ import torch
 
 from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.cpu.store import BorrowedStore
+from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import items_of_lengths, items_of_tables
-from chunkbench.kvcache.integers import Ints
 from chunkbench.workloads.ring.running import Running
 
 CHUNK_SIZE = 64

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from statistics import median
 
-from chunkbench.analysis.derive import Row
-from chunkbench.analysis.ratio import ratio
-from chunkbench.analysis.statistics import interval
-from chunkbench.paper.claims.evidence import Evidence, latency_ratio
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
-from chunkbench.paper.claims.judges import bounded, fixed, largest
-from chunkbench.paper.printed import RingDevice, ring_devices
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.bench.analysis.ratio import ratio
+from chunkbench.bench.analysis.statistics import interval
+from chunkbench.report.claims.evidence import Evidence, latency_ratio
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
+from chunkbench.report.claims.judges import bounded, fixed, largest
+from chunkbench.report.printed import RingDevice, ring_devices
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, imbalance, most_sent
 from chunkbench.workloads.ring.rates import Device, break_even, ideal_share
 from chunkbench.workloads.ring.result import RingResult

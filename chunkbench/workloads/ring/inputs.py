@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.ring.blocks import Heads
 
 _POOL = 1 << 22

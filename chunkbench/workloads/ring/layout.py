@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.paper.printed import ring_devices
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
 from chunkbench.report.cells import fastest, measured, word
 from chunkbench.report.layout import Layout
 from chunkbench.report.model import Cell, Column, Table
@@ -23,9 +23,9 @@ from chunkbench.report.numbers import (
     significant,
     times,
 )
+from chunkbench.report.printed import ring_devices
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest
 from chunkbench.workloads.ring import claims
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, busy
 from chunkbench.workloads.ring.rates import Device, Shape, break_even, ideal_share

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
 
-from chunkbench.environment.memory import available_memory
-from chunkbench.experiment.point import Case
-from chunkbench.experiment.sessions import TOLERANCE
-from chunkbench.runner.case_facts import now
-from chunkbench.runner.memory_guard import gigabytes
-from chunkbench.runner.passes import Workplace
-from chunkbench.runner.target import Target
-from chunkbench.store.results import Status
+from chunkbench.bench.environment.memory import available_memory
+from chunkbench.bench.experiment.point import Case
+from chunkbench.bench.experiment.sessions import TOLERANCE
+from chunkbench.bench.runner.case_facts import now
+from chunkbench.bench.runner.memory_guard import gigabytes
+from chunkbench.bench.runner.passes import Workplace
+from chunkbench.bench.runner.target import Target
+from chunkbench.bench.store.results import Status
 from chunkbench.workloads.ring.launch import RankLostError, Ranks, world_from_environment
 from chunkbench.workloads.ring.methods import METHODS, RingMethod
 from chunkbench.workloads.ring.rank import Answer

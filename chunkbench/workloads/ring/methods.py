@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chunkbench.baselines.contract import YES, Answer
-from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.style import Line, Style
+from chunkbench.bench.contract import YES, Answer
+from chunkbench.bench.experiment.style import Line, Style
+from chunkbench.bench.registry import Registry
 from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.schemes import Scheme
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.ring.blocks import flash
 from chunkbench.workloads.ring.inputs import ContextInputs
 from chunkbench.workloads.ring.placement import positions

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 
 Layout = Literal["contiguous", "striped", "zigzag"]
 """Rank r of N holds: one block in token order; the tokens r, r + N, r + 2N, ...; of 2N blocks those numbered r and

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AllowInfNan, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from chunkbench.experiment.point import Point
-from chunkbench.experiment.terms import Count, Size
-from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.bench.experiment.point import Point
+from chunkbench.bench.experiment.terms import Count, Size
+from chunkbench.bench.store.results import Facts, Result, Samples
 
 
 class RingPoint(Point):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.cpu import why_missing
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.ring.blocks import BlockKernel, FlashBlocks, Heads, NativeBlocks
 from chunkbench.workloads.ring.inputs import ContextInputs
 from chunkbench.workloads.ring.placement import Layout, pairs, positions, visible

@@ -7,11 +7,12 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chunkbench.experiment import Experiment
-from chunkbench.experiment.errors import Finding, did_you_mean, show
-from chunkbench.experiment.fields import ImplementationId, Positive, Whole
-from chunkbench.experiment.spec import N_P
-from chunkbench.experiment.values import LengthRange
+from chunkbench.bench.experiment import Experiment
+from chunkbench.bench.experiment.errors import Finding, show
+from chunkbench.bench.experiment.fields import ImplementationId, Positive, Whole
+from chunkbench.bench.experiment.spec import N_P
+from chunkbench.bench.experiment.values import LengthRange
+from chunkbench.text_file import did_you_mean
 from chunkbench.workloads.ring.result import RingPoint
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkbench.baselines.registry import Registry
+from chunkbench.bench.registry import Registry
+from chunkbench.bench.workload import Workload
+from chunkbench.errors import CannotRunError
 from chunkbench.pins import SERVING_INSTALL
-from chunkbench.store import CannotRunError
-from chunkbench.workload import Workload
 from chunkbench.workloads.serving.result import ServingPoint, ServingResult
 from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import System
 from chunkbench.workloads.serving.spec import ServingExperiment
 
 if TYPE_CHECKING:
+    from chunkbench.bench.runner.passes import PointMeasurer, RunOptions, Workplace
+    from chunkbench.bench.runner.target import Target
     from chunkbench.report.layout import Layout
-    from chunkbench.runner.passes import PointMeasurer, RunOptions, Workplace
-    from chunkbench.runner.target import Target
 
 
 class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
@@ -58,7 +58,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
 
     def estimate(self, experiment: ServingExperiment, target: Target) -> str:
         """The budget bounds it: what does not fit is cut."""
-        from chunkbench.runner.dry_run import words_of
+        from chunkbench.bench.runner.dry_run import words_of
 
         if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):
             return "no implementation of this experiment is available here"

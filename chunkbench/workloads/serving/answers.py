@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from chunkbench.kvcache.tokens import alike
-from chunkbench.serving.engine.errors import ModelError
-from chunkbench.serving.engine.model import ModelNumbers, load_module
-from chunkbench.serving.server.protocol import ApiError
-from chunkbench.serving.server.text import CheckpointTokenizer
-from chunkbench.store import RunError
-from chunkbench.traces import Chat
-from chunkbench.traces.texts import Texts
+from chunkbench.attention.tokens import alike
+from chunkbench.errors import RunError
+from chunkbench.server.engine.errors import ModelError
+from chunkbench.server.engine.model import ModelNumbers, load_module
+from chunkbench.server.protocol import ApiError
+from chunkbench.server.text import CheckpointTokenizer
+from chunkbench.traffic import Chat
+from chunkbench.traffic.texts import Texts
 from chunkbench.workloads.serving.result import EqualAnswers
 
 Ids = tuple[int, ...]

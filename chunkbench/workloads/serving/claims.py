@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from chunkbench.analysis.derive import Group
-from chunkbench.paper.claims.evidence import Evidence, latency_ratio
-from chunkbench.paper.claims.judgement import Bound, Figure, Judge, Judgement, Stated, absent
-from chunkbench.paper.claims.judges import bounded
+from chunkbench.bench.analysis.derive import Group
+from chunkbench.report.claims.evidence import Evidence, latency_ratio
+from chunkbench.report.claims.judgement import Bound, Figure, Judge, Judgement, Stated, absent
+from chunkbench.report.claims.judges import bounded
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import SustainedRate, objective_s, spots, sustained_rate
 from chunkbench.workloads.serving.result import ServingResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import geometric_mean, median
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, ms_of_s, ratio, times

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.paper.claims.evidence import Evidence, latency_ratio
-from chunkbench.paper.claims.judgement import Figure, Judge, Judgement, Stated, absent, held, judged
-from chunkbench.paper.claims.judges import bounded, smallest
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.report.claims.evidence import Evidence, latency_ratio
+from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, held, judged
+from chunkbench.report.claims.judges import bounded, smallest
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.speed_ratio import COMPILED, JUMP, MASK, RETOKENIZE, equal_answers, speed_ratio
 

@@ -11,8 +11,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.derive import Group
-from chunkbench.experiment.axes import AXES
+from chunkbench.bench.analysis.derive import Group
+from chunkbench.bench.experiment.axes import AXES
+from chunkbench.bench.store import Manifest
 from chunkbench.report.figures.style import (
     DASHES,
     MOST_PANELS,
@@ -26,7 +27,6 @@ from chunkbench.report.figures.style import (
     values,
 )
 from chunkbench.report.report import Report
-from chunkbench.store import Manifest
 from chunkbench.workloads.serving import strip
 from chunkbench.workloads.serving.objective import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from time import sleep
 from typing import Any
 
-from chunkbench.serving.load.answer import Tokens
-from chunkbench.traces import PlannedRequest, Prompt
+from chunkbench.traffic import PlannedRequest, Prompt
+from chunkbench.traffic.load.answer import Tokens
 from chunkbench.workloads.serving.result import ConstrainedAnswers
 from chunkbench.workloads.serving.servers.system import Watch
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
-from chunkbench.analysis.derive import Group, Row
-from chunkbench.paper.printed import table4
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.store import Manifest
 from chunkbench.report.layout import Layout
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, extent, significant, times
+from chunkbench.report.printed import table4
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest
 from chunkbench.workloads.serving import claims, constrained, constrained_claims, sustained
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s

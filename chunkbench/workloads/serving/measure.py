@@ -14,19 +14,19 @@ from statistics import fmean
 from time import monotonic
 from typing import Any, cast
 
-from chunkbench.analysis.requests import load_numbers, normalized_latency
-from chunkbench.experiment.point import Case
-from chunkbench.runner.case_facts import now
-from chunkbench.runner.dry_run import words_of
-from chunkbench.runner.passes import Workplace
-from chunkbench.runner.target import Target
-from chunkbench.serving.load import LoadError, LoadOptions, LoadResult, ServerTarget, send
-from chunkbench.serving.load.answer import Tokens
-from chunkbench.store import CannotRunError
-from chunkbench.store.request_result import RequestResult
-from chunkbench.store.results import Status
-from chunkbench.traces import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
-from chunkbench.workers.pages import environment
+from chunkbench.bench.experiment.point import Case
+from chunkbench.bench.runner.case_facts import now
+from chunkbench.bench.runner.dry_run import words_of
+from chunkbench.bench.runner.passes import Workplace
+from chunkbench.bench.runner.target import Target
+from chunkbench.bench.store.results import Status
+from chunkbench.bench.workers.pages import environment
+from chunkbench.errors import CannotRunError
+from chunkbench.traffic import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
+from chunkbench.traffic.load import LoadError, LoadOptions, LoadResult, ServerTarget, send
+from chunkbench.traffic.load.answer import Tokens
+from chunkbench.traffic.request_result import RequestResult
+from chunkbench.traffic.requests import load_numbers, normalized_latency
 from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
 from chunkbench.workloads.serving.following import constrained_answers, first_invalid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chunkbench.runner.memory_guard import gigabytes, group
+from chunkbench.bench.runner.memory_guard import gigabytes, group
 
 _OTHERS = 0.05
 """Share of the memory that is left to other processes, and to this one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
-from chunkbench.analysis.requests import LoadNumbers
 from chunkbench.report.metric import BYTES, COUNT, NUMBER, SECONDS, SHARE, Metric, Samples, by_name
+from chunkbench.traffic.requests import LoadNumbers
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 
 Work = dict[str, float]

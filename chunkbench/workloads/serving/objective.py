@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from chunkbench.analysis.derive import Row
-from chunkbench.analysis.requests import load_numbers
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.traffic.requests import load_numbers
 from chunkbench.workloads.serving.result import ServingResult
 
 OBJECTIVE_LOAD = 90

@@ -10,14 +10,14 @@ from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from chunkbench.environment import available_memory
-from chunkbench.experiment.values import spell_value
-from chunkbench.runner.dry_run import words_of
-from chunkbench.runner.estimate import read_bandwidth
-from chunkbench.runner.target import Target
-from chunkbench.serving.smollm2 import checkpoint_of
-from chunkbench.store import RunError
-from chunkbench.traces import TextIds, read_texts, text_ids
+from chunkbench.bench.environment import available_memory
+from chunkbench.bench.experiment.values import spell_value
+from chunkbench.bench.runner.dry_run import words_of
+from chunkbench.bench.runner.estimate import read_bandwidth
+from chunkbench.bench.runner.target import Target
+from chunkbench.errors import RunError
+from chunkbench.server.smollm2 import checkpoint_of
+from chunkbench.traffic import TextIds, read_texts, text_ids
 from chunkbench.workloads.serving.budget import (
     FEWEST_REQUESTS,
     FEWEST_SEEDS,

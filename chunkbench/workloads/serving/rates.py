@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, significant
+from chunkbench.report.printed import paper_rows
 from chunkbench.report.view import Line, View
 from chunkbench.workloads.serving.objective import SustainedRate
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from chunkbench.analysis.requests import LoadNumbers, load_numbers
-from chunkbench.experiment.llama import SHAPES, LlamaShape
-from chunkbench.experiment.point import RequestPoint
-from chunkbench.experiment.terms import Count
-from chunkbench.store.request_result import RequestResult
-from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.bench.experiment.point import RequestPoint
+from chunkbench.bench.experiment.terms import Count
+from chunkbench.bench.store.results import Facts, Result, Samples
+from chunkbench.llama import SHAPES, LlamaShape
+from chunkbench.traffic.request_result import RequestResult
+from chunkbench.traffic.requests import LoadNumbers, load_numbers
 
 
 class ServingPoint(RequestPoint):

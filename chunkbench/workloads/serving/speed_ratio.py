@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import NamedTuple
 
-from chunkbench.analysis.derive import Row
-from chunkbench.analysis.statistics import interval
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.bench.analysis.statistics import interval
 from chunkbench.workloads.serving.result import ConstrainedAnswers, Measurement, ServingResult
 
 MASK, JUMP, RETOKENIZE, COMPILED = (

@@ -33,7 +33,7 @@ def single_choices(state: Any, text: str) -> Iterator[bool]:
 
     `state`: of `follow_bytes`; it goes on by the text.
     """
-    from chunkbench.serving.constrained.vocabulary import whole_characters
+    from chunkbench.server.constrained.vocabulary import whole_characters
 
     for character in text:
         yield bool(whole_characters(state.compute_ff_bytes()))
@@ -53,8 +53,8 @@ def written(report: Report) -> list[Written]:
 
 def _single_choices(regex: str, text: str) -> list[bool]:
     # Imported here because it loads transformers, and most figures of servers have no answers with a constraint.
-    from chunkbench.serving.constrained import ConstraintRefused
-    from chunkbench.serving.constrained.vocabulary import follow_bytes
+    from chunkbench.server.constrained import ConstraintRefused
+    from chunkbench.server.constrained.vocabulary import follow_bytes
 
     try:
         return [*single_choices(follow_bytes(regex), text)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chunkbench.analysis.derive import Row
+from chunkbench.bench.analysis.derive import Row
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import ms_of_s, times
 from chunkbench.report.view import Line, View

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from chunkbench.store import RunError
-from chunkbench.traces import PlannedRequest
+from chunkbench.errors import RunError
+from chunkbench.traffic import PlannedRequest
 from chunkbench.workloads.serving.result import ServingPoint
 
 Task = Literal["", "character", "facts", "share"]

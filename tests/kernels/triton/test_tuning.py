@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from chunkbench.bench.measure.tune import Trial, Tuning, best, merges, search, tiles
 from chunkbench.cli.tune import command
 from chunkbench.kernels.triton import HEAD_DIMS
 from chunkbench.kernels.triton import tuning as module
 from chunkbench.kernels.triton.tuning import UnusableTable, read, tuning_for, write
-from chunkbench.measure.tune import Trial, Tuning, best, merges, search, tiles
 
 
 def test_every_generation_has_every_head_dimension() -> None:

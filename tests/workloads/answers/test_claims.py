@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from chunkbench.analysis.derive import derive
-from chunkbench.paper.claims import Claim, claims
-from chunkbench.store.results import DecodeResult
+from chunkbench.bench.analysis.derive import derive
+from chunkbench.bench.store.results import DecodeResult
+from chunkbench.report.claims import Claim, claims
 from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
 from tests.invented_facts import MakeFacts
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.kvcache import HeadPolicy
-from chunkbench.serving.engine import Engine, EngineOptions, Request
+from chunkbench.attention.windows import HeadPolicy
+from chunkbench.server.engine import Engine, EngineOptions, Request
 from chunkbench.workloads.answers.haystack import NEEDLES, haystack
 from chunkbench.workloads.answers.recall import CompressedContext, deviation, read
-from tests.serving.engine.models import VOCABULARY, answers_of, small_model
+from tests.server.engine.models import VOCABULARY, answers_of, small_model
 
 
 def words(text: str) -> list[int]:

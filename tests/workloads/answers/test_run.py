@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.experiment import ExperimentError, load_experiment
+from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.experiment import ExperimentError, load_experiment
 from chunkbench.report import build
-from chunkbench.store import open_run
 from chunkbench.workloads.answers.metrics import METRICS, by_depth
 from tests.workloads.answers.test_claims import answers
 

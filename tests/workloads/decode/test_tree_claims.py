@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from chunkbench.analysis.derive import derive
-from chunkbench.paper.claims.evidence import Evidence, RunRows
-from chunkbench.paper.claims.judgement import Judgement
-from chunkbench.paper.printed import paper_rows, printed_of_trees
-from chunkbench.store.results import DecodeResult
+from chunkbench.bench.analysis.derive import derive
+from chunkbench.bench.store.results import DecodeResult
+from chunkbench.report.claims.evidence import Evidence, RunRows
+from chunkbench.report.claims.judgement import Judgement
+from chunkbench.report.printed import paper_rows, printed_of_trees
 from chunkbench.workloads.decode.tree_claims import JUDGES
 
 Point = Callable[..., list[DecodeResult]]

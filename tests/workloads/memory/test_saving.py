@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chunkbench.kvcache import ChunkPool, PrefixTree
+from chunkbench.attention.pool import ChunkPool
+from chunkbench.attention.tree import PrefixTree
 from chunkbench.workloads.memory.saving import saving
 
 

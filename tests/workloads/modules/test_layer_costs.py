@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chunkbench.experiment.llama import shape_of
+from chunkbench.llama import shape_of
 from chunkbench.workloads.modules.layer_costs import MODULES
 
 

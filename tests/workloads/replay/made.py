@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chunkbench.experiment.llama import SHAPES
+from chunkbench.llama import SHAPES
 from chunkbench.workloads.replay.result import MemoryMoment, ReplayResult, ReplaySeed
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chunkbench.kvcache.text import SegmentText
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.attention.text import SegmentText
+from chunkbench.traffic.replayed import ReplayRequest
 
 
 def request(due: float, *prompt: tuple[int, int], answer: int, number: int) -> ReplayRequest:

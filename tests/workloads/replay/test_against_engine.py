@@ -9,15 +9,15 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from chunkbench.kvcache.text import TokenText
-from chunkbench.scheduling import Rules
-from chunkbench.serving.engine import Engine, EngineOptions, Request, StepReport
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.attention.text import TokenText
+from chunkbench.server.engine import Engine, EngineOptions, Request, StepReport
+from chunkbench.server.scheduling import Rules
+from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.managers import PrefixManager
 from chunkbench.workloads.replay.simulate import Replay, replay
 from chunkbench.workloads.replay.step_time import Constant
 from tests.pairs import pairs
-from tests.serving.engine.models import VOCABULARY, small_model
+from tests.server.engine.models import VOCABULARY, small_model
 
 CHUNK = 16
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from chunkbench.kvcache.manager import AccountedManager
-from chunkbench.scheduling import Rules
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.attention.manager import AccountedManager
+from chunkbench.server.scheduling import Rules
+from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.groups import AnswerGroups
 from chunkbench.workloads.replay.managers import Contiguous, HashedBlocks, Paged, PrefixManager
 from chunkbench.workloads.replay.managers.policies import Adaptive

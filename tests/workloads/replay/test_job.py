@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from chunkbench.kvcache.text import SegmentText, Text, TokenText
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.attention.text import SegmentText, Text, TokenText
+from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, _distinct, compute
 from chunkbench.workloads.replay.result import ReplayPoint

@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from chunkbench.experiment import load_experiment
-from chunkbench.runner.target import resolve_target
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.runner.target import resolve_target
 from chunkbench.workloads.replay import measure
 from chunkbench.workloads.replay.job import Answered, ReplayJob
 from chunkbench.workloads.replay.result import ReplayResult

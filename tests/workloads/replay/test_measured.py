@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.kvcache.manager import Reads
+from chunkbench.attention.manager import Reads
 from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep, non_negative
 from chunkbench.workloads.replay.served_steps import ServedRequest, served_steps
 from chunkbench.workloads.replay.step_time import StepShape

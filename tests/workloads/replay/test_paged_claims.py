@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from chunkbench import workload
-from chunkbench.analysis.derive import derive
-from chunkbench.paper.claims.evidence import Evidence, RunRows
-from chunkbench.paper.claims.judgement import Judgement
-from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, paper_rows
-from chunkbench.store.results import DecodeResult, Result
+from chunkbench.bench import workload
+from chunkbench.bench.analysis.derive import derive
+from chunkbench.bench.store.results import DecodeResult, Result
+from chunkbench.report.claims.evidence import Evidence, RunRows
+from chunkbench.report.claims.judgement import Judgement
+from chunkbench.report.printed import PAGED_ATTENTION_SETUP, paged_attention, paper_rows
 from chunkbench.workloads.replay.paged_claims import JUDGES
 from chunkbench.workloads.replay.printed import stated_by_paged_attention
 from chunkbench.workloads.replay.result import ReplayResult

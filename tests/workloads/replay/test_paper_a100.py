@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chunkbench.kvcache.manager import Reads
-from chunkbench.paper.printed import paper_rows, stated_token_rates
+from chunkbench.attention.manager import Reads
+from chunkbench.report.printed import paper_rows, stated_token_rates
 from chunkbench.workloads.replay.paper_a100 import PaperA100, PaperSystem, attention_fit
 from chunkbench.workloads.replay.step_time import StepShape
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from chunkbench.bench.store import Run
 from chunkbench.report import build, render
-from chunkbench.store import Run
 from chunkbench.workloads.replay.result import ReplayResult
 from tests.invented_runs import MakeRun
 from tests.workloads.drawings import caption, drawn

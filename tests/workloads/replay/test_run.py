@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.experiment import load_experiment
 from chunkbench.report import build, render
-from chunkbench.store import open_run
 from chunkbench.workloads.replay.job import ReplayJob, compute
 from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.replay.step_time import Constant

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from chunkbench.kvcache.manager import AccountedManager
-from chunkbench.scheduling import Rules
+from chunkbench.attention.manager import AccountedManager
+from chunkbench.server.scheduling import Rules
 from chunkbench.workloads.replay.managers import Contiguous, HashedBlocks, Paged, PrefixManager
 from chunkbench.workloads.replay.simulate import Stuck, replay
 from chunkbench.workloads.replay.step_time import Constant, WithSwaps

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from chunkbench.kvcache.text import TokenText
-from chunkbench.scheduling import Rules
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.attention.text import TokenText
+from chunkbench.server.scheduling import Rules
+from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 from chunkbench.workloads.replay.simulate import Replay, replay
 from chunkbench.workloads.replay.step_time import Constant
 from chunkbench.workloads.serving.servers.vllm import vllm_python
-from tests.integrations.vllm.driving import drive, requests, write_model
+from tests.plugins.vllm.driving import drive, requests, write_model
 
 pytestmark = pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM")
 pytest.importorskip("transformers")

@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-from chunkbench.kvcache.text import TokenText
+from chunkbench.attention.text import TokenText
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 
 LONGEST = 60

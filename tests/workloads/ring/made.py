@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chunkbench.store.results import Status
+from chunkbench.bench.store.results import Status
 from chunkbench.workloads.ring.methods import CHOICES
 from chunkbench.workloads.ring.result import Activity, RankFacts, RankTimes, RingPoint, RingResult
 

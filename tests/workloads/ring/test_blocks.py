@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chunkbench.kernels import cpu
+from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.reference import attention
-from chunkbench.kvcache.integers import Ints
 from chunkbench.workloads.ring.blocks import CHUNK_SIZE, BlockKernel, FlashBlocks, Heads, NativeBlocks, rectangles
 from chunkbench.workloads.ring.placement import Layout, positions, visible
 from chunkbench.workloads.ring.running import Running

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chunkbench.experiment.sessions import TOLERANCE
+from chunkbench.bench.experiment.sessions import TOLERANCE
 from chunkbench.workloads.ring import launch
 from chunkbench.workloads.ring.launch import LOOPBACK, RankLostError, Ranks, world_from_environment
 from chunkbench.workloads.ring.measure import task_of

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chunkbench.store import Run, open_run
-from chunkbench.store.results import FAILED
+from chunkbench.bench.store import Run, open_run
+from chunkbench.bench.store.results import FAILED
 from chunkbench.workloads.ring.result import RingResult
 from chunkbench.workloads.serving.servers.process import free_port
 from tests.command import chunkbench

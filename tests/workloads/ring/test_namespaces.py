@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chunkbench.store import open_run
+from chunkbench.bench.store import open_run
 from chunkbench.workloads.ring.result import RingResult
 from tests.workloads.ring.launched import ended, starting, write
 

@@ -10,10 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from chunkbench.bench.store import Run
 from chunkbench.report import build, figures, render
 from chunkbench.report.model import Table
 from chunkbench.report.report import Report
-from chunkbench.store import Run
 from chunkbench.workloads.ring.result import RingResult
 from tests.workloads.drawings import check_inside, drawn
 from tests.workloads.ring.made import ring_result

@@ -12,12 +12,12 @@ from unittest import mock
 import pytest
 
 from chunkbench import report
-from chunkbench.environment import read_environment
-from chunkbench.experiment import load_experiment
-from chunkbench.experiment.point import Case
-from chunkbench.runner.passes import Workplace
-from chunkbench.runner.target import Target
-from chunkbench.store import Run, open_run
+from chunkbench.bench.environment import read_environment
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.experiment.point import Case
+from chunkbench.bench.runner.passes import Workplace
+from chunkbench.bench.runner.target import Target
+from chunkbench.bench.store import Run, open_run
 from chunkbench.workloads.ring import measure
 from chunkbench.workloads.ring.launch import GivenWorld, RankLostError, Ranks
 from chunkbench.workloads.ring.measure import RingMeasurer, _Tried

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench import workload
-from chunkbench.experiment import ExperimentError, load_experiment
+from chunkbench.bench import workload
+from chunkbench.bench.experiment import ExperimentError, load_experiment
 from chunkbench.workloads.ring.methods import CHOICES
 from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.spec import Accelerator, RingExperiment

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chunkbench.experiment.llama import SHAPES
-from chunkbench.store.request_result import RequestResult
-from chunkbench.store.results import Status
+from chunkbench.bench.store.results import Status
+from chunkbench.llama import SHAPES
+from chunkbench.traffic.request_result import RequestResult
 from chunkbench.workloads.serving.result import Measurement, ServerFacts, ServingResult
 
 TOKENS = 10

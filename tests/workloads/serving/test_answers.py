@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
+from chunkbench.errors import RunError
 from chunkbench.report import build, render
-from chunkbench.store import RunError, open_run
-from chunkbench.traces.texts import Texts, read_texts
+from chunkbench.traffic.texts import Texts, read_texts
 from chunkbench.workloads import register
 from chunkbench.workloads.serving.result import ServingResult
-from tests.serving.conftest import MISSING
+from tests.server.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
@@ -23,7 +24,7 @@ import torch
 import transformers
 
 from chunkbench.workloads.serving.answers import Answers, QuestionSet
-from tests.serving.engine.models import sharp_module, write_byte_tokenizer, write_checkpoint
+from tests.server.engine.models import sharp_module, write_byte_tokenizer, write_checkpoint
 
 BEGIN = "You are a careful clerk who answers in few words. "
 QUESTIONS = ["How many mills?", "And kettles, how many of them?", "Why?", "Where is the parcel now, and when ...?"]

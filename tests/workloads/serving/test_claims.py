@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chunkbench.analysis.derive import derive
-from chunkbench.paper.claims import Claim, claims
+from chunkbench.bench.analysis.derive import derive
+from chunkbench.report.claims import Claim, claims
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 from tests.workloads.serving.made import measurement, serving_facts
 

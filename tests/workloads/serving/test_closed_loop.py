@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
-from chunkbench.store import open_run
 from chunkbench.workloads import register
 from chunkbench.workloads.serving.result import ServingResult
-from tests.serving.conftest import MISSING
+from tests.server.conftest import MISSING
 from tests.workloads.drawings import drawn
 
 if MISSING:
@@ -26,7 +26,7 @@ if MISSING:
 
 from aiohttp import web
 
-from tests.serving.engine.models import write_byte_tokenizer
+from tests.server.engine.models import write_byte_tokenizer
 
 WAIT_S = 0.04
 EXPERIMENT = """

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from chunkbench.bench.store import Run
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
-from chunkbench.serving.load.answer import Tokens
-from chunkbench.store import Run
-from chunkbench.traces import PlannedRequest
+from chunkbench.traffic import PlannedRequest
+from chunkbench.traffic.load.answer import Tokens
 from chunkbench.workloads.serving import strip
 from chunkbench.workloads.serving.following import constrained_answers, first_invalid
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult

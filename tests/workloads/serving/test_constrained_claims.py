@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chunkbench.analysis.derive import derive
-from chunkbench.paper.claims import Claim, claims
+from chunkbench.bench.analysis.derive import derive
+from chunkbench.report.claims import Claim, claims
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServingResult
 from tests.workloads.serving.made import measurement, serving_facts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chunkbench.analysis.derive import Row, derive
+from chunkbench.bench.analysis.derive import Row, derive
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
 from chunkbench.workloads.serving.objective import spots as line

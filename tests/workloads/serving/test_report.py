@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from chunkbench.bench.store import Run
 from chunkbench.report import build, render
-from chunkbench.store import Run
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 from tests.workloads.drawings import drawn
 from tests.workloads.serving.made import measurement, serving_facts

@@ -10,14 +10,15 @@ from statistics import fmean
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.experiment import load_experiment
-from chunkbench.store import CannotRunError, RunError, open_run
+from chunkbench.errors import CannotRunError, RunError
 from chunkbench.workloads import register
 from chunkbench.workloads.serving import plan
 from chunkbench.workloads.serving.plan import draw_id
 from chunkbench.workloads.serving.result import ServingResult
-from tests.serving.conftest import MISSING
+from tests.server.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)

@@ -1,6 +1,6 @@
 """Cache managers behind one protocol: contiguous, paged, paged with hashes, prefix tree, radix tree. Ids only."""
 
-from chunkbench.kvcache.manager import AccountedManager, Accounts, Manager, NeverFits, Reads
+from chunkbench.attention.manager import AccountedManager, Accounts, Manager, NeverFits, Reads
 from chunkbench.workloads.replay.managers.contiguous import Contiguous
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 from chunkbench.workloads.replay.managers.paged import Paged

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from chunkbench.kvcache.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
-from chunkbench.kvcache.text import Text
+from chunkbench.attention.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
+from chunkbench.attention.text import Text
 from chunkbench.workloads.replay.managers.buddy import Buddy
 
 Reserve = Literal["max", "pow2", "exact"]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
-from chunkbench.kvcache.text import Text
+from chunkbench.attention.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
+from chunkbench.attention.text import Text
+from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.replay.managers.keyed_blocks import KeyedBlocks
 from chunkbench.workloads.replay.managers.policy_blocks import PolicyBlocks
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 
 _MOST_OUTDATED = 1 << 16
 """So many places of the queue may be outdated, and as many as are not."""

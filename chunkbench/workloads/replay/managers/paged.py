@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chunkbench.kvcache.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
-from chunkbench.kvcache.text import Text
+from chunkbench.attention.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
+from chunkbench.attention.text import Text
 
 
 @dataclass(slots=True)

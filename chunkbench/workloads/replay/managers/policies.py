@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.text import Text
+from chunkbench.attention.text import Text
 from chunkbench.workloads.replay.managers.policy_blocks import Policy
 
 _MOST_OUTDATED = 1 << 16

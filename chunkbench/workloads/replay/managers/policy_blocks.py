@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.integers import Ints
 
 
 class Policy(ABC):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chunkbench.kvcache.errors import PoolExhausted
-from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
-from chunkbench.kvcache.pool import ChunkPool
-from chunkbench.kvcache.text import Text
-from chunkbench.kvcache.tree import PrefixTree
+from chunkbench.attention.errors import PoolExhausted
+from chunkbench.attention.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
+from chunkbench.attention.pool import ChunkPool
+from chunkbench.attention.text import Text
+from chunkbench.attention.tree import PrefixTree
+from chunkbench.kernels.integers import Ints
 
 _MOST_LOOKED_UP = 4096
 

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from chunkbench.baselines.contract import YES, Answer
-from chunkbench.experiment.style import Style
+from chunkbench.bench.contract import YES, Answer
+from chunkbench.bench.experiment.style import Style
 from chunkbench.version import __version__
 from chunkbench.workloads.serving.result import Moment
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch

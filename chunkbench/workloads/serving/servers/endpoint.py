@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chunkbench.baselines.contract import YES, Answer
-from chunkbench.experiment.style import Style
+from chunkbench.bench.contract import YES, Answer
+from chunkbench.bench.experiment.style import Style
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System
 
 

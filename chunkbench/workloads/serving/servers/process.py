@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from chunkbench.lifetime import end_with_parent
-from chunkbench.serving.load import LoadError, ServerTarget, describe_server
+from chunkbench.traffic.load import LoadError, ServerTarget, describe_server
 from chunkbench.workloads.serving.servers.system import Setting, System, Watch
 
 POLL_S = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from chunkbench.baselines.registry import Registry
+from chunkbench.bench.registry import Registry
 from chunkbench.workloads.serving.servers import chunk_llama, endpoint, vllm
 from chunkbench.workloads.serving.servers.system import System
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from chunkbench.baselines.contract import Answer
-from chunkbench.experiment.llama import LlamaShape
-from chunkbench.experiment.point import element_bytes
-from chunkbench.experiment.style import Style
-from chunkbench.experiment.terms import Dtype
+from chunkbench.bench.contract import Answer
+from chunkbench.bench.experiment.point import element_bytes
+from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Dtype
+from chunkbench.llama import LlamaShape
 from chunkbench.workloads.serving.result import Moment
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from chunkbench.baselines.contract import YES, Answer
-from chunkbench.experiment.style import Style
+from chunkbench.bench.contract import YES, Answer
+from chunkbench.bench.experiment.style import Style
 from chunkbench.workloads.serving.result import Moment
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch
 
@@ -74,7 +74,7 @@ class MetricsWatch(Watch):
         self._thread.join(2 * SAMPLE_S)
 
     def _run(self) -> None:
-        from chunkbench.serving.prometheus import sum_of  # needs the extra `serving`
+        from chunkbench.traffic.load.prometheus import sum_of  # needs the extra `serving`
 
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server runs on this machine
         while True:
@@ -120,7 +120,7 @@ class Vllm(System):
             reason = f"{PYTHON} names no file: {named}" if named else "vLLM's server has no environment here"
             return Answer(False, reason, f"`make vllm-environment` makes one, or {PYTHON} names the Python of another")
         if self.plugins:
-            code = f"from chunkbench.integrations.vllm.plugin import why_not; print(why_not({device!r}))"
+            code = f"from chunkbench.plugins.vllm.plugin import why_not; print(why_not({device!r}))"
             done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
             obstacle = done.stdout.strip() if done.returncode == 0 else "chunkbench is not installed beside vLLM"
             if obstacle:

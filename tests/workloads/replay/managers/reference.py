@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from chunkbench.kvcache.manager import Accounts, NeverFits, Reads
-from chunkbench.kvcache.text import Text
+from chunkbench.attention.manager import Accounts, NeverFits, Reads
+from chunkbench.attention.text import Text
 
 
 @dataclass

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkbench.kvcache.errors import UnknownSequence
-from chunkbench.kvcache.manager import NeverFits
-from chunkbench.kvcache.text import SegmentText, Text, TokenText
+from chunkbench.attention.errors import UnknownSequence
+from chunkbench.attention.manager import NeverFits
+from chunkbench.attention.text import SegmentText, Text, TokenText
 from chunkbench.workloads.replay.managers import keyed_blocks
 from chunkbench.workloads.replay.managers.contiguous import Contiguous
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks

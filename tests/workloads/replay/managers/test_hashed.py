@@ -2,9 +2,9 @@
 
 import pytest
 
-from chunkbench.kvcache.errors import EmptySequence, UnknownSequence, WrongTokens
-from chunkbench.kvcache.manager import Accounts, NeverFits, Reads
-from chunkbench.kvcache.text import SegmentText, TokenText
+from chunkbench.attention.errors import EmptySequence, UnknownSequence, WrongTokens
+from chunkbench.attention.manager import Accounts, NeverFits, Reads
+from chunkbench.attention.text import SegmentText, TokenText
 from chunkbench.workloads.replay.managers import keyed_blocks
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
-from chunkbench.kvcache.manager import Accounts, NeverFits, Reads
-from chunkbench.kvcache.text import TokenText
+from chunkbench.attention.errors import EmptySequence, UnknownSequence
+from chunkbench.attention.manager import Accounts, NeverFits, Reads
+from chunkbench.attention.text import TokenText
 from chunkbench.workloads.replay.managers.paged import Paged
 
 

@@ -9,9 +9,9 @@ from functools import cache
 
 import pytest
 
-from chunkbench.kvcache.text import Text, TokenText
-from chunkbench.scheduling import Rules
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.attention.text import Text, TokenText
+from chunkbench.server.scheduling import Rules
+from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.managers import policies
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 from chunkbench.workloads.replay.managers.policies import Adaptive, Belady, LeastFrequent

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from chunkbench.kvcache import UnknownSequence
-from chunkbench.kvcache.text import SegmentText, TokenText
+from chunkbench.attention.errors import UnknownSequence
+from chunkbench.attention.text import SegmentText, TokenText
 from chunkbench.workloads.replay.managers import Accounts, NeverFits, PrefixManager, Reads
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.baselines.contract import YES, Answer
-from chunkbench.experiment.llama import SHAPES
+from chunkbench.bench.contract import YES, Answer
+from chunkbench.llama import SHAPES
 from chunkbench.workloads.serving.servers.process import ServerFailed, start_server
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System
 

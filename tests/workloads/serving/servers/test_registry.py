@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from chunkbench.experiment.style import Style
+from chunkbench.bench.experiment.style import Style
 from chunkbench.workloads.serving.servers import registry
 from chunkbench.workloads.serving.servers.endpoint import Endpoint
 from chunkbench.workloads.serving.servers.registry import SYSTEMS

@@ -1,0 +1,226 @@
+"""Chunks and kernels where KV heads keep different parts of a sequence: full heads, and heads with a window.
+
+Both kinds have a store of their own behind one tree. A store holds its heads of all layers one after the other, because
+layers differ in how many full heads they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from chunkbench.attention.windows import HeadPolicy, WindowedPool, WindowPlan
+from chunkbench.kernels.changes import Append
+from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kernels.compensation import CompensationTokens
+from chunkbench.kernels.integers import NOWHERE, Ints
+from chunkbench.kernels.items import PromptRows
+from chunkbench.kernels.plan import Plan
+
+
+class HeadKernel(Protocol):
+    """A kernel for some adjacent heads of a store."""
+
+    @property
+    def work_items(self) -> int: ...
+    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None: ...
+    def compensate(self, tokens: CompensationTokens) -> None:
+        """Add a token to each row of the current plan."""
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
+        """`layer`: the first of the heads in the store."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Heads of a layer that lie side by side in a store."""
+
+    first: int
+    """Number of the first one in the store."""
+    heads: slice | list[int]
+    """KV heads of the layer."""
+    queries: slice | list[int]
+    """Query heads of the layer."""
+    count: int
+
+
+class _HeadStore:
+    """The heads of one kind, of all layers."""
+
+    def __init__(
+        self, policy: HeadPolicy, full: bool, group: int, together: bool, make: Callable[[int], ChunkStore]
+    ) -> None:
+        self.runs: list[list[_Run]] = []
+        """[layer]"""
+        first = 0
+        for layer in range(len(policy.full)):
+            heads = policy.heads(layer, full)
+            parts = [heads] if together and heads else [[head] for head in heads]
+            runs = []
+            for part in parts:
+                queries = [head * group + i for head in part for i in range(group)]
+                runs.append(_Run(first, _slice(part), _slice(queries), len(part)))
+                first += len(part)
+            self.runs.append(runs)
+        self.heads = first
+        self.store = make(first)
+
+    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
+        for run in self.runs[layer]:
+            self.store.fill(chunks, k[:, run.heads], v[:, run.heads], run.first)
+
+    def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
+        for run in self.runs[layer]:
+            self.store.append(appended, k[:, run.heads], v[:, run.heads], run.first)
+
+
+def _slice(numbers: list[int]) -> slice | list[int]:
+    """A slice selects the same without a copy."""
+    adjacent = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return slice(numbers[0], numbers[-1] + 1) if adjacent else numbers
+
+
+class HeadStores:
+    """The K and V of both kinds of heads, and the sums of what window heads lost. Its interface is `ChunkStore`'s."""
+
+    def __init__(
+        self,
+        policy: HeadPolicy,
+        chunk_size: int,
+        head_dim: int,
+        group: int,
+        together: bool,
+        make: Callable[[int], ChunkStore],
+    ) -> None:
+        """`group`: query heads of a KV head. `together`: whether a kernel takes several heads. `make`: a store with so
+        many layers of one head."""
+        self.policy = policy
+        self.chunk_size = chunk_size
+        self.full = _HeadStore(policy, True, group, together, make)
+        self.windows = _HeadStore(policy, False, group, together, make)
+        self.sums = torch.empty(0, 0 if policy.compensation == "none" else self.windows.heads, 2, head_dim)
+        """`[entry, window heads of all layers, 2, d]` float32; of no heads if nothing stands for what they lost."""
+        self.pool: WindowedPool
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of K and V of one chunk of all heads, all layers."""
+        return self.full.store.chunk_bytes + self.windows.store.chunk_bytes
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of the sums of one chunk."""
+        return self.sums.stride(0) * self.sums.element_size() if self.sums.shape[1] else 0
+
+    def make_pool(self, limit: int | None) -> WindowedPool:
+        """The pool of its chunks."""
+        share = max(0, self.windows.store.chunk_bytes - self.entry_bytes) / self.chunk_bytes
+        self.pool = WindowedPool(limit, self.full.store.grow, self.windows.store.grow, self._grow_sums, share)
+        return self.pool
+
+    def bytes_of(self, chunks: Ints) -> int:
+        """Bytes of K, V and sums that these chunks hold."""
+        lacking = int((self.pool.places[chunks] == NOWHERE).sum())
+        whole = len(chunks) - lacking
+        return whole * self.chunk_bytes + lacking * (self.full.store.chunk_bytes + self.entry_bytes)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of K, V and sums of all chunks in use."""
+        windows = self.pool.windows.in_use * self.windows.store.chunk_bytes
+        return self.pool.in_use * self.full.store.chunk_bytes + windows + self.pool.sums.in_use * self.entry_bytes
+
+    def touch(self) -> None:
+        self.full.store.touch()
+        self.windows.store.touch()
+
+    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        self.full.fill(chunks, k, v, layer)
+        self.windows.fill(self.pool.places[chunks], k, v, layer)
+
+    def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        self.full.append(appended, k, v, layer)
+        places = self.pool.places
+        there = appended._replace(chunks=places[appended.chunks], new=places[appended.new])
+        self.windows.append(there, k, v, layer)
+
+    def copy(self, source: int, target: int, tokens: int, held: int) -> None:
+        if self.full.heads:
+            self.full.store.copy(source, target, tokens, held)
+        if self.windows.heads:
+            places = self.pool.places
+            self.windows.store.copy(int(places[source]), int(places[target]), tokens, held)
+
+    def drop(self, chunk: int, before: int) -> None:
+        """Window heads lose a full chunk. `before`: the chunk before it that they lack, or NOWHERE."""
+        place = int(self.pool.places[chunk])
+        entry = self.pool.drop(chunk)
+        if self.policy.compensation == "none":
+            return
+        self.sums[entry] = self.windows.store.sums(place)
+        if before != NOWHERE:
+            self.sums[entry] += self.sums[int(self.pool.entries[before])]
+
+    def _grow_sums(self, entries: int) -> None:
+        more = torch.empty(entries - len(self.sums), *self.sums.shape[1:])
+        self.sums = torch.cat([self.sums, more])
+
+
+class HeadDecode:
+    """Decode attention over both kinds of heads."""
+
+    def __init__(self, stores: HeadStores, make: Callable[[ChunkStore, int], HeadKernel]) -> None:
+        """`make`: a kernel for so many adjacent heads of a store."""
+        self._stores = stores
+        self._kernels = [
+            {count: make(heads.store, count) for count in {run.count for runs in heads.runs for run in runs}}
+            for heads in (stores.full, stores.windows)
+        ]
+        self._seen: tuple[Plan, int, WindowPlan] | None = None
+
+    @property
+    def work_items(self) -> int:
+        """Number of work items of the current plan, for each number of heads that a kernel takes."""
+        return sum(kernel.work_items for kernels in self._kernels for kernel in kernels.values())
+
+    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
+        """Make the work descriptors of a plan; see the kernels."""
+        for kernel in self._kernels[0].values():
+            kernel.plan(plan, prompts)
+        stores, pool = self._stores, self._stores.pool
+        if self._seen is None or self._seen[0] is not plan or self._seen[1] != pool.changes:
+            self._seen = plan, pool.changes, pool.of_windows(plan)
+        seen = self._seen[2]
+        rows, entries, tokens = list[PromptRows](), [seen.entries], [seen.tokens]
+        for prompt in prompts:
+            places = pool.places[prompt.chunks]
+            lacking = prompt.chunks[places == NOWHERE]
+            lost = len(lacking) * stores.chunk_size
+            rows.append(replace(prompt, chunks=places[places != NOWHERE], first=prompt.first - lost))
+            entries.append(np.full(prompt.count, pool.entries[lacking[-1]] if len(lacking) else NOWHERE))
+            tokens.append(np.full(prompt.count, lost))
+        policy = stores.policy
+        weighted = policy.compensation == "weighted"
+        all_entries = np.concatenate(entries)
+        if policy.compensation == "none":
+            all_entries[:] = NOWHERE
+        lost_tokens = CompensationTokens(stores.sums, all_entries, np.concatenate(tokens), weighted)
+        for kernel in self._kernels[1].values():
+            kernel.plan(seen.plan, rows)
+            kernel.compensate(lost_tokens)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
+        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d)."""
+        for kernels, heads in zip(self._kernels, (self._stores.full, self._stores.windows), strict=True):
+            for run in heads.runs[layer]:
+                part = q[:, run.queries]
+                if isinstance(run.queries, slice) and part.is_contiguous():  # all heads of the layer
+                    kernels[run.count].decode(part, out[:, run.queries], run.first)
+                    continue
+                result = torch.empty(part.shape, dtype=q.dtype, device=q.device)
+                kernels[run.count].decode(part.contiguous(), result, run.first)
+                out[:, run.queries] = result

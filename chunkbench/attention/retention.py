@@ -1,0 +1,68 @@
+"""Nodes that no live sequence covers any more, kept for later sequences (RadixAttention), least recently used first."""
+
+from __future__ import annotations
+
+import heapq
+
+from chunkbench.attention.nodes import TreeNode
+
+
+class EvictableNodes:
+    """The evictable nodes of a forest: an LRU.
+
+    An evictable node has full chunks only. Nodes below it are evictable, too. Eviction takes whole nodes, those least
+    recently used first, and leaves before the nodes above them.
+    """
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        """Chunks of all evictable nodes."""
+        self.evictions = 0
+        """Chunks that were evicted so far."""
+        self._time = 0
+        self._leaves: list[tuple[int, int, TreeNode]] = []  # heap by time of last use; may hold outdated entries
+        self._entries = 0
+
+    def advance_clock(self) -> None:
+        """Nodes that are added from now on count as used later than all before."""
+        self._time += 1
+
+    def add(self, node: TreeNode) -> None:
+        """Keep a node whose last sequence left. The nodes below it are evictable already."""
+        assert node.parent is not None
+        node.evictable_since = self._time
+        del node.parent.children[node.chunks[0]]
+        node.parent.evictable_children += 1
+        self.chunks += len(node.chunks)
+        self._offer(node)
+
+    def remove(self, node: TreeNode) -> None:
+        """A sequence covers an evictable node again. The node above it is not evictable."""
+        assert node.parent is not None
+        node.evictable_since = None
+        node.parent.evictable_children -= 1
+        node.parent.children[node.chunks[0]] = node
+        self.chunks -= len(node.chunks)
+
+    def evict(self, chunks: int) -> list[int]:
+        """Remove leaves until at least so many chunks are free. Returns their ids; fewer if nothing evictable is
+        left."""
+        freed: list[int] = []
+        while len(freed) < chunks and self._leaves:
+            used, _, node = heapq.heappop(self._leaves)
+            if node.evictable_since != used or not node.is_leaf:
+                continue  # it was covered again, evicted, or got nodes below it since
+            parent = node.parent
+            node.remove()
+            node.evictable_since = None
+            freed += node.chunks
+            if parent is not None and parent.evictable_since is not None:
+                self._offer(parent)
+        self.chunks -= len(freed)
+        self.evictions += len(freed)
+        return freed
+
+    def _offer(self, node: TreeNode) -> None:
+        if node.is_leaf and node.evictable_since is not None:
+            self._entries += 1
+            heapq.heappush(self._leaves, (node.evictable_since, self._entries, node))

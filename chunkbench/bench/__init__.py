@@ -1,0 +1,1 @@
+"""The bench: experiments, runs and their workers, measuring, the run directory, the machine, derived figures."""

@@ -1,0 +1,68 @@
+"""Groups of comparable cases: same machine, point, protocol, cache and mode; only the implementation differs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chunkbench.bench.experiment.axes import AXES as SWEPT
+from chunkbench.bench.experiment.values import show_value
+from chunkbench.bench.store.results import MEASURED, Result
+
+AXES = (*(name for name in SWEPT if name != "threads"), "device", "threads", "protocol", "cache", "mode")
+"""The axes that separate groups of cases, in the order of a table's leading columns."""
+
+_MACHINE = "machine"
+
+
+def measured(case: Result) -> bool:
+    """Whether a case has a latency that may be compared: `ok` or `noisy`, with samples."""
+    return case.status in MEASURED and bool(case.rounds)
+
+
+def counted(case: Result) -> bool:
+    """Whether a case has counts that may be compared (bytes, work items), timed or not."""
+    return case.status in MEASURED
+
+
+def group(cases: Sequence[Result]) -> list[tuple[Mapping[str, Any], list[Result]]]:
+    """Groups of comparable cases, each with the values of its axes, sorted by these values.
+
+    `threads` separates groups only where it was swept: a case that never ran does not know its number of threads, and
+    still belongs to the group of its point.
+    """
+    grouping = (*AXES, _MACHINE)
+    fixed = [name for name in grouping if name != "threads"]
+    times_seen = Counter((_values(case, fixed), case.implementation) for case in cases)
+    names = grouping if any(count > 1 for count in times_seen.values()) else fixed
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for case in cases:
+        groups.setdefault(_values(case, names), []).append(case)
+    ordered = sorted(groups.items(), key=lambda item: [_rank(value) for value in item[0]])
+    return [(dict(zip(names, values, strict=True)), members) for values, members in ordered]
+
+
+def varying(groups: Sequence[tuple[Mapping[str, Any], object]]) -> list[str]:
+    """Names of the axes with more than one value among the groups; the machine comes last."""
+    return [name for name in (*AXES, _MACHINE) if len({repr(axes.get(name)) for axes, _ in groups}) > 1]
+
+
+def describe(axes: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Axes as text: `n_p=1024 n_s=512`."""
+    return " ".join(f"{name}={show_value(axes.get(name))}" for name in names)
+
+
+def _values(case: Result, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(case.axis(name) for name in names)
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """Sort key for values of mixed types: None, then numbers (a range by its low end), then other values as text."""
+    if value is None:
+        return (0, ())
+    if isinstance(value, int):
+        return (1, (value,))
+    if isinstance(value, tuple) and all(isinstance(part, int) for part in value):
+        return (1, value)
+    return (2, (str(value),))

@@ -1,0 +1,88 @@
+"""How implementations rank over many points: each against the fastest one of the same point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+
+from chunkbench.bench.analysis.derive import Group
+from chunkbench.bench.analysis.ratio import Ratio, ratio
+
+CLOSE = 0.97
+"""A row that reaches this share of the fastest row's speed counts as equally fast."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An implementation over all points where it was measured beside the baseline."""
+
+    implementation: str
+    ratios: Sequence[Ratio]
+    """Its latency over that of the fastest row of each point."""
+    roofline_fraction: float | None
+    """Geometric mean; None where nothing was probed."""
+
+    @property
+    def mean(self) -> float:
+        """Geometric mean of the ratios."""
+        return geometric_mean(over.value for over in self.ratios)
+
+    @property
+    def worst(self) -> float:
+        return max(over.value for over in self.ratios)
+
+    @property
+    def close(self) -> int:
+        """Number of points where it is as fast as the fastest row, or nearly."""
+        return sum(is_close(over.value) for over in self.ratios)
+
+    @property
+    def maybe_close(self) -> int:
+        """Number of points where the interval of the ratio allows that."""
+        return sum(is_close(over.low) for over in self.ratios)
+
+
+def is_close(over: float) -> bool:
+    """Whether a latency over the fastest one counts as equally fast."""
+    return over * CLOSE <= 1
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The rows of a point that were measured side by side with the baseline."""
+
+    group: Group
+    fastest: str
+    over: Mapping[str, Ratio]
+    """Latency of each row over that of the fastest one."""
+
+
+def contests(groups: Iterable[Group], confidence: float) -> list[Contest]:
+    """Every point that has such rows."""
+    found = []
+    for group in groups:
+        ratios = {name: row.derived.ratio_to_baseline for name, row in group.rows.items()}
+        measured = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        if measured:
+            fastest = min(measured, key=measured.__getitem__)
+            over = {name: ratio(group.rows[name].facts, group.rows[fastest].facts, confidence) for name in measured}
+            found.append(Contest(group, fastest, {name: each for name, each in over.items() if each is not None}))
+    return found
+
+
+def standings(contests: Iterable[Contest]) -> list[Standing]:
+    """All implementations, the best mean first."""
+    ratios: dict[str, list[Ratio]] = {}
+    fractions: dict[str, list[float]] = {}
+    for contest in contests:
+        for name, over in contest.over.items():
+            ratios.setdefault(name, []).append(over)
+            fraction = contest.group.rows[name].derived.roofline_fraction
+            if fraction is not None:
+                fractions.setdefault(name, []).append(fraction)
+    found = [
+        Standing(name, each, geometric_mean(fractions[name]) if name in fractions else None)
+        for name, each in ratios.items()
+    ]
+    return sorted(found, key=lambda standing: standing.mean)

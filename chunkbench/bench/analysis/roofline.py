@@ -1,0 +1,84 @@
+"""The shortest time that the machine allows for one decode step, and how close a case comes to it.
+
+Source: the definitions of `unique_bytes`, `roofline_us`, `roofline_fraction` and `bandwidth_fraction` in
+`docs/design.md`; the FLOPs agree with the self-attention row of the paper's Table 1 (4 * 2049 * 4096 per sequence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chunkbench.bench.store.results import Peaks, TimedResult
+
+PROBE_ERROR_ABOVE = 1.02
+"""No kernel exceeds the machine's peak: a higher fraction means that the probe missed the peak."""
+
+
+def moved_bytes(tokens: int, token_bytes: int, b: int, h: int, d: int, element_bytes: int) -> int:
+    """Bytes of K and V of so many tokens, of q `[b, h, d]` and of out.
+
+    `token_bytes` is K and V of one token over all KV heads. With the distinct token prefixes that the batch holds at a
+    step, completions included, these are the bytes that any implementation has to move.
+    """
+    return tokens * token_bytes + 2 * b * h * d * element_bytes
+
+
+def flops(total_tokens: int, h: int, d: int) -> int:
+    """Floating-point operations of a step: two products of 2 * d operations for each query head and context token."""
+    return 4 * h * d * total_tokens
+
+
+def roofline_us(unique_bytes: int, flops: int, peaks: Peaks) -> float:
+    """Lower bound of a step in microseconds: the longer of the time to move the bytes and the time for the FLOPs."""
+    return 1e6 * max(unique_bytes / peaks.read_bytes_per_s, flops / peaks.matrix_flops_per_s)
+
+
+def mean_roofline_us(case: TimedResult) -> float | None:
+    """`roofline_us` averaged over the timed steps of a round, then the median over rounds, as latencies are."""
+    bounds = _round_bounds(case, case.unique_bytes, case.flops)
+    return median(sum(bound) / len(bound) for bound in bounds) if bounds else None
+
+
+def roofline_fraction(case: TimedResult) -> float | None:
+    """Sum of `roofline_us` over sum of latency, over the timed steps of a round; then the median over rounds.
+
+    Each round uses the peaks that were probed inside it. None without samples or peaks.
+    """
+    return _fraction(case, case.unique_bytes, case.flops)
+
+
+def bandwidth_fraction(case: TimedResult) -> float | None:
+    """Share of the read bandwidth that the case used: the bytes that it must move itself, over latency and peak."""
+    return _fraction(case, case.read_bytes, (0,) * len(case.steps))
+
+
+def probe_error(case: TimedResult) -> str | None:
+    """Why the roofline fraction cannot be right, if it is above 1.02; else None."""
+    fraction = roofline_fraction(case)
+    if fraction is None or fraction <= PROBE_ERROR_ABOVE:
+        return None
+    cause = (
+        "with warm caches the data need not come from memory, whose bandwidth was probed"
+        if case.cache == "warm"
+        else "the probe did not reach what the machine can do"
+    )
+    return f"{fraction:.0%} of the roofline is more than the machine allows: {cause}"
+
+
+def _fraction(case: TimedResult, moved: Sequence[int], work: Sequence[int]) -> float | None:
+    bounds = _round_bounds(case, moved, work)
+    if not bounds:
+        return None
+    return median(sum(bound) / sum(samples) for bound, samples in zip(bounds, case.samples_us, strict=True))
+
+
+def _round_bounds(case: TimedResult, moved: Sequence[int], work: Sequence[int]) -> list[list[float]]:
+    """[round][timed step] lower bounds in microseconds; empty when samples, peaks or counts are missing."""
+    steps = len(case.steps)
+    complete = len(moved) == len(work) == steps > 0 and all(len(samples) == steps for samples in case.samples_us)
+    if not complete or len(case.peaks) != len(case.samples_us):
+        return []
+    return [[roofline_us(*step, peaks) for step in zip(moved, work, strict=True)] for peaks in case.peaks]

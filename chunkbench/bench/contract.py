@@ -1,0 +1,144 @@
+"""The contract of an implementation: what an adapter file must provide.
+
+An adapter is one file with one or more subclasses of `Implementation`, registered under the entry point group
+`chunkbench.baselines` (`name = "package.module:Class"`). All implementations of a point get the same token ids and
+the same K/V values. Each one chooses its own layout. No implementation is told how many tokens are shared.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+
+from typing_extensions import TypeVar
+
+from chunkbench.bench.experiment.style import Style
+
+if TYPE_CHECKING:
+    import torch
+
+    from chunkbench.bench.experiment.point import AttentionPoint, SessionPoint
+    from chunkbench.kernels.trace import Trace, TracedCall
+
+__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Session", "Style"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Yes; or no, with the reason and, if there is one, a remedy (a command to type, or what to change)."""
+
+    ok: bool
+    reason: str = ""
+    remedy: str = ""
+    fault: bool = False
+    """Whether a no is a fault of the implementation, as an adapter that does not load: its rows are `error`."""
+
+
+YES = Answer(True)
+
+
+class Inputs(Protocol):
+    """The inputs that every implementation of a point gets."""
+
+    @property
+    def point(self) -> AttentionPoint: ...
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """Token ids of each sequence's prompt, in the order in which sequences are added."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Number of tokens in the longest sequence at the end: its prompt and n_c completion tokens."""
+        ...
+
+    def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V `[stop - start, kv_heads, head_dim]` of prompt tokens start..stop of a sequence."""
+        ...
+
+
+class Session(ABC):
+    """The K/V of one point in an implementation's own layout. Rows of q, out and append follow `inputs.prompts`."""
+
+    @abstractmethod
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        """Append one token to each sequence; k, v `[b, kv_heads, head_dim]`. Pack here. Timed separately."""
+
+    def plan(self) -> None:
+        """Update the work descriptors. Timed separately."""
+        return
+
+    @abstractmethod
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        """The timed call: write to out the attention of q `[b, heads, head_dim]` over all tokens held.
+
+        Scale 1/sqrt(head_dim). Must not synchronise with the host or allocate, unless the library forces it.
+        """
+
+    @abstractmethod
+    def rewind(self) -> None:
+        """Remove all completion tokens and keep the prompts. Untimed."""
+
+    @abstractmethod
+    def kv_bytes(self) -> int:
+        """Physical bytes of K and V in use now. Partly filled blocks or chunks count in full."""
+
+    def work_items(self) -> int | None:
+        """Number of independent work items in the current plan; None if the implementation has no such number."""
+        return None
+
+    def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
+        """One decode, its reads alone or its arithmetic alone, with the time of each unit of work.
+
+        For `chunkbench profile`. None: the implementation cannot say.
+        """
+        return None
+
+
+PointT = TypeVar("PointT", bound="SessionPoint", default="AttentionPoint", contravariant=True)
+InputsT = TypeVar("InputsT", default=Inputs, contravariant=True)
+
+
+class Implementation(ABC, Generic[PointT, InputsT]):
+    """One way to compute decode attention; with other points and inputs, what another kind of work measures."""
+
+    id: str
+    """Lower-case identifier, as written in experiments."""
+    label: str
+    """Name in tables and figures."""
+    style: Style = Style()
+    """Heading, column order, colour and marker. What is left out comes from the label, or is not used by others yet."""
+    note: str = ""
+    """A footnote for tables: what a reader must know before comparing numbers."""
+    shares_storage: bool = False
+    """Whether the implementation stores a shared prefix once (used to predict memory)."""
+    reads_shared_once: bool = False
+    """Whether decode reads a shared prefix once for all of its sequences (used for `bandwidth_fraction`)."""
+    compiles: bool = False
+    """Whether the first use compiles kernels, which takes minutes."""
+
+    @abstractmethod
+    def availability(self, device: str) -> Answer:
+        """Whether it can run here on `device` (`cpu` or `cuda`); if not, the reason and the remedy."""
+
+    def supports(self, point: PointT) -> Answer:
+        """Whether it can compute this point; if not, the reason (head size, dtype, grouped heads, ragged prompts)."""
+        return YES
+
+    @abstractmethod
+    def prepare(self, inputs: InputsT) -> Session:
+        """Store the prompts' K/V in the implementation's own layout. Untimed."""
+
+    def package_version(self) -> str | None:
+        """Name and version of the library that does the work, e.g. `torch 2.13.0`."""
+        return None
+
+    def isa(self) -> str | None:
+        """Instruction set that the kernel uses; None if unknown."""
+        return None
+
+
+AnyImplementation: TypeAlias = Implementation[Any, Any]

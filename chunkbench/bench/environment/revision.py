@@ -1,0 +1,69 @@
+"""The revision of the project that is running."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypedDict
+
+from chunkbench.bench.environment.git import git_output
+
+PROJECT = Path(__file__).resolve().parents[3]
+_DATA = ("__pycache__", "experiments", "results")
+
+
+class GitState(TypedDict):
+    """A commit, and whether any file differs from it."""
+
+    commit: str
+    dirty: bool
+
+
+def package_files() -> Iterator[tuple[Path, Path]]:
+    """(path, path inside the package) of all code files of the running package, in order, committed or not."""
+    package = find_spec("chunkbench")
+    assert package is not None
+    # An editable install has two locations: the sources, and the compiled module.
+    for location in package.submodule_search_locations or ():
+        for folder, folders, files in os.walk(location, followlinks=True):
+            folders[:] = sorted(name for name in folders if name not in _DATA)
+            for name in sorted(files):
+                path = Path(folder) / name
+                yield path, path.relative_to(location)
+
+
+def copy_package(folder: Path) -> None:
+    """Copy the running package, with its native code, into a folder. Raises `OSError`."""
+    for path, inside in package_files():
+        target = folder / "chunkbench" / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def code_digest(*suffixes: str) -> str:
+    """SHA-256 of the running package's files with these suffixes, committed or not."""
+    digest = hashlib.sha256()
+    for path, _ in package_files():
+        if path.suffix in suffixes:
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def git_state(path: Path = PROJECT) -> GitState | None:
+    """The checked-out commit of the repository with top folder `path`; None if there is no repository or no git.
+
+    Untracked files count as a difference, ignored files do not. A repository above `path`, for example one around an
+    installed package, is not the project's and gives None.
+    """
+    top = git_output(path, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != path.resolve():
+        return None
+    commit, changes = git_output(path, "rev-parse", "HEAD"), git_output(path, "status", "--porcelain")
+    if commit is None or changes is None:
+        return None
+    return GitState(commit=commit, dirty=bool(changes))

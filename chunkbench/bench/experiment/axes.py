@@ -1,0 +1,297 @@
+"""The table of axes: how each axis is read from a file, its default, its names in reports and how its values are shown.
+
+Each axis is declared here once. The point of a kind of work has those axes that its class names as fields; the class
+also has their defaults. Experiments and their schema, the grouping of rows, headings of tables and labels of figures
+take the rest of what they know about an axis from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chunkbench.bench.experiment.errors import Finding, Findings, Path
+from chunkbench.bench.experiment.tree_reader import TREES_SCHEMA, read_forest
+from chunkbench.bench.experiment.values import (
+    DTYPES,
+    MAX_NAME,
+    MAX_SEQUENCES,
+    MAX_TOKENS,
+    PROMPT_LENGTH_SCHEMA,
+    SHARED_LENGTH_SCHEMA,
+    AxisValue,
+    count_reader,
+    integer_schema,
+    read_dtype,
+    read_model,
+    read_name,
+    read_prompt_length,
+    read_shared_length,
+)
+from chunkbench.llama import SHAPES
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis."""
+
+    name: str
+    description: str
+    values: str
+    """The values that a file may give, in words."""
+    default_words: str
+    read: Callable[[object], AxisValue]
+    """Reads one plain value from a file; raises `Findings`."""
+    schema: Mapping[str, Any]
+    """JSON schema of one value."""
+    label: str
+    """The axis in words, for figures."""
+    symbol: str = ""
+    """The paper's symbol, as TeX writes it."""
+    whole: bool = False
+    """Whether a list is a single value of the axis, unless it holds texts alone."""
+
+
+def _counted(
+    name: str,
+    description: str,
+    default_words: str,
+    low: int,
+    high: int,
+    label: str,
+    symbol: str = "",
+    multiple: int = 1,
+) -> Axis:
+    values = f"whole number, {low} to {high}" + (f", a multiple of {multiple}" if multiple > 1 else "")
+    schema = integer_schema(low, high) | ({"multipleOf": multiple} if multiple > 1 else {})
+    read = count_reader(low, high, multiple)
+    return Axis(name, description, values, default_words, read, schema, label, symbol)
+
+
+def _named(name: str, description: str, values: str, default_words: str) -> Axis:
+    schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
+    return Axis(name, description, values, default_words, read_name, schema, name)
+
+
+_TABLE = (
+    _named(
+        "traffic",
+        "the requests of `kind: replay`; with traffic other than fixed, n_p and n_c follow from it",
+        "fixed (n_p, n_s, n_c), sharegpt, alpaca, chat, conversations, or the path of a trace",
+        "fixed",
+    ),
+    Axis(
+        "model",
+        "the model whose layer `kind: modules` measures, or that servers and replays run; it decides the heads",
+        f"{', '.join(SHAPES)}, or the path of a Hugging Face config.json",
+        "required by kind: modules; small-llama for kind: serving, llama2-7b for kind: replay",
+        read_model,
+        {"type": "string", "examples": list(SHAPES)},
+        "model",
+    ),
+    Axis(
+        "n_p",
+        "tokens of a prompt; a range gives prompts of different lengths, drawn from the seed",
+        f"whole number, 1 to {MAX_TOKENS}, or {{low: A, high: B}}",
+        "required",
+        read_prompt_length,
+        PROMPT_LENGTH_SCHEMA,
+        "prompt tokens",
+        "n_p",
+    ),
+    Axis(
+        "n_s",
+        "leading tokens of a prompt that are shared",
+        "whole number up to n_p, or a share of it: n_p, 0.5 n_p, 3/4 n_p",
+        "required unless tree is given",
+        read_shared_length,
+        SHARED_LENGTH_SCHEMA,
+        "shared prompt tokens",
+        "n_s",
+    ),
+    _counted("n_c", "tokens that every sequence decodes", "64", 1, MAX_TOKENS, "completion tokens", "n_c"),
+    _counted(
+        "batch_size",
+        "sequences decoded together",
+        "32, or the number of sequences in tree",
+        1,
+        MAX_SEQUENCES,
+        "batch size",
+        "b",
+    ),
+    _counted(
+        "prompts",
+        "different system prompts; sequence k uses prompt k mod prompts",
+        "1",
+        1,
+        MAX_SEQUENCES,
+        "prompts",
+    ),
+    Axis(
+        "tree",
+        "any forest of shared prompts, instead of n_s and prompts; with private tokens, instead of n_p, too",
+        "[[tokens, children], ...], children being a number of sequences, a list of their private tokens or another "
+        "such list; NODESxTOKENS of each level, the sequences last, as in 1x8 4x256 256x32; or the path of a .json or "
+        ".yaml file",
+        "none",
+        read_forest,
+        TREES_SCHEMA,
+        "tree",
+        whole=True,
+    ),
+    _counted("heads", "query heads", "32", 1, 1024, "query heads", "h"),
+    _counted("kv_heads", "K/V heads; divides heads", "heads", 1, 1024, "KV heads", "h_{kv}"),
+    _counted("head_dim", "head dimension", "128", 16, 256, "head dimension", "d", multiple=16),
+    _counted(
+        "retrieval",
+        "KV heads that keep everything in RazorAttn's rows; the others keep a window",
+        "15",
+        0,
+        100,
+        "full heads, %",
+    ),
+    _counted(
+        "window",
+        "tokens of such a window",
+        "a fifth of the sequence, at least 4000",
+        1,
+        MAX_TOKENS,
+        "window",
+    ),
+    _counted(
+        "kv_share",
+        "the window is as large as this share of the full bytes of K and V allows",
+        "none",
+        1,
+        100,
+        "K/V, % of full",
+    ),
+    _named(
+        "compensation",
+        "what stands for the tokens that a window head lost, for methods that have such a token",
+        "none, mean (of K and V), weighted (mean, with the logarithm of their number added to its score)",
+        "weighted",
+    ),
+    _counted("chunk_size", "tokens per chunk of ChunkAttn's cache", "64", 1, MAX_TOKENS, "chunk size", "c"),
+    # 32 is the smallest block for which vLLM's CPU kernel takes its plain vector path.
+    _counted(
+        "block_size",
+        "tokens per block of a paged cache",
+        "32, which suits vLLM's CPU kernel",
+        1,
+        MAX_TOKENS,
+        "tokens of a block",
+    ),
+    Axis(
+        "dtype",
+        "element type of K, V, q and out",
+        ", ".join(DTYPES),
+        "dtype of the experiment",
+        read_dtype,
+        {"enum": list(DTYPES)},
+        "dtype",
+    ),
+    _counted(
+        "load",
+        "requests per second as a share of the reference system's capacity, for `kind: serving`",
+        "none",
+        1,
+        1000,
+        "load, % of capacity",
+    ),
+    _counted(
+        "rate",
+        "requests per minute, for `kind: serving`, instead of load",
+        "none",
+        1,
+        1_000_000,
+        "requests per minute",
+    ),
+    _counted(
+        "clients",
+        "clients of `kind: serving`, instead of load: each sends its next request when it has its answer",
+        "none",
+        1,
+        MAX_SEQUENCES,
+        "clients",
+    ),
+    _counted(
+        "forced",
+        "share of the bytes of answers that leave no choice, for `kind: serving` with `constrained: share`",
+        "none",
+        0,
+        95,
+        "bytes without a choice, %",
+    ),
+    _counted(
+        "memory",
+        "token slots of K/V memory, for `kind: replay`",
+        "enough for all requests",
+        1,
+        1 << 40,
+        "K/V memory",
+    ),
+    _named(
+        "schedule", "order of the waiting requests, for `kind: replay`", "fcfs, prefix, depth-first, shortest", "fcfs"
+    ),
+    _counted(
+        "samples",
+        "answers of each request, sampled in parallel behind one prompt, for `kind: replay`",
+        "one",
+        2,
+        64,
+        "answers of a request",
+    ),
+    _counted("beams", "width of beam search, for `kind: replay`", "none", 2, 64, "beams"),
+    _counted("ranks", "processes that a context is split over, for `kind: ring`", "2", 1, 1024, "ranks", "N"),
+    _named("phase", "what `kind: ring` computes", "prefill (of one sequence), decode (one step)", "prefill"),
+    _named("mask", "which tokens a prefilled token attends to, for `kind: ring`", "causal, full", "causal"),
+    _counted(
+        "link",
+        "bytes per second that a rank of `kind: ring` can send; a transfer then waits, and copies no slower",
+        "as fast as it is",
+        1,
+        1 << 50,
+        "link, bytes/s",
+    ),
+    _counted("threads", "CPU threads", "the machine's default", 1, 4096, "threads"),
+)
+
+AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
+"""Name -> axis. Tables show the axes in this order, and a block varies them in this order, the first axis slowest."""
+
+
+def read_axis(name: str, raw: object) -> tuple[list[tuple[Path, AxisValue]], list[Finding]]:
+    """The readable values of an axis, each with its path below `raw`, and the findings about the other values.
+
+    A list gives one value per item, a scalar gives one value. For an axis that is `whole`, only a list of texts has
+    several values; any other list is one.
+    """
+    axis = AXES[name]
+    if raw is None:
+        return [], [Finding((), "has no value; give one or leave the key out")]
+    if not isinstance(raw, list | tuple) or (axis.whole and not all(isinstance(item, str) for item in raw)):
+        items: Iterable[tuple[Path, object]] = [((), raw)]
+    elif not raw:
+        return [], [Finding((), "an empty list leaves no points; give a value or leave the key out")]
+    else:
+        items = [((index,), item) for index, item in enumerate(raw)]
+    values: list[tuple[Path, AxisValue]] = []
+    findings: list[Finding] = []
+    for path, item in items:
+        try:
+            values.append((path, axis.read(item)))
+        except Findings as error:
+            findings += [finding.below(*path) for finding in error.findings]
+    return values, findings
+
+
+def axes_schema() -> dict[str, Any]:
+    """JSON schema of a block, of `defaults` or of a filter."""
+    properties = {}
+    for axis in AXES.values():
+        value = dict(axis.schema)
+        listed = value if axis.whole else {"anyOf": [value, {"type": "array", "items": value, "minItems": 1}]}
+        properties[axis.name] = {"description": f"{axis.description} (default: {axis.default_words})", **listed}
+    return {"type": "object", "properties": properties, "additionalProperties": False}

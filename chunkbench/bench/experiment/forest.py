@@ -1,0 +1,110 @@
+"""A forest of prompts: which tokens sequences share, and what cannot be meant."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple, cast
+
+from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.terms import TreeNode
+from chunkbench.bench.experiment.tree import Forest, are_sequences, has_lengths, tree_paths
+from chunkbench.bench.experiment.values import LengthRange, Share
+
+MAX_INDEX = (1 << 31) - 1
+"""Kernels count tokens in 32 bits."""
+
+
+class PromptSegment(NamedTuple):
+    """Consecutive prompt tokens. Sequences that share these tokens share the id."""
+
+    id: int
+    tokens: int
+
+
+def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> list[int]:
+    """Prompt length of every sequence; those of a range are drawn from the seed, both ends included."""
+    if isinstance(n_p, int):
+        return [n_p] * batch_size
+    low, high = n_p
+    rng = random.Random(f"lengths {seed}")
+    return [rng.randint(low, high) for _ in range(batch_size)]
+
+
+def prompt_paths(
+    lengths: Sequence[int], n_s: int | None, prompts: int, tree: tuple[TreeNode, ...] | None
+) -> list[list[PromptSegment]]:
+    """Every sequence's prompt as a path of segments; empty segments are left out. `lengths` are tokens of prompts.
+
+    Without a `tree`, there are `prompts` roots with `n_s` tokens each, and sequence k uses root `k mod prompts`. Paths
+    are in the order in which sequences are added. The last segment of a path is private unless the whole prompt is
+    shared.
+    """
+    ids = iter(range(1 << 30))
+    if tree is None:
+        roots = [PromptSegment(next(ids), n_s or 0) for _ in range(prompts)]
+        shared: list[Sequence[PromptSegment]] = [[roots[k % prompts]] for k in range(len(lengths))]
+    else:
+        shared = [path for node in tree for path in walk_tree(node, (), ids)]
+    paths = []
+    for path, length in zip(shared, lengths, strict=True):
+        private = length - sum(segment.tokens for segment in path)
+        whole = [*path, PromptSegment(next(ids), private)]
+        paths.append([segment for segment in whole if segment.tokens > 0])
+    return paths
+
+
+def walk_tree(
+    node: TreeNode, above: tuple[PromptSegment, ...], ids: Iterator[int]
+) -> Iterator[Sequence[PromptSegment]]:
+    """Paths of all sequences below a node, depth first."""
+    tokens, children = node
+    path = (*above, PromptSegment(next(ids), tokens))
+    if are_sequences(children):
+        for _ in range(children if isinstance(children, int) else len(children)):
+            yield path
+    else:
+        for child in children:
+            yield from walk_tree(child, path, ids)
+
+
+def prompt_conflicts(given: Mapping[str, Any], sequences: int, prompts: int) -> Iterator[Finding]:
+    """Conflicts among the axes of prompts in one combination; a finding's path begins with the axis to blame.
+
+    `given` has n_p and n_c, and n_s or a tree as points have it; `sequences` and `prompts` are how many there are.
+    """
+    n_p = given["n_p"]
+    shortest, longest = (n_p.low, n_p.high) if isinstance(n_p, LengthRange) else (n_p, n_p)
+    prompt = f"the shortest prompt, n_p low = {shortest}" if isinstance(n_p, LengthRange) else f"n_p = {n_p}"
+    if "tree" in given:
+        yield from _tree_conflicts(given, shortest, prompt)
+    else:
+        yield from _share_conflicts(given["n_s"], n_p, shortest, prompt)
+    if prompts > sequences:
+        message = f"{prompts} is larger than batch_size = {sequences}: some prompts would have no sequence"
+        yield Finding(("prompts",), message)
+    tokens = sequences * (longest + given["n_c"])
+    if tokens > MAX_INDEX:
+        yield Finding(("n_p",), f"batch_size * (n_p + n_c) = {tokens} tokens; more than {MAX_INDEX} cannot be indexed")
+
+
+def _share_conflicts(n_s: int | Share, n_p: Any, shortest: int, prompt: str) -> Iterator[Finding]:
+    shared, text = (n_s.tokens(n_p), n_s.text) if isinstance(n_s, Share) else (Fraction(n_s), str(n_s))
+    if shared is None:
+        yield Finding(("n_s",), f"{text!r} is a share of n_p, so n_p must be one number, not a range")
+    elif shared.denominator != 1:
+        message = f"{text!r} of n_p = {n_p} is {float(shared):g} tokens; it must be a whole number of tokens"
+        yield Finding(("n_s",), message)
+    elif shared > shortest:
+        yield Finding(("n_s",), f"{text} is larger than {prompt}: shared tokens are part of the prompt")
+
+
+def _tree_conflicts(given: Mapping[str, Any], shortest: int, prompt: str) -> Iterator[Finding]:
+    forest = cast(Forest, given["tree"])
+    for axis in ("n_s", "prompts"):
+        if axis in given:
+            yield Finding((axis,), "cannot be used together with tree, which replaces it; keep one", True)
+    for path, tokens in () if has_lengths(forest) else tree_paths(forest):
+        if tokens > shortest:
+            yield Finding(("tree", *path), f"{tokens} tokens down to here are more than {prompt}")

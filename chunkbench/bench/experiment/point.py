@@ -1,0 +1,214 @@
+"""A point: one combination of axes, resolved to plain values; and a case: an implementation at a point."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self
+
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypeVar
+
+from chunkbench.bench.experiment.axes import AXES
+from chunkbench.bench.experiment.forest import PromptSegment, prompt_lengths, prompt_paths
+from chunkbench.bench.experiment.terms import Cache, Compensation, Count, Device, Dtype, Mode, Protocol, Size, TreeNode
+from chunkbench.bench.experiment.tree import has_lengths, lengths_in, sequences_in
+from chunkbench.bench.experiment.values import LengthRange, Share, show_value
+from chunkbench.llama import LlamaShape
+
+_IN_EVERY_KEY = ("n_s", "tree", "threads")
+"""Axes that keys have also where they are None."""
+_SELDOM_SWEPT = ("n_c", "tree", "heads", "head_dim", "chunk_size", "block_size", "dtype")
+
+
+class Point(BaseModel):
+    """One combination of the axes that its kind of work has: a field for each, and its default.
+
+    `chunkbench.bench.experiment.axes` explains the axes. `threads` None means the machine's default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: Dtype
+    device: Device
+    batch_size: Size = 32
+    threads: Size | None = None
+
+    @classmethod
+    def axes(cls) -> tuple[str, ...]:
+        """The names of this kind's axes, in the order of `AXES`."""
+        return tuple(name for name in AXES if name in cls.model_fields)
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A combination with the values of all axes of this kind; a dtype that nothing decides is None."""
+        fields = {name: cls.model_fields[name] for name in cls.axes()}
+        defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
+        values = {"dtype": None, **defaults, **given}
+        if isinstance(values.get("n_p"), LengthRange):
+            values["n_p"] = (values["n_p"].low, values["n_p"].high)
+        n_s = values.get("n_s")
+        if isinstance(n_s, Share) and (shared := n_s.tokens(values.get("n_p"))) is not None:
+            values["n_s"] = int(shared)  # `prompt_conflicts` refuses what is not whole
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """A point from the values of `as_json`."""
+        return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
+
+    def as_json(self) -> dict[str, Any]:
+        """The values for case keys and workers. Keys of recorded runs depend on them, so they never change.
+
+        An axis that is added later is left out while it is None.
+        """
+        values = self.model_dump(mode="json")
+        return {name: value for name, value in values.items() if value is not None or name in _IN_EVERY_KEY}
+
+    @property
+    def brief(self) -> str:
+        """Short text of the axes that differ between the points of most experiments."""
+        words = []
+        for name in self.axes():
+            value, field = getattr(self, name), type(self).model_fields[name]
+            usual = value == (getattr(self, "heads", None) if name == "kv_heads" else field.default)
+            if name == "batch_size":
+                words.append(f"b={value}")
+            elif name == "n_s" and getattr(self, "tree", None) is not None:
+                words.append(f"tree={show_value(getattr(self, 'tree', None))}")
+            elif name not in _SELDOM_SWEPT and value is not None and not usual:
+                words.append(f"{name}={show_value(value)}")
+        return " ".join(words)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of K, V, q or out."""
+        return element_bytes(self.dtype)
+
+
+class SessionPoint(Point):
+    """A point whose implementations are sessions in a worker, called for n_c steps."""
+
+    n_c: Count = 64
+
+
+class AttentionPoint(SessionPoint):
+    """Sequences that decode together over a forest of prompts.
+
+    `n_p` is a token count, or `(low, high)` for ragged prompts: lengths drawn from the seed, both ends included, or
+    those of a `tree` that has lists of private tokens in place of numbers of sequences.
+    `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
+    `k mod prompts`). `tree` describes any forest; `n_s` is then None.
+    """
+
+    n_p: Count | tuple[Count, Count]
+    n_s: Count | None
+    prompts: Size = 1
+    tree: tuple[TreeNode, ...] | None = None
+    heads: Size = 32
+    kv_heads: Size
+    head_dim: Size = 128
+    retrieval: Count | None = None
+    window: Count | None = None
+    kv_share: Count | None = None
+    compensation: Compensation | None = None
+    chunk_size: Size = 64
+    block_size: Size = 32
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        values = super().completed(given)
+        values["kv_heads"] = given.get("kv_heads", values["heads"])
+        if "tree" in given:
+            values |= {"n_s": None, "batch_size": given.get("batch_size", sequences_in(given["tree"]))}
+        return values
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token, all KV heads."""
+        return 2 * self.kv_heads * self.head_dim * self.element_bytes
+
+    def prompt_lengths(self, seed: int) -> list[int]:
+        """Prompt length of every sequence."""
+        if self.tree is not None and has_lengths(self.tree):
+            return lengths_in(self.tree)
+        return prompt_lengths(self.n_p, self.batch_size, seed)
+
+    def paths(self, seed: int) -> list[list[PromptSegment]]:
+        """Every sequence's prompt as a path of segments (`prompt_paths`)."""
+        return prompt_paths(self.prompt_lengths(seed), self.n_s, self.prompts, self.tree)
+
+    def unique_prompt_tokens(self, seed: int) -> int:
+        """Number of distinct token prefixes among the prompts."""
+        return sum({s.id: s.tokens for path in self.paths(seed) for s in path}.values())
+
+
+PointT = TypeVar("PointT", bound=Point, default=Any)
+
+
+def element_bytes(dtype: Dtype) -> int:
+    """Bytes of one element."""
+    return 4 if dtype == "float32" else 2
+
+
+def passes(points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]:
+    """Groups of points that differ only in n_c, shortest first: a pass over the longest point has all their steps."""
+    groups: dict[str, list[AttentionPoint]] = {}
+    for point in points:
+        groups.setdefault(repr(point.model_copy(update={"n_c": 0})), []).append(point)
+    return [tuple(sorted(group, key=lambda point: point.n_c)) for group in groups.values()]
+
+
+@dataclass(frozen=True)
+class Case(Generic[PointT]):
+    """A point, an implementation, and the way it is timed; kinds that time nothing leave that as it is."""
+
+    point: PointT
+    implementation: str
+    protocol: Protocol = "strict"
+    cache: Cache = "cold"
+    mode: Mode = "eager"
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of exactly the resolved values; it does not depend on environment, seed or budget."""
+        values = self.point.as_json() | {
+            "implementation": self.implementation,
+            "protocol": self.protocol,
+            "cache": self.cache,
+            "mode": self.mode,
+        }
+        return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class ModelPoint(Point):
+    """A point whose model decides its heads."""
+
+    LEGACY: ClassVar[Mapping[str, Any]] = {}
+    """Axes that case keys have although the kind does not have them. Keys of recorded runs stay valid with them."""
+
+    model: LlamaShape
+
+    def as_json(self) -> dict[str, Any]:
+        heads = {
+            "heads": self.model.num_attention_heads,
+            "kv_heads": self.model.num_key_value_heads,
+            "head_dim": self.model.head_dim,
+        }
+        return {**self.LEGACY, **heads, **super().as_json()}
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of K and V of one token in one layer, all KV heads."""
+        return 2 * self.model.num_key_value_heads * self.model.head_dim * self.element_bytes
+
+
+class RequestPoint(ModelPoint):
+    """Requests that arrive one by one; `batch_size` is the most that a step has."""
+
+    n_s: Count | None = None
+    prompts: Size = 1
+    tree: tuple[TreeNode, ...] | None = None
+    rate: Count | None = None

@@ -1,0 +1,161 @@
+"""A forest of prompts as a value: what it holds, what a point makes of it, and how tables show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from typing_extensions import TypeIs
+
+from chunkbench.bench.experiment.errors import Path
+from chunkbench.bench.experiment.terms import TreeNode
+
+MAX_LEVELS = 64
+"""Most levels of nodes: results with deeper forests could not be written as JSON."""
+_LONGEST_NESTED = 40
+_LONGEST_IRREGULAR = 60
+
+Forest = tuple[TreeNode, ...]
+Children = int | tuple[int, ...] | Forest
+"""What stands behind a node: a number of sequences, their private tokens, or nodes."""
+
+
+class Leaf(NamedTuple):
+    """A node with sequences behind it."""
+
+    path: Path
+    """Place of its sequences in the forest as nested lists."""
+    tokens: int
+    """From the root to the end of the node."""
+    sequences: int | tuple[int, ...]
+    """Their number, or the private tokens of each."""
+
+    @property
+    def number(self) -> int:
+        """How many sequences there are."""
+        return self.sequences if isinstance(self.sequences, int) else len(self.sequences)
+
+
+def are_sequences(children: Children) -> TypeIs[int | tuple[int, ...]]:
+    """Whether sequences stand behind a node, not nodes."""
+    return isinstance(children, int) or isinstance(children[0], int)
+
+
+def leaves(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[Leaf]:
+    """All leaves, depth first."""
+    for index, (tokens, children) in enumerate(forest):
+        if are_sequences(children):
+            yield Leaf((*path, index, 1), above + tokens, children)
+        else:
+            yield from leaves(children, above + tokens, (*path, index, 1))
+
+
+def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """For every node, the path of its token count, and the tokens from the root to the end of the node."""
+    for index, (tokens, children) in enumerate(forest):
+        yield (*path, index, 0), above + tokens
+        if not are_sequences(children):
+            yield from tree_paths(children, above + tokens, (*path, index, 1))
+
+
+def sequences_in(forest: Forest) -> int:
+    """How many sequences a forest holds."""
+    return sum(leaf.number for leaf in leaves(forest))
+
+
+def has_lengths(forest: Forest) -> bool:
+    """Whether leaves list the private tokens of their sequences. All leaves of a forest are alike."""
+    return not isinstance(next(leaves(forest)).sequences, int)
+
+
+def lengths_in(forest: Forest) -> list[int]:
+    """Prompt tokens of every sequence of a forest with private lengths, depth first."""
+    return [
+        leaf.tokens + private
+        for leaf in leaves(forest)
+        if not isinstance(leaf.sequences, int)
+        for private in leaf.sequences
+    ]
+
+
+def nodes_in(forest: Forest) -> int:
+    """How many nodes a forest has."""
+    return sum(1 for _ in tree_paths(forest))
+
+
+def tokens_in(forest: Forest) -> int:
+    """Tokens of a forest with private lengths, each node's once."""
+    return sum(tokens + _tokens_below(children) for tokens, children in forest)
+
+
+def _tokens_below(children: Children) -> int:
+    if are_sequences(children):
+        return 0 if isinstance(children, int) else sum(children)
+    return tokens_in(children)
+
+
+def resolved(forest: Forest) -> tuple[int | tuple[int, int], Forest]:
+    """`n_p` and `tree` of a point, from a forest with private lengths.
+
+    Where all prompts have one length, the tree has numbers of sequences: it is the same point as with that n_p.
+    """
+    lengths = lengths_in(forest)
+    shortest, longest = min(lengths), max(lengths)
+    return ((shortest, longest), forest) if shortest < longest else (longest, _counted(forest))
+
+
+def _counted(forest: Forest) -> Forest:
+    return tuple((tokens, _counted_below(children)) for tokens, children in forest)
+
+
+def _counted_below(children: Children) -> int | Forest:
+    if are_sequences(children):
+        return children if isinstance(children, int) else len(children)
+    return _counted(children)
+
+
+def shares(parents: int, nodes: int) -> list[int]:
+    """How many of a level's nodes each parent has: node j of S belongs to parent floor(j * P / S) of P."""
+    return [end - begin for begin, end in pairwise(-(-parent * nodes // parents) for parent in range(parents + 1))]
+
+
+def show_forest(forest: Forest) -> str:
+    """A forest as tables show it: `64x(64x2 0x1)`; a long one by its levels, without private tokens, or its size."""
+    text = spell_forest(forest)
+    if len(text) > _LONGEST_NESTED and (levels := _levels(forest)):
+        return levels
+    if len(text) <= _LONGEST_IRREGULAR:
+        return text
+    depth = max(len(leaf.path) for leaf in leaves(forest)) // 2
+    nodes = nodes_in(forest)
+    return f"{nodes} node{'s' * (nodes != 1)}, {sequences_in(forest)} sequences, depth {depth}"
+
+
+def spell_forest(forest: Forest) -> str:
+    """All of a forest as text: `64x(64x2 0x1)`, or `64x[40 60 5]` where sequences have private lengths."""
+    return " ".join(f"{tokens}x{_spell_below(children)}" for tokens, children in forest)
+
+
+def _spell_below(children: Children) -> str:
+    if not are_sequences(children):
+        return f"({spell_forest(children)})"
+    return str(children) if isinstance(children, int) else f"[{' '.join(map(str, children))}]"
+
+
+def _levels(forest: Forest) -> str:
+    """The levels of a balanced forest with numbers of sequences: `1x8 4x256 256`; empty for other forests."""
+    level: Sequence[TreeNode] = forest
+    words: list[str] = []
+    while True:
+        below = [children for _, children in level]
+        counts = [children for children in below if isinstance(children, int)]
+        nodes = [node for children in below if not are_sequences(children) for node in children]
+        sizes = counts or [len(children) for children in below if not are_sequences(children)]
+        alike = len(sizes) == len(level) and len({tokens for tokens, _ in level}) == 1
+        if not alike or sizes != shares(len(level), sum(sizes)):
+            return ""
+        words.append(f"{len(level)}x{level[0][0]}")
+        if counts:
+            return " ".join([*words, str(sum(counts))])
+        level = nodes

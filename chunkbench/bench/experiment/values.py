@@ -1,0 +1,180 @@
+"""Readers of axis values from a file, what they return, and the messages about values that cannot be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple, get_args
+
+from chunkbench.bench.experiment.errors import Finding, Findings, show, unknown
+from chunkbench.bench.experiment.terms import Dtype
+from chunkbench.bench.experiment.tree import Forest, show_forest, spell_forest
+from chunkbench.llama import LlamaShape, ShapeError, shape_of
+from chunkbench.text_file import did_you_mean, is_text
+
+_SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p")
+MAX_TOKENS = 1 << 20
+"""Largest number of tokens of one prompt or completion."""
+MAX_NAME = 4096
+"""Longest name or path: that of a file on Linux."""
+MAX_SEQUENCES = 1 << 16
+DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
+
+
+class LengthRange(NamedTuple):
+    """Ragged prompts: lengths from low to high, both included."""
+
+    low: int
+    high: int
+
+
+class Share(NamedTuple):
+    """A share of n_p, as in `0.5 n_p`."""
+
+    of_n_p: Fraction
+    text: str
+    """As the file writes it."""
+
+    @classmethod
+    def read(cls, text: str) -> Share:
+        """The share, 0 to 1, that `n_p`, `0.5 n_p` or `3/4 n_p` stands for. Raises `ValueError` on other text."""
+        match = _SHARE.fullmatch(text)
+        if match is None or (match[2] is not None and (int(match[2]) == 0 or "." in match[1])):
+            raise ValueError(f"{text!r} is not a number of tokens; write it like 512, n_p, 0.5 n_p or 3/4 n_p")
+        share = Fraction(match[1] or 1) / int(match[2] or 1)
+        if share > 1:
+            raise ValueError(f"{text!r} is more than the whole prompt")
+        return cls(share, text)
+
+    def tokens(self, n_p: object) -> Fraction | None:
+        """How many tokens that is, possibly not whole; None if n_p is no single number."""
+        return self.of_n_p * n_p if isinstance(n_p, int) else None
+
+
+AxisValue = int | str | LengthRange | Share | Forest | LlamaShape
+"""A count; a dtype or a name; a range of n_p; a share of n_p; a forest of prompts; or the shape of a model."""
+
+
+def count_reader(low: int, high: int, multiple: int = 1) -> Callable[[object], int]:
+    """A reader of whole numbers from low to high. Readers return the value, or raise `Findings`."""
+
+    def read(raw: object) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int):
+            if isinstance(raw, float) and raw.is_integer():
+                raise Findings(Finding((), f"{raw} is not written as a whole number; write {int(raw)}"))
+            if isinstance(raw, str) and raw.isdecimal():
+                raise Findings(Finding((), f"{raw!r} is text; write {int(raw[:18])} without quotes"))
+            raise Findings(Finding((), f"must be a whole number, not {show(raw)}"))
+        if not low <= raw <= high:
+            raise Findings(Finding((), f"{raw} is outside {low} to {high}"))
+        if raw % multiple:
+            raise Findings(Finding((), f"{raw} is not a multiple of {multiple}"))
+        return raw
+
+    return read
+
+
+_read_tokens = count_reader(0, MAX_TOKENS)
+_read_some_tokens = count_reader(1, MAX_TOKENS)
+
+
+def read_prompt_length(raw: object) -> int | LengthRange:
+    """Tokens of a prompt, or a range `{low: A, high: B}` of them."""
+    if not isinstance(raw, Mapping):
+        return _read_some_tokens(raw)
+    findings = [
+        Finding((key,), unknown("key", key, ("low", "high")), True) for key in raw if key not in ("low", "high")
+    ]
+    for key in ("low", "high"):
+        if key not in raw:
+            findings.append(Finding((), f"a range needs {key}, as in {{low: 512, high: 1024}}"))
+            continue
+        try:
+            _read_some_tokens(raw[key])
+        except Findings as error:
+            findings += [Finding((key,), finding.message) for finding in error.findings]
+    if findings:
+        raise Findings(*findings)
+    if raw["low"] > raw["high"]:
+        raise Findings(Finding(("low",), f"{raw['low']} is larger than high = {raw['high']}"))
+    return raw["low"] if raw["low"] == raw["high"] else LengthRange(raw["low"], raw["high"])
+
+
+def read_shared_length(raw: object) -> int | Share:
+    """Number of shared tokens, or a share of n_p such as `0.5 n_p`."""
+    if not isinstance(raw, str) or raw.isdecimal():
+        return _read_tokens(raw)
+    try:
+        return Share.read(raw)
+    except ValueError as error:
+        raise Findings(Finding((), str(error))) from None
+
+
+def read_dtype(raw: object) -> str:
+    """One of `DTYPES`."""
+    if isinstance(raw, str) and raw in DTYPES:
+        return raw
+    short = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+    text = raw if isinstance(raw, str) else show(raw)
+    hint = f"; did you mean {short[text]}?" if text in short else did_you_mean(text[:60], DTYPES)
+    raise Findings(Finding((), f"{show(raw)} is not a dtype{hint}"))
+
+
+def read_model(raw: object) -> LlamaShape:
+    """The shape of a known model, or of the `config.json` at a path."""
+    if not isinstance(raw, str):
+        raise Findings(Finding((), f"must be the name of a model or the path of a config.json, not {show(raw)}"))
+    try:
+        return shape_of(raw)
+    except ShapeError as error:
+        raise Findings(Finding((), str(error))) from None
+
+
+def read_name(raw: object) -> str:
+    """A name or a path; the kind of work knows which ones exist."""
+    if not isinstance(raw, str) or not raw.strip() or len(raw) > MAX_NAME or not is_text(raw):
+        raise Findings(Finding((), f"must be a name or a path of at most {MAX_NAME} characters, not {show(raw)}"))
+    return raw
+
+
+def show_value(value: Any) -> str:
+    """One value of an axis as tables show it: `-` for none, `96-256` for a range, `64x(64x2 0x1)` for a tree."""
+    return show_forest(value) if _is_forest(value) else spell_value(value)
+
+
+def spell_value(value: Any) -> str:
+    """One value of an axis, whole: other trees have other texts, however long they are."""
+    if value is None:
+        return "-"
+    if _is_forest(value):
+        return spell_forest(value)
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _is_forest(value: object) -> bool:
+    return isinstance(value, tuple) and not all(isinstance(part, int) for part in value)
+
+
+# JSON schemas of values
+
+
+def integer_schema(low: int, high: int) -> dict[str, Any]:
+    """JSON schema of a whole number."""
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+_LENGTH_SCHEMA = integer_schema(1, MAX_TOKENS)
+_RANGE_SCHEMA = {
+    "type": "object",
+    "properties": {"low": _LENGTH_SCHEMA, "high": _LENGTH_SCHEMA},
+    "required": ["low", "high"],
+    "additionalProperties": False,
+}
+_SHARE_SCHEMA = {
+    "type": "string",
+    "pattern": r"^(\d+(\.\d+)?(/\d+)?)? ?n_p$",
+    "examples": ["n_p", "0.5 n_p", "3/4 n_p"],
+}
+PROMPT_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [_LENGTH_SCHEMA, _RANGE_SCHEMA]}
+SHARED_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [integer_schema(0, MAX_TOKENS), _SHARE_SCHEMA]}

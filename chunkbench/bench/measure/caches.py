@@ -1,0 +1,71 @@
+"""Cold caches: the state in which a decode step finds the caches after the rest of a model has run."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from chunkbench.bench.environment.cpu import read_cpu
+from chunkbench.bench.measure.rotation import L2_FACTOR
+
+_TIMES = {"cpu": 2, "cuda": L2_FACTOR}
+
+
+def sweep_bytes(device: str, cache_bytes: int) -> int:
+    """Bytes that a sweep reads."""
+    return max(_TIMES[device] * cache_bytes, 1 << 24)
+
+
+class CacheSweeper:
+    """Replaces the contents of the last-level cache.
+
+    It reads its buffer and does not write it, because dirty lines would be written back during the timed call.
+    """
+
+    def __init__(self, device: str, cache_bytes: int, file: str = "") -> None:
+        """Take a buffer for a cache of `cache_bytes`, or map `file`, which `sweep_file` made for this CPU."""
+        if file:
+            with open(file, "r+b") as opened:  # PyTorch warns of memory that must not be written
+                mapped = mmap.mmap(opened.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._buffer = torch.frombuffer(mapped, dtype=torch.float32)
+        else:
+            self._buffer = torch.ones(sweep_bytes(device, cache_bytes) // 4, device=device)
+
+    def sweep(self) -> None:
+        """Read twice the size of the last-level cache; on a GPU `L2_FACTOR` times, as the copies of a rotation hold."""
+        self._buffer.sum()
+
+
+@contextmanager
+def sweep_file() -> Iterator[str]:
+    """The path of memory that the sweeps of several processes may read. It exists until this process leaves the block.
+
+    Twice a large cache is half a gigabyte. On a virtual machine each process needs a second to take that much memory,
+    and 20 ms to map it. The path is empty where the system cannot share memory so, and where memory is short.
+    """
+    if sys.platform != "linux":
+        yield ""
+        return
+    descriptor = os.memfd_create("chunkbench-sweep")
+    try:
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        try:
+            os.posix_fallocate(descriptor, 0, sweep_bytes("cpu", last_level_cache_bytes("cpu")))
+        except OSError:  # the processes take memory of their own, and report what they lack
+            path = ""
+        yield path
+    finally:
+        os.close(descriptor)
+
+
+def last_level_cache_bytes(device: str) -> int:
+    """Size of the largest cache between the cores (or multiprocessors) and memory."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    cpu = read_cpu()
+    return max(cpu.l1d_bytes or 0, cpu.l2_bytes or 0, cpu.l3_bytes or 0) or 1 << 25

@@ -1,0 +1,91 @@
+"""The timed loop on a CPU: one round of one implementation.
+
+The only code between the two clock readings of a sample is the call itself; `benchmarks/harness_overhead.py` measures
+the overhead that remains.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Protocol
+
+import torch
+
+from chunkbench.bench.contract import Session
+
+
+class Feed(Protocol):
+    """The source of the loop's tokens and queries."""
+
+    def completion(self, step: int) -> tuple[Sequence[int], torch.Tensor, torch.Tensor]: ...
+
+    def queries(self, *purpose: int) -> torch.Tensor: ...
+
+
+@dataclass
+class Round:
+    """Microseconds of one round: `decode` per timed step, `append` and `plan` per step."""
+
+    decode_us: list[float] = field(default_factory=list)
+    append_us: list[float] = field(default_factory=list)
+    plan_us: list[float] = field(default_factory=list)
+    drift: float = 0.0
+    """On a GPU: largest difference between a timed call's output and a repeated call's, over the largest value."""
+
+
+def run_round(
+    session: Session,
+    feed: Feed,
+    out: torch.Tensor,
+    n_c: int,
+    timed: Collection[int],
+    nonce: int,
+    sweep: Callable[[], None] | None,
+) -> Round:
+    """Rewind, then append and plan at every step 1..n_c, and decode at the timed steps.
+
+    `sweep` makes the caches cold before each timed call; None leaves them warm. `nonce` and the step determine the
+    queries, so all implementations of a round get the same ones.
+    """
+    result = Round()
+    decode = session.decode
+    session.rewind()
+    with no_collections():
+        for step in range(1, n_c + 1):
+            tokens, k, v = feed.completion(step)
+            started = perf_counter_ns()
+            session.append(tokens, k, v)
+            appended = perf_counter_ns()
+            session.plan()
+            planned = perf_counter_ns()
+            result.append_us.append((appended - started) / 1000)
+            result.plan_us.append((planned - appended) / 1000)
+            if step not in timed:
+                continue
+            q = feed.queries(nonce, step)
+            if sweep is not None:
+                sweep()
+                perf_counter_ns()  # loads the interpreter's own cache lines again, so that the call need not
+            started = perf_counter_ns()
+            decode(q, out)
+            ended = perf_counter_ns()
+            result.decode_us.append((ended - started) / 1000)
+    return result
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Switch the garbage collector off: a collection inside a timed call would add its time to the sample."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

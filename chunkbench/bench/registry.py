@@ -1,0 +1,133 @@
+"""Finds implementations by entry point: those of this project and those of third parties."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, NamedTuple, Protocol
+
+from typing_extensions import TypeVar
+
+from chunkbench.bench.contract import Answer, Implementation, Style
+
+GROUP = "chunkbench.baselines"
+
+
+class UnknownImplementation(LookupError):
+    """No entry point has this id."""
+
+
+class Surveyed(NamedTuple):
+    """An implementation and its availability on this machine."""
+
+    id: str
+    label: str
+    answer: Answer
+
+
+class Listed(Protocol):
+    """What a registry knows of each implementation, whatever the kind of work."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def style(self) -> Style: ...
+
+    @property
+    def compiles(self) -> bool: ...
+
+    def availability(self, device: str) -> Answer: ...
+
+
+ListedT = TypeVar("ListedT", bound=Listed, covariant=True)
+
+
+class Registry(Generic[ListedT]):
+    """The implementations of one kind of work, by id.
+
+    Each is an entry point, whose module is imported only when it is needed, or the implementation itself: a row of a
+    table.
+    """
+
+    def __init__(self, find: Callable[[], Mapping[str, EntryPoint | ListedT]]) -> None:
+        self._find = find
+
+    def refresh(self) -> None:
+        """Look for entry points again when one is needed next."""
+        self.__dict__.pop("_entries", None)
+
+    @cached_property
+    def _entries(self) -> Mapping[str, EntryPoint | ListedT]:
+        return self._find()
+
+    def _provider(self, implementation: str) -> Any:
+        """A class, or an implementation. Raises what the import raises."""
+        entry = self._entries[implementation]
+        return entry.load() if isinstance(entry, EntryPoint) else entry
+
+    def names(self) -> list[str]:
+        """All ids."""
+        return list(self._entries)
+
+    def load(self, implementation: str) -> ListedT:
+        """The implementation with this id.
+
+        Raises `UnknownImplementation`, or the error of the import if the adapter does not import.
+        """
+        if implementation not in self._entries:
+            close = difflib.get_close_matches(implementation, self.names(), n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(self.names())}"
+            raise UnknownImplementation(f"no implementation {implementation!r} is registered{hint}")
+        provider = self._provider(implementation)
+        instance: ListedT = provider() if isinstance(provider, type) else provider
+        return instance
+
+    def style(self, implementation: str) -> Style:
+        """How reports show an implementation; the default style if it is not registered here or does not load."""
+        try:
+            style: Style = self._provider(implementation).style
+        except Exception:
+            return Style()
+        return style
+
+    def styles(self, implementations: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """How reports show these implementations, as runs record it."""
+        return {name: self.style(name).model_dump() for name in implementations}
+
+    def availability(self, implementation: str, device: str) -> tuple[str, Answer]:
+        """Label and availability of one implementation; an adapter that fails to import gives a "no", not an error."""
+        try:
+            loaded = self.load(implementation)
+            answer = loaded.availability(device)  # first: a label may name what runs on this device
+            return loaded.label, answer
+        except UnknownImplementation:
+            raise
+        except Exception as error:
+            problem = f"its adapter does not load: {type(error).__name__}: {error}"
+            return implementation, Answer(False, problem, fault=True)
+
+    def survey(self, device: str) -> list[Surveyed]:
+        """Every implementation with its availability on this machine."""
+        return [Surveyed(name, *self.availability(name, device)) for name in self.names()]
+
+    def compiling(self) -> list[str]:
+        """Implementations whose first use compiles kernels, which takes minutes."""
+        return [name for name in self.names() if self._compiles(name)]
+
+    def _compiles(self, implementation: str) -> bool:
+        try:
+            compiles: bool = self._provider(implementation).compiles
+        except Exception:  # `availability` reports why it does not load
+            return False
+        return compiles
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+
+
+REGISTRY: Registry[Implementation] = Registry(_registered)
+"""Implementations of decode attention, registered under the entry point group `chunkbench.baselines`."""

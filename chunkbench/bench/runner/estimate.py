@@ -1,0 +1,142 @@
+"""How much memory and time a run will take, from the bytes of what takes part and the machine's read bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from chunkbench.bench.analysis.statistics import MIN_TIMED_STEPS
+from chunkbench.bench.environment import available_memory, gpu_memory
+from chunkbench.bench.experiment import SessionExperiment, TimedExperiment
+from chunkbench.bench.experiment.point import SessionPoint
+from chunkbench.bench.measure.caches import last_level_cache_bytes, sweep_bytes
+from chunkbench.bench.runner import memory_guard
+from chunkbench.bench.runner.target import Target
+
+if TYPE_CHECKING:
+    from chunkbench.bench.runner.sessions import AnySessions
+
+
+# Fitted to runs on shared virtual machines with 2 cores, with `benchmarks/estimates.py` at revision 0e19293.
+_PASSES = 26
+"""Preparing a session and checking it twice against float64 take as long as reading its K/V so often."""
+_EACH_S = 0.1
+"""What each implementation costs at a point besides."""
+_POINT_S = 1.0
+"""What each point costs besides: inputs, and the probes of the machine's peaks in three rounds."""
+_START_S, _PER_IMPLEMENTATION_S = 5.0, 0.5
+"""A worker starts, and asks each implementation whether it runs here."""
+_PER_RESERVED_GB_S = 0.9
+"""Memory that is touched for the first time."""
+_WORKER_BYTES = 600_000_000
+"""A worker with its libraries. The memory guard leaves it more."""
+_PROBED_BYTES, _PROBES = 1 << 27, 5
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take."""
+
+    memory_bytes: int
+    """Most that the worker holds at once."""
+    seconds: float | None
+    """None on a GPU: of GPUs it knows too little."""
+    point: SessionPoint
+    """The point that needs most memory."""
+    together_bytes: int
+    """K/V of all implementations at that point."""
+    room: int | None
+    """Bytes available for K/V; None if this machine does not have the device."""
+    grouping: memory_guard.Grouping | None
+    """Which implementations are in memory together at that point."""
+
+
+def estimate(
+    experiment: SessionExperiment, work: AnySessions, target: Target, shares_storage: Mapping[str, bool]
+) -> Estimate:
+    """The memory and the time of a run of these implementations (id -> whether it holds shared prefixes once).
+
+    Measures the read bandwidth for some milliseconds.
+    """
+    points, seed = experiment.points(target.device, target.dtype), experiment.seed
+    needs = {
+        point: {name: work.needs(point, seed, name, shared) for name, shared in shares_storage.items()}
+        for point in points
+    }
+    largest = max(points, key=lambda point: sum(needs[point].values()))
+    free = available_memory() if target.device == "cpu" else gpu_memory()
+    room = None if free is None else memory_guard.room_of(free)
+    sizes = needs[largest]
+    grouping, held = None, max(sum(sizes.values()) for sizes in needs.values())
+    probe = memory_guard.probe_bytes(room) if room is not None and work.timed else 0
+    if room is not None:
+        grouping = _grouping(experiment, work, sizes, room - probe)
+        held = max(_held(experiment, work, sizes, room - probe) for sizes in needs.values())
+    swept = sweep_bytes("cpu", last_level_cache_bytes("cpu")) if work.timed and target.device == "cpu" else 0
+    memory = held + probe + swept + _WORKER_BYTES
+    seconds = None if target.device == "cuda" else _seconds(experiment, work, points, needs, held + probe, swept)
+    return Estimate(memory, seconds, largest, sum(sizes.values()), room, grouping)
+
+
+def _grouping(
+    experiment: SessionExperiment, work: AnySessions, sizes: Mapping[str, int], room: int
+) -> memory_guard.Grouping:
+    if not work.timed:
+        return memory_guard.one_by_one(sizes, list(sizes), room)
+    return memory_guard.group(sizes, list(sizes), experiment.baseline, room)
+
+
+def _held(experiment: SessionExperiment, work: AnySessions, sizes: Mapping[str, int], room: int) -> int:
+    """Bytes of the largest memory group of a point."""
+    groups = _grouping(experiment, work, sizes, room).groups
+    return max((sum(sizes[name] for name in names) for names in groups), default=0)
+
+
+def _seconds(
+    experiment: SessionExperiment,
+    work: AnySessions,
+    points: Sequence[SessionPoint],
+    needs: Mapping[SessionPoint, Mapping[str, int]],
+    reserved: int,
+    swept: int,
+) -> float:
+    """Passes take their share of the budget, or the time of the fewest rounds if that is longer."""
+    passes = work.passes(points)
+    weights = [work.weight(pass_[-1], experiment.seed) for pass_ in passes]
+    left, waiting = experiment.budget_s, sum(weights)
+    total = _START_S + _PER_IMPLEMENTATION_S * len(experiment.implementations)
+    if work.timed:
+        total += _PER_RESERVED_GB_S * reserved / 1e9
+    for pass_, cost in zip(passes, weights, strict=True):
+        share = max(0.0, left) * cost / waiting if work.timed else 0.0
+        took = max(share, _least(experiment, pass_, needs[pass_[-1]], swept if work.timed else 0, work.timed))
+        total, left, waiting = total + took, left - took, waiting - cost
+    return total
+
+
+def _least(
+    experiment: SessionExperiment, pass_: Sequence[SessionPoint], needs: Mapping[str, int], swept: int, timed: bool
+) -> float:
+    """Seconds of a pass in the fewest rounds."""
+    steps = sum(min(point.n_c, MIN_TIMED_STEPS) for point in pass_)
+    calls = experiment.min_rounds * steps if isinstance(experiment, TimedExperiment) else 0
+    caches = len({case.cache for case in experiment.cases(pass_[-1])})
+    read = sum(needs.values()) * (calls * caches + _PASSES) + len(needs) * calls * swept
+    return _POINT_S * timed + _EACH_S * len(needs) + read / read_bandwidth()
+
+
+@cache
+def read_bandwidth() -> float:
+    """Bytes per second that all cores read together: the best of a few tries."""
+    buffer = torch.ones(_PROBED_BYTES // 4)
+    best = 0.0
+    for _ in range(_PROBES):
+        started = perf_counter()
+        buffer.sum()
+        best = max(best, buffer.nbytes / (perf_counter() - started))
+    return best

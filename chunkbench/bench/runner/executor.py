@@ -1,0 +1,102 @@
+"""Where the passes of a run are measured. `LocalExecutor` measures them on this machine, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from chunkbench.bench import workload
+from chunkbench.bench.experiment import Experiment
+from chunkbench.bench.experiment.point import Case, Point
+from chunkbench.bench.runner.pace import Pace
+from chunkbench.bench.runner.passes import Pass, RunOptions, Workplace
+from chunkbench.bench.runner.target import Target
+from chunkbench.bench.store import Result
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """What is measured."""
+
+    experiment: Experiment
+    passes: Sequence[Pass]
+    log: Path
+    """The file for what workers and servers print."""
+    earlier: Sequence[Result] = ()
+    """Rows that a resumed run has already."""
+    options: RunOptions = field(default_factory=RunOptions)
+
+
+@dataclass(frozen=True)
+class MeasuredPass:
+    """The rows of a pass, and the machine that measured them."""
+
+    pass_: Pass
+    cases: Mapping[Point, Sequence[Result]]
+    machine: str
+    environment: Mapping[str, Any]
+    styles: Mapping[str, Mapping[str, Any]]
+    took_s: float
+
+
+class Listener(Protocol):
+    """Receives the progress of a run. `left_s` is the estimated time left."""
+
+    def started(self, path: Path, points: int, finished: int) -> None: ...
+
+    def activity(self, point: Point, text: str, done: float, left_s: float) -> None: ...
+
+    def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
+        """A point has its rows. `took_s`: seconds of its pass; 0 for the pass's other points."""
+
+    def problem(self, text: str) -> None:
+        """Something that the user should know at once. The same text may come again."""
+
+
+class Executor(Protocol):
+    """Measures passes somewhere."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The kinds of machines that measure the whole experiment, each as one of its machines."""
+        ...
+
+    def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
+        """Measure the passes of a job; yield each one when its rows are complete.
+
+        Raises `RunError` if nothing more can be measured. What was yielded before stays valid.
+        """
+        ...
+
+
+class LocalExecutor:
+    """Measures on this machine, in this process."""
+
+    def __init__(self, target: Target) -> None:
+        self.targets = (target,)
+
+    def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
+        """Measure the passes in their order."""
+        (target,) = self.targets
+        experiment = job.experiment
+        cases: dict[Point, tuple[Case, ...]] = {
+            point: experiment.cases(point) for pass_ in job.passes for point in pass_.points
+        }
+        place = Workplace(job.log, job.earlier, listener.problem)
+        measurer = workload.of(experiment).start(experiment, target, list(cases), place, job.options)
+        environment = target.environment.model_dump(mode="json")
+        try:
+            for pass_ in job.passes:
+
+                def announce(text: str, point: Point = pass_.points[-1]) -> None:
+                    listener.activity(point, text, pace.done, pace.left_s)
+
+                def advance(share: float, pass_: Pass = pass_) -> None:
+                    pace.advance(pass_, share)
+
+                measured = measurer.measure(pass_.points, cases, pace.begin(pass_), announce, advance)
+                yield MeasuredPass(pass_, measured, target.machine, environment, measurer.styles, pace.end(pass_))
+        finally:
+            measurer.close()

@@ -1,0 +1,98 @@
+"""The memory guard: groups the implementations of a point so that each group fits in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.workers.protocol import WORKER_BYTES
+
+SLACK = 1.04
+"""Work buffers and allocator losses, as a factor on K and V."""
+_OTHERS = 0.05
+"""Share of the memory that is left to other processes."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups of implementations that fit in memory together, and the implementations that do not fit even alone."""
+
+    groups: tuple[tuple[str, ...], ...]
+    too_large: Mapping[str, str]
+    """Implementation -> reason, with the figures."""
+
+
+def kv_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int:
+    """Predicted bytes of K and V at the end of a round, in whole chunks or rows; shared storage counts once."""
+    lengths = point.prompt_lengths(seed)
+    completions = point.batch_size * (point.n_c + point.chunk_size)
+    tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(lengths)
+    return int((tokens + completions) * point.token_bytes * SLACK)
+
+
+def touched_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int:
+    """Distinct bytes of K and V that a decode of the first step reads."""
+    tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(point.prompt_lengths(seed))
+    return (tokens + point.batch_size) * point.token_bytes
+
+
+def room_of(free: int) -> int:
+    """Bytes that a worker may fill with K and V; `free` are the bytes that are available or that it already holds."""
+    return max(0, int(free * (1 - _OTHERS)) - WORKER_BYTES)
+
+
+def probe_bytes(available: int) -> int:
+    """Size of the read-bandwidth buffer: 512 MB, less on a small machine."""
+    return max(1 << 26, min(1 << 29, available // 16)) // 4096 * 4096
+
+
+def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
+    """As few groups as possible, about equally large. The baseline is in each where it fits: ratios need it there.
+
+    `sizes` are the bytes of each implementation, `room` the bytes that a group may use.
+    """
+    too_large = _too_large(sizes, order, room)
+    fitting = [name for name in order if name not in too_large]
+    if baseline in too_large:  # what holds no K and V reads those of the baseline
+        told = f"it reads the K and V of {baseline}: {too_large[baseline]}"
+        too_large |= {name: told for name in fitting if not sizes[name]}
+        fitting = [name for name in fitting if sizes[name]]
+    everywhere = [baseline] if baseline in fitting else []
+    base = sum(sizes[name] for name in everywhere)
+    others = [name for name in fitting if name != baseline]
+    # An implementation that fits only without the baseline still runs, but has no ratio.
+    alone = [(name,) for name in others if base + sizes[name] > room]
+    others = sorted((name for name in others if (name,) not in alone), key=lambda name: -sizes[name])
+    groups: list[tuple[str, ...]] = []
+    while others or (everywhere and not groups):
+        count = len(groups) + 1
+        members: list[list[str]] = [[*everywhere] for _ in range(count)]
+        loads = [base] * count
+        for name in others:
+            smallest = loads.index(min(loads))
+            members[smallest].append(name)
+            loads[smallest] += sizes[name]
+        groups = [tuple(sorted(names, key=lambda name: (name != baseline, order.index(name)))) for names in members]
+        if max(loads) <= room:
+            break
+    return Grouping((*groups, *alone), too_large)
+
+
+def one_by_one(sizes: Mapping[str, int], order: Sequence[str], room: int) -> Grouping:
+    """One group for each implementation, for work that is not measured side by side."""
+    too_large = _too_large(sizes, order, room)
+    return Grouping(tuple((name,) for name in order if name not in too_large), too_large)
+
+
+def _too_large(sizes: Mapping[str, int], order: Sequence[str], room: int) -> dict[str, str]:
+    return {
+        name: f"needs {gigabytes(sizes[name])} of K/V, {gigabytes(room)} are available"
+        for name in order
+        if sizes[name] > room
+    }
+
+
+def gigabytes(size: int) -> str:
+    """Bytes as a short text."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,74 @@
+"""Passes, options of a run, and what measures passes: the objects that a run and a kind of work exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from chunkbench.bench.experiment.point import Case, Point
+from chunkbench.bench.experiment.terms import Pages
+from chunkbench.bench.runner.client import WorkerClient, WorkerProcess
+from chunkbench.bench.store import Result
+from chunkbench.bench.store.results import Status
+
+PointT = TypeVar("PointT", bound=Point)
+ResultT = TypeVar("ResultT", bound=Result)
+MeasuredT = TypeVar("MeasuredT", bound=Result, covariant=True)
+
+
+class Pass(NamedTuple):
+    """Points that are measured together, the longest last, and the kind of machine that measures them."""
+
+    points: tuple[Point, ...]
+    machine_kind: str
+
+
+@dataclass(frozen=True)
+class Workplace(Generic[ResultT]):
+    """What a measurer finds on its machine."""
+
+    log: Path
+    """The file for what workers and servers print."""
+    earlier: Sequence[ResultT] = ()
+    """Rows that the run has already, if it is resumed."""
+    notify: Callable[[str], None] = lambda text: None
+    """Receives what the user should know before the measurement starts."""
+
+
+class PointMeasurer(Protocol[PointT, MeasuredT]):
+    """Measures the points of one run, pass by pass."""
+
+    @property
+    def styles(self) -> Mapping[str, Mapping[str, Any]]:
+        """Implementation id -> how reports show it (`chunkbench.bench.experiment.style`)."""
+        ...
+
+    def measure(
+        self,
+        points: Sequence[PointT],
+        cases_of: Mapping[PointT, Sequence[Case[PointT]]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> Mapping[PointT, Sequence[MeasuredT]]:
+        """Measure all cases of the points of a pass, in about `budget_s` seconds.
+
+        `announce` receives a text about the current work, `advance` the share of the pass that is done (0 to 1).
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the measurer holds between points."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a resumed run measures again, and how workers start."""
+
+    retry: frozenset[Status] = frozenset()
+    """A resumed run measures points again that have a row of such a status."""
+    start_worker: Callable[[Path, str, Pages], WorkerClient] = WorkerProcess
+    """Starts a worker for a kind of work, with such pages; its standard error goes to the file."""

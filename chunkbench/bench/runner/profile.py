@@ -1,0 +1,109 @@
+"""Profiles one implementation at one point: calls of all kinds in turns, in a worker, between the checks of a run."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chunkbench.bench.experiment import TimedExperiment
+from chunkbench.bench.experiment.point import AttentionPoint, Case
+from chunkbench.bench.measure.perf_counters import NoCounters, counted
+from chunkbench.bench.measure.profile import TIMED, TRACED
+from chunkbench.bench.runner.attempt import Attempt
+from chunkbench.bench.runner.passes import RunOptions
+from chunkbench.bench.runner.session_measurer import SessionMeasurer
+from chunkbench.bench.runner.target import Target
+from chunkbench.bench.store.profile import ProfileFacts
+from chunkbench.bench.store.results import DecodeResult, Peaks
+
+if TYPE_CHECKING:
+    from chunkbench.bench.runner.sessions import AnySessions
+
+_COUNTED_S = 0.5
+
+
+class ProfileAttempt(Attempt[TimedExperiment]):
+    """The calls of one case, with one probe of the machine's peaks in every round."""
+
+    sampled_checks = False
+
+    def __init__(self, rounds: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._rounds = rounds
+        self.seen: dict[str, Any] = defaultdict(list)
+        """What `ProfileFacts` has besides the case."""
+
+    def measure(
+        self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], deadline: float
+    ) -> None:
+        (case,), step = cases, self.point.n_c
+        self.steps, self.steps_of = (step,), {step: (step,)}
+        calls = [call for call in (*TIMED, *TRACED, "watched", "peaks") if call != "one_thread" or self.threads != 1]
+        for number in range(self._rounds):
+            random.Random(f"{self.experiment.seed} {number}").shuffle(calls)
+            for call in tuple(calls):
+                self._announce(f"round {number + 1} of {self._rounds}: {call}")
+                if call == "peaks":
+                    self.rounds_of[case.key].peaks.append(Peaks.model_validate(self.housekeeping("peaks")))
+                    continue
+                reply = self.ask(case.implementation, "profile", call=call, nonce=1 + number)
+                if reply is None:
+                    return
+                if call == "cold":
+                    self.rounds_of[case.key].add(reply, index)
+                elif call in TIMED:
+                    self.seen[f"{call}_us"] += reply["samples_us"]
+                elif reply["seen"] is None:  # and never will be
+                    calls.remove(call)
+                else:
+                    self.seen[call].append(reply["seen"])
+        self._announce("counting")
+        try:
+            self.seen["counters"] = counted(self.worker.pid, lambda: self._repeat(case.implementation))
+        except NoCounters as error:
+            self.seen["no_counters"] = str(error)
+
+    def _repeat(self, name: str) -> int:
+        reply = self.ask(name, "repeat", nonce=1, seconds=_COUNTED_S)
+        return 1 if reply is None else int(reply["calls"])
+
+
+class ProfileMeasurer(SessionMeasurer[AttentionPoint, DecodeResult]):
+    """Measures one point by a `ProfileAttempt`, which it keeps."""
+
+    def __init__(self, rounds: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._rounds = rounds
+
+    def _attempt(self, *arguments: Any) -> ProfileAttempt:
+        more = (self._experiment, self._work, self._traits, self._worker, *arguments, True)
+        self.attempt = ProfileAttempt(self._rounds, *more)
+        return self.attempt
+
+
+def profile(
+    experiment: TimedExperiment[AttentionPoint],
+    work: AnySessions,
+    target: Target,
+    case: Case[AttentionPoint],
+    rounds: int,
+    log: Path,
+    announce: Callable[[str], None],
+) -> ProfileFacts:
+    """The facts of the step in the middle of n_c. If the implementation cannot run, or fails, its case says why.
+
+    `log`: a file for what the worker prints. Raises `RunError` if no worker starts.
+    """
+    point = case.point.model_copy(update={"n_c": (case.point.n_c + 1) // 2})
+    own = experiment.model_copy(update={"implementations": (case.implementation,)})
+    announce("starting a worker")
+    measurer = ProfileMeasurer(rounds, work, own, target, [point], log, RunOptions())
+    try:
+        cases = {point: [Case(point, case.implementation)]}
+        (result,) = measurer.measure([point], cases, 0.0, announce, lambda share: None)[point]
+    finally:
+        measurer.close()
+    return ProfileFacts(case=result, l2_bytes=target.environment.cpu.l2_bytes, **measurer.attempt.seen)

@@ -1,0 +1,104 @@
+"""Runs the paper's experiments one after the other, each as its own run; skips those that are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunkbench.bench.experiment import Experiment
+from chunkbench.bench.runner.executor import Executor, Listener
+from chunkbench.bench.runner.run import run_experiment
+from chunkbench.bench.store import Run, open_run
+from chunkbench.errors import CannotRunError, RunError
+
+KERNELS = (
+    "table1",
+    "memory",
+    "table3",
+    "figure3",
+    "figure4",
+    "no-tpp",
+    "break-even",
+    "chunk-size",
+    "heads",
+    "prompts",
+)
+"""The paper's own experiments on kernels first, then those that explain their results."""
+REPLAYS = (
+    "replay-managers",
+    "replay-caches",
+    "replay-policies",
+    "replay-table4",
+    "replay-paged",
+    "replay-paged-answers",
+    "replay-paged-prefix",
+    "replay-paged-chat",
+    "replay-paged-blocks",
+)
+EXPERIMENTS = (*KERNELS, "paged-kernel", *REPLAYS, "table4", "figure5")
+"""Servers come last: they take longest, and not every machine can run them."""
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """The runs with cases, in the order of their experiments."""
+
+    runs: Sequence[Run]
+    interrupted: bool
+
+
+def within(experiments: Sequence[Experiment], budget_s: float) -> list[Experiment]:
+    """The same experiments with budgets that add up to `budget_s`, in proportion to their original budgets."""
+    whole = sum(experiment.budget_s for experiment in experiments)
+    scale = budget_s / whole
+    return [experiment.model_copy(update={"budget_s": experiment.budget_s * scale}) for experiment in experiments]
+
+
+def reproduce(
+    experiments: Sequence[Experiment],
+    out: Path,
+    executor_for: Callable[[Experiment, Path | None], Executor],
+    listener: Listener,
+    say: Callable[[str], None],
+) -> Reproduced:
+    """Run every experiment in a folder of its name below `out`; resume those that were interrupted, and leave out
+    those of which nothing runs. `executor_for` makes the executor of an experiment, given the folder of its run if
+    that is resumed.
+
+    Raises `RunError` if a folder holds an unfinished run of another revision, machine or experiment.
+    """
+    runs: list[Run] = []
+    for number, experiment in enumerate(experiments, start=1):
+        folder = out / experiment.name
+        recorded = _open(folder)
+        if recorded is not None and recorded.manifest.interrupted is False:
+            say(f"[{number}/{len(experiments)}] {experiment.name}: already measured, in {folder}")
+            runs.append(recorded)
+            continue
+        say(f"[{number}/{len(experiments)}] {experiment.name}: {experiment.title}")
+        command = ["chunkbench", "run", experiment.path.removesuffix(".yaml")]
+        try:
+            executor = executor_for(experiment, folder if recorded is not None else None)
+            outcome = run_experiment(experiment, executor, folder, recorded is not None, command, listener)
+        except CannotRunError as error:
+            say(f"left out: {error}")
+            continue
+        if outcome.run.cases:
+            runs.append(outcome.run)
+        if outcome.interrupted:
+            return Reproduced(runs, interrupted=True)
+    return Reproduced(runs, interrupted=False)
+
+
+def finished(folder: Path) -> bool:
+    """Whether the folder holds a run that is complete."""
+    recorded = _open(folder)
+    return recorded is not None and recorded.manifest.interrupted is False
+
+
+def _open(folder: Path) -> Run | None:
+    try:
+        return open_run(folder)
+    except RunError:
+        return None  # no run, or an unusable one, which `run_experiment` refuses

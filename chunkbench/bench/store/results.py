@@ -1,0 +1,256 @@
+"""Results: the facts that a run directory records for one case. `bench/analysis` computes everything derived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AliasChoices, AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
+
+from chunkbench.bench.experiment.axes import AXES
+from chunkbench.bench.experiment.point import AttentionPoint, Case
+from chunkbench.bench.experiment.terms import Cache, Count, Device, Dtype, Mode, Protocol, Size
+
+Status = Literal["ok", "noisy", "incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"]
+MEASURED: tuple[Status, ...] = ("ok", "noisy")
+FAILED: frozenset[Status] = frozenset({"incorrect", "error", "crashed", "timeout"})
+"""Faults of the implementation itself. What a machine cannot do (`unavailable`, `unsupported`, `oom`) is no failure."""
+
+
+Positive = Annotated[float, Field(gt=0)]
+Samples = tuple[Annotated[tuple[Positive, ...], Field(min_length=1)], ...]
+
+
+class Facts(BaseModel):
+    """Recorded values: finite, never changed, and none that is not declared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Peaks(Facts):
+    """Peak rates of the machine, probed inside one round like an implementation."""
+
+    read_bytes_per_s: Positive
+    matrix_flops_per_s: Positive
+    """The higher of the two rates below, for the dtype of the point."""
+    matrix_torch_flops_per_s: Positive
+    matrix_native_flops_per_s: Positive | None = None
+    kernel_read_bytes_per_s: Positive | None = None
+    """CPU only: the rate of reading in the order of the native kernels, without arithmetic. None in schema versions
+    before 6. `read_bytes_per_s` is the highest rate of all ways to read."""
+    sum_bytes_per_s: Positive | None = None
+    copy_bytes_per_s: Positive | None = None
+    """GPU only: the rates of reading alone (`sum`), and of copying, where bytes read and bytes written both count. The
+    higher rate is `read_bytes_per_s`."""
+
+
+class Noise(Facts):
+    """Other activity of the machine while the case was measured."""
+
+    steal_fraction: float = 0.0
+    """Share of CPU time that the hypervisor took."""
+    foreign_cpus: float = 0.0
+    """Mean number of CPUs that other processes kept busy."""
+    load_average: float = 0.0
+
+
+class Calibration(Facts):
+    """Times of the calibration kernels: fixed pieces of work, measured beside one round of one case."""
+
+    arithmetic_us: Positive
+    """Matrix products that stay in a core's own cache, on every thread."""
+    memory_us: Positive | None = None
+    """One sweep of the caches; None for warm caches."""
+
+
+class GpuState(Facts):
+    """State of the GPU during one round of one case; None where the driver does not report it."""
+
+    sm_mhz: Count | None = None
+    """Median clock of the multiprocessors, read after every kept sample."""
+    sm_mhz_lowest: Count | None = None
+    slow_samples: Count = 0
+    """Samples that were kept although the clock was below 75% of its usual value, because repeats were not better."""
+    memory_mhz: Count | None = None
+    power_w: float | None = None
+    temperature_c: Count | None = None
+    throttled_by: tuple[str, ...] = ()
+    """All reasons that the driver gave for a lower clock, after any sample."""
+    other_processes: Count | None = None
+    """Processes on the device other than ours, at the end of the round."""
+    other_bytes: Count | None = None
+    """Device memory that these processes hold."""
+
+
+class GpuSampling(Facts):
+    """How samples were taken on a GPU."""
+
+    copies: Count
+    """Sessions that took turns, so that each found the L2 cache filled by the other sessions."""
+    calls: Count
+    """Calls per sample; a sample is their mean."""
+    swept: bool
+    """Whether a buffer was read before each call instead, because the copies did not fit or were too many."""
+    l2_bytes: Count
+
+
+_OLDER_FIELDS = frozenset(
+    (
+        *AXES,
+        *("protocol", "cache", "mode", "samples_us", "steps", "append_samples_us", "plan_samples_us", "groups"),
+        *("longest_n_c", "discarded", "peaks", "yardsticks", "gpu", "sampling", "noise", "kv_bytes", "unique_bytes"),
+        *("read_bytes", "flops", "huge_share", "work_items", "max_error", "tolerance", "isa"),
+    )
+)
+"""Before schema version 8, the lines of all kinds of work had all axes, and the fields of timed results."""
+
+
+class Result(Facts):
+    """One line of `cases.jsonl`: the names of a case, its status, and where it was measured.
+
+    The result of a kind of work is also a point of that kind, so it has the axes as fields. `threads` is the number
+    that was used.
+    """
+
+    VERB: ClassVar[str] = "measured"
+    """What was done with the case."""
+    REPEATED: ClassVar[str] = "round"
+    """What `rounds` has one entry for."""
+
+    key: str
+    experiment: str
+    implementation: str
+    label: str
+    device: Device
+    dtype: Dtype
+    batch_size: Size
+    threads: Size | None = None
+    status: Status
+    reason: str = ""
+    package_version: str | None = None
+    note: str = ""
+    seed: Count = 0
+    started_at: str = ""
+    machine: str = ""
+    """Id of the machine that measured the case; empty in schema versions before 5, whose runs have one machine."""
+
+    @classmethod
+    def of_case(cls, case: Case[Any], **values: Any) -> Self:
+        """The result of a case: its axes and its names, with these values."""
+        return cls(**dict(case.point) | {"key": case.key, "implementation": case.implementation} | values)
+
+    @classmethod
+    def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a line of a schema version before 8 as this version writes them. `rounds` stay the same."""
+        return {name: value for name, value in values.items() if name in cls.model_fields or name not in _OLDER_FIELDS}
+
+    @property
+    def rounds(self) -> Samples:
+        """[round][sample] microseconds, of which latency, intervals and ratios are made; empty: nothing was timed."""
+        return ()
+
+    @property
+    def round_groups(self) -> tuple[int, ...]:
+        """[round] only rounds of the same group may be compared."""
+        return ()
+
+    @property
+    def round_steps(self) -> tuple[int, ...]:
+        """[sample] which step of a round each sample is of."""
+        return (1,) if self.rounds else ()
+
+    def axis(self, name: str) -> Any:
+        """The value of an axis, the device, the weights, or the way of timing; None if this kind does not have it."""
+        return getattr(self, name) if name in type(self).model_fields else None
+
+
+class SessionResult(Result):
+    """What a session in a worker showed: the memory that it holds, and its error."""
+
+    noise: Noise | None = None
+    kv_bytes: Count | None = None
+    huge_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of huge pages in the memory that holds the implementation's tensors; None on a GPU, where the system does
+    not say, where no tensor is visible, and in schema versions before 6."""
+    work_items: Count | None = None
+    max_error: Annotated[float, AllowInfNan(True)] | None = None
+    tolerance: float | None = None
+    deviation: NonNegativeFloat | None = None
+    """How far the last checked output is from attention over all tokens, length of the difference over length, where an
+    implementation computes something else."""
+    isa: str | None = None
+
+
+class TimedResult(SessionResult):
+    """A session whose calls were timed. Per-round lists have one entry per round, per-step lists one per timed step."""
+
+    protocol: Protocol
+    cache: Cache
+    mode: Mode
+    samples_us: Samples = ()
+    """[round][timed step] microseconds of `decode`, or of a module's call."""
+    steps: tuple[Annotated[Count, Field(ge=1)], ...] = ()
+    """Timed steps s, 1..n_c."""
+    append_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
+    """[round][step], every step."""
+    plan_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
+    groups: tuple[Count, ...] = ()
+    """[round] memory group in which the round ran; ratios are formed only inside one group."""
+    longest_n_c: Count | None = None
+    """n_c of the pass that the steps come from, where points that differ only in n_c shared a longer pass."""
+    discarded: Count = 0
+    """Samples that were discarded and repeated because the clock was throttled, or the process suspended."""
+    peaks: tuple[Peaks, ...] = ()
+    calibration: tuple[Calibration, ...] = Field(default=(), validation_alias=AliasChoices("calibration", "yardsticks"))
+    """[round]; empty on a GPU and in runs of schema version 1. Lines written before it had this name call it
+    `yardsticks`."""
+    gpu: tuple[GpuState, ...] = ()
+    """[round]; empty on a CPU, and without nvidia-ml-py."""
+    sampling: GpuSampling | None = None
+    """None on a CPU, where a sample is one call."""
+    unique_bytes: tuple[Count, ...] = ()
+    """[timed step] K and V of the distinct token prefixes, plus q and out; for a module, all bytes that it moves."""
+    read_bytes: tuple[Count, ...] = ()
+    """[timed step] bytes that the implementation itself must read and write."""
+    flops: tuple[Count, ...] = ()
+    """[timed step]"""
+
+    @classmethod
+    def of_case(cls, case: Case[Any], **values: Any) -> Self:
+        return super().of_case(case, protocol=case.protocol, cache=case.cache, mode=case.mode, **values)
+
+    @classmethod
+    def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return super().from_older({"calibration": values.get("yardsticks", ())} | dict(values))
+
+    @property
+    def rounds(self) -> Samples:
+        return self.samples_us
+
+    @property
+    def round_groups(self) -> tuple[int, ...]:
+        return self.groups
+
+    @property
+    def round_steps(self) -> tuple[int, ...]:
+        return self.steps
+
+    @model_validator(mode="after")
+    def _lists_fit(self) -> Self:
+        """Raise ValueError where a list does not have one entry per round, or one per timed step."""
+        rounds, steps = len(self.samples_us), len(self.steps)
+        if any(len(samples) != steps for samples in self.samples_us):
+            raise ValueError(f"a round of samples_us does not have one sample for each of the {steps} steps")
+        if len(self.groups) != rounds:
+            raise ValueError(f"groups has {len(self.groups)} entries for {rounds} rounds")
+        for name in ("append_samples_us", "plan_samples_us", "peaks", "calibration"):
+            if len(getattr(self, name)) not in (0, rounds):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {rounds} rounds")
+        for name in ("unique_bytes", "read_bytes", "flops"):
+            if len(getattr(self, name)) not in (0, steps):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {steps} steps")
+        return self
+
+
+class DecodeResult(AttentionPoint, TimedResult):
+    """Decode attention, timed."""

@@ -1,0 +1,90 @@
+"""Checks against a float64 reference, which give `max_error`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from chunkbench.attention.windows import HeadPolicy
+from chunkbench.bench.workers.inputs import PooledInputs
+from chunkbench.kernels.reference import attention, head_attention
+
+_ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
+"""Limit of K and V elements that one check converts to float64: 128 MB; for a sample, a few milliseconds of work."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Queries of one check and the float64 outputs expected for a subset of sequences and KV heads."""
+
+    q: torch.Tensor
+    sequences: tuple[int, ...]
+    heads: tuple[int, ...]
+    """Query heads to compare, always all heads of a KV head's group; for a module, columns of its output."""
+    expected: torch.Tensor
+    """`[sequences, heads, head_dim]` float64, or `[sequences, columns]`."""
+    of_all: torch.Tensor | None = None
+    """The same for attention over all tokens, if the expected outputs are those of another definition."""
+
+    def max_error(self, out: torch.Tensor) -> float:
+        """Largest absolute error over the largest absolute reference value; infinite if out is not finite."""
+        compared = self._compared(out)
+        # The worker fills out with NaN before the call, so this finds a row that was not written, compared or not.
+        if not torch.isfinite(out).all():
+            return float("inf")
+        return float((compared - self.expected).abs().max() / self.expected.abs().max())
+
+    def deviation(self, out: torch.Tensor) -> float | None:
+        """How far out is from attention over all tokens, length of the difference over length; None: it is that."""
+        if self.of_all is None:
+            return None
+        return float((self._compared(out) - self.of_all).norm() / self.of_all.norm())
+
+    def _compared(self, out: torch.Tensor) -> torch.Tensor:
+        return out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
+
+
+def make_check(
+    inputs: PooledInputs,
+    steps: int,
+    nonce: int,
+    sample: bool = False,
+    losses: tuple[HeadPolicy, slice] | None = None,
+) -> Check:
+    """A check of the state after `steps` completion tokens, with its own queries.
+
+    `losses`: which heads of a method lose tokens, and which tokens of each sequence; None: every head sees all.
+
+    If the point is too large for one check, or if a `sample` is enough, `nonce` seeds the choice of sequences and
+    heads.
+    """
+    point = inputs.point
+    rng = random.Random(f"check {nonce}")
+    limit = _SAMPLE if sample else _ELEMENTS
+    per_head = 2 * inputs.capacity * point.head_dim
+    kv_heads = rng.sample(range(point.kv_heads), min(point.kv_heads, max(1, min(8, limit // per_head))))
+    fits = max(1, limit // (per_head * len(kv_heads)))
+    sequences = sorted(rng.sample(range(point.batch_size), min(point.batch_size, fits)))
+    if point.kv_heads * point.batch_size * per_head <= limit:
+        kv_heads = list(range(point.kv_heads))
+        sequences = list(range(point.batch_size))
+    group = point.heads // point.kv_heads
+    heads = [kv * group + i for kv in sorted(kv_heads) for i in range(group)]
+    q = inputs.queries(nonce)
+    rows = q.reshape(point.batch_size, -1)[:, : point.heads * point.head_dim].reshape(-1, point.heads, point.head_dim)
+    expected, of_all = [], []
+    for sequence in sequences:
+        k, v = inputs.context(sequence, steps)
+        ordered = sorted(kv_heads)
+        taken = rows[sequence, heads].cpu(), k[:, ordered].cpu(), v[:, ordered].cpu()
+        of_all.append(attention(*taken))
+        if losses is not None:
+            policy, lost = losses
+            full = [policy.full[0][head] for head in ordered]
+            expected.append(head_attention(*taken, full, lost, policy.compensation))
+    everything = torch.stack(of_all)
+    if losses is None:
+        return Check(q, tuple(sequences), tuple(heads), everything)
+    return Check(q, tuple(sequences), tuple(heads), torch.stack(expected), everything)

@@ -1,0 +1,77 @@
+"""The worker's heap: reserved once, kept when it is freed, returned to the system only when memory is short.
+
+On a virtual machine the first touch of a page can cost seconds per gigabyte. It costs less than half of that if two
+threads let the kernel populate whole ranges, a fifth if the page's mapping was kept, and nothing if the page was kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from random import SystemRandom
+
+from chunkbench.bench.environment import available_memory
+from chunkbench.malloc import glibc
+
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 50)}
+"""Environment variables of a worker: they make glibc keep freed memory, including large blocks."""
+_ALL = 1 << 62
+_PAGE, _PIECE, _HOLE = 4096, 1 << 28, 1 << 20
+_MADV_POPULATE_WRITE = 23
+_LINE, _LINES = 64, 1 << 14
+
+
+def reserve(size: int, threads: int) -> None:
+    """Grow the heap by one free block of `size` bytes and touch its pages. Does nothing without glibc."""
+    libc = glibc()
+    if libc is None or size <= 0:
+        return
+    hole = libc.malloc(_HOLE)
+    block = libc.malloc(size)
+    libc.free(hole)  # for the threads' own allocations, which otherwise lie between the block and the heap's end
+    if not block:
+        return
+
+    def touch(start: int) -> None:
+        length = min(_PIECE, size - start)
+        if libc.madvise(block + start, length, _MADV_POPULATE_WRITE):  # Linux before 5.14
+            ctypes.memset(block + start, 1, length)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(touch, range(-block % _PAGE, size, _PIECE)))
+    libc.free(block)
+
+
+def make_room(size: int, margin: int) -> None:
+    """Return freed pages to the system until `size` bytes of large blocks can be allocated with `margin` bytes left.
+
+    glibc puts a block into a hole of the heap that is large enough, otherwise at its end. Does nothing without glibc.
+    """
+    libc = glibc()
+    if libc is None or _lacking(libc, size) + margin <= 0:
+        return
+    libc.malloc_trim(_ALL)  # returns the pages of holes; their mappings stay
+    lacking = _lacking(libc, size) + margin
+    if lacking > 0:
+        libc.malloc_trim(max(0, libc.mallinfo2().keepcost - lacking))
+
+
+def shift() -> None:
+    """Move the position of all later allocations within their pages by a random amount. Does nothing without glibc.
+
+    Forked processes inherit one heap, so the same blocks start at the same position of a page in all children. That
+    position alone makes a kernel some percent faster or slower, in all children of a parent alike.
+    """
+    libc = glibc()
+    if libc is not None:
+        libc.sbrk(_LINE * SystemRandom().randrange(_LINES))
+
+
+def _lacking(libc: ctypes.CDLL, size: int) -> int:
+    """Bytes that are missing for `size`: what it needs from the system at worst, less the available memory.
+
+    In the worst case, no hole has pages left.
+    """
+    heap = libc.mallinfo2()
+    free, end = int(heap.fordblks), int(heap.keepcost)
+    return max(min(size, free - end), size - end) - available_memory()

@@ -1,0 +1,56 @@
+"""Memory pages: all implementations of a run get the same, huge ones where the system allows them.
+
+A huge page (2 MB on x86) saves the walks through page tables that reading 4 KB pages costs, up to a third of the time
+on a virtual machine. glibc asks for them for the whole heap (`MADV_HUGEPAGE`), and everything that a worker holds is on
+that heap: the tensors of PyTorch and of libraries on top of it, and the native kernels' own memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from chunkbench.bench.experiment.terms import Pages
+
+_SMALL = "CHUNKBENCH_SMALL_PAGES"
+_TUNABLES, _HUGETLB = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
+_PR_SET_THP_DISABLE = 41
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ")
+
+
+def environment(pages: Pages, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a worker that is to use such pages; `given` are those of its parent."""
+    others = [text for text in given.get(_TUNABLES, "").split(":") if text and not text.startswith(f"{_HUGETLB}=")]
+    tunables = ":".join([*others, f"{_HUGETLB}={1 if pages == 'huge' else 0}"])
+    return {_TUNABLES: tunables, _SMALL: "1" if pages == "small" else ""}
+
+
+def keep_small(variables: Mapping[str, str]) -> None:
+    """In a worker that is to use small pages, forbid huge ones, which a system may hand out unasked."""
+    if variables.get(_SMALL) and Path("/proc/self").exists():
+        ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+
+def huge_share(blocks: Iterable[tuple[int, int]], smaps: Path = Path("/proc/self/smaps")) -> float | None:
+    """Share of huge pages in the resident memory of the mappings that hold these blocks (address, bytes).
+
+    None if the system does not say, or if there are no blocks.
+    """
+    ranges = [(address, address + size) for address, size in blocks if size]
+    try:
+        lines = smaps.read_text().splitlines() if ranges else []
+    except OSError:
+        return None
+    resident = huge = 0
+    holds = False
+    for line in lines:
+        if mapping := _MAPPING.match(line):
+            start, end = (int(text, 16) for text in mapping.groups())
+            holds = any(first < end and start < last for first, last in ranges)
+        elif holds and line.startswith("Rss:"):
+            resident += int(line.split()[1])
+        elif holds and line.startswith("AnonHugePages:"):
+            huge += int(line.split()[1])
+    return huge / resident if resident else None

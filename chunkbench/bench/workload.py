@@ -1,0 +1,131 @@
+"""What a kind of work is, and which kinds there are.
+
+A kind is one class. It names the classes of its experiments, points and results, and it has what the other rooms ask a
+kind for: the run loop, the worker, and the reports. `chunkbench.workloads.register` makes the kinds known; the command
+line, the worker and `chunkbench.load` call it. The types of higher rooms are named here for the type checker alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, cast
+
+from typing_extensions import TypeVar
+
+if TYPE_CHECKING:
+    from chunkbench.bench.experiment.point import Point
+    from chunkbench.bench.experiment.spec import Experiment
+    from chunkbench.bench.registry import Listed, Registry
+    from chunkbench.bench.runner.estimate import Estimate
+    from chunkbench.bench.runner.passes import PointMeasurer, RunOptions, Workplace
+    from chunkbench.bench.runner.target import Target
+    from chunkbench.bench.store.results import Result
+    from chunkbench.report.layout import Layout
+
+ExperimentT = TypeVar("ExperimentT", bound="Experiment[Any]")
+PointT = TypeVar("PointT", bound="Point")
+ResultT = TypeVar("ResultT", bound="Result")
+
+
+class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
+    """A kind of work. Its methods import what they need when they are called: a command loads only its own part."""
+
+    name: ClassVar[str]
+    """As experiment files write it."""
+    summary: ClassVar[str]
+    """A few words for the description of the key `kind`."""
+    experiment: type[ExperimentT]
+    """The keys of its files."""
+    result: type[ResultT]
+    """A line of its `cases.jsonl`."""
+
+    @property
+    def point(self) -> type[PointT]:
+        """Its axes."""
+        return cast("type[PointT]", self.experiment.POINT)
+
+    @abstractmethod
+    def implementations(self) -> Registry[Listed]:
+        """What can be measured."""
+
+    def passes(self, points: Iterable[PointT]) -> list[tuple[PointT, ...]]:
+        """Group the points that are measured together, the point with the most work last."""
+        return [(point,) for point in points]
+
+    @abstractmethod
+    def weight(self, point: PointT, seed: int) -> int:
+        """Relative cost of a point; points share the budget by weight."""
+
+    @abstractmethod
+    def start(
+        self,
+        experiment: ExperimentT,
+        target: Target,
+        points: Sequence[PointT],
+        place: Workplace[ResultT],
+        options: RunOptions,
+    ) -> PointMeasurer[PointT, ResultT]:
+        """Prepare to measure these points. Raises `RunError` if that is impossible."""
+
+    def follow(self, experiment: ExperimentT) -> bool:
+        """Where a launcher started several processes: serve the run that another one leads, until it ends. False,
+        and nothing done, if this process leads."""
+        return False
+
+    @abstractmethod
+    def describe(self, experiment: ExperimentT, target: Target) -> str:
+        """The plan of a run, as text."""
+
+    @abstractmethod
+    def estimate(self, experiment: ExperimentT, target: Target) -> Estimate | str:
+        """The memory and the time that a run on this machine will take, or in words what is known instead."""
+
+    @abstractmethod
+    def layout(self) -> Layout:
+        """How its runs are shown, compared and judged."""
+
+
+AnyWorkload: TypeAlias = "Workload[Any, Any, Any]"
+_workloads: dict[str, AnyWorkload] = {}
+
+
+def add(workload: AnyWorkload) -> None:
+    """Register a kind under its name. Does nothing if it is registered already. Raises `ValueError` if another is."""
+    if type(_workloads.setdefault(workload.name, workload)) is not type(workload):
+        raise ValueError(f"there is another kind of work called {workload.name!r}")
+
+
+def all_kinds() -> tuple[AnyWorkload, ...]:
+    """All kinds."""
+    return tuple(_workloads.values())
+
+
+def names() -> tuple[str, ...]:
+    """The names of all kinds."""
+    return tuple(_workloads)
+
+
+def default() -> str:
+    """The kind of an experiment that names none. Raises `LookupError` if there is no kind."""
+    return next(iter(_workloads)) if _workloads else get("").name
+
+
+def get(name: str) -> AnyWorkload:
+    """The kind with this name. Raises `LookupError`, whose message lists the known kinds."""
+    try:
+        return _workloads[name]
+    except KeyError:
+        known = ", ".join(_workloads) or "none: call chunkbench.workloads.register() first"
+        raise LookupError(f"there is no kind of work called {name!r}; there are {known}") from None
+
+
+def implementations(name: str | None = None) -> tuple[str, ...]:
+    """Ids that a kind of work can measure, None: the ids of all kinds; listed without importing what they name."""
+    kinds = all_kinds() if name is None else (get(name),)
+    return tuple(dict.fromkeys(id_ for kind in kinds for id_ in kind.implementations().names()))
+
+
+def of(experiment: Experiment[PointT]) -> Workload[Experiment[PointT], PointT, Result]:
+    """The kind of an experiment."""
+    return cast("Workload[Experiment[PointT], PointT, Result]", get(experiment.kind))

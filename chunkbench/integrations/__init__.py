@@ -1,1 +1,0 @@
-"""Our kernels inside other people's engines."""

@@ -1,0 +1,143 @@
+"""The machines of a run and the actors on them. A lane is a share of a node that measures one pass at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from chunkbench.bench.experiment.terms import Device
+from chunkbench.bench.runner.passes import Pass
+from chunkbench.plugins.ray import remote
+from chunkbench.plugins.ray.connection import Cluster
+from chunkbench.plugins.ray.nodes import Node, Resources
+
+_HEARTBEAT_S = 2.0
+"""Time between two polls of a node: often enough for a progress bar, too rarely to disturb a measurement."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a lane takes of its node, in Ray's resources."""
+
+    cpus: int
+    gpus: int
+    memory: int
+
+    @classmethod
+    def of(cls, node: Resources, device: Device, alone: bool) -> list[Share]:
+        """The shares of a node: the whole node, or on a GPU one for each GPU unless it shall be `alone`."""
+        count = 1
+        if device == "cuda" and not alone:
+            count = max(1, min(node.gpus, node.cpus))
+        gpus = 0 if device == "cpu" else node.gpus // count
+        return [cls(node.cpus // count, gpus, int(node.memory / count)) for _ in range(count)]
+
+
+class Lane:
+    """An actor on its share of a node, what it is doing, and when it last answered."""
+
+    def __init__(self, cluster: Cluster, node: Node, share: Share) -> None:
+        self.node, self.share = node, share
+        self._ray = cluster.ray
+        amounts = {"num_cpus": share.cpus, "num_gpus": share.gpus, "memory": share.memory}
+        wanted = {name: amount for name, amount in amounts.items() if amount}
+        self.actor = cluster.start_actor(remote.Measurer, node.resources, **wanted)
+        self.call: Any = None
+        """The outstanding `begin` or `measure`."""
+        self.pass_: Pass | None = None
+        """The pass that is being measured."""
+        self.ready = False
+        """Whether it has begun the present experiment."""
+        self.dead = False
+        self.beside = False
+        """Whether another lane of the node measured during the pass."""
+        self.text, self.share_done = "", 0.0
+        self.clock_offset_s = 0.0
+        """How far the node's clock is ahead of the clock here."""
+        self.born = monotonic()
+        self.last_heartbeat: float | None = None
+        """When it last answered; None while it waits for its node."""
+        self.heartbeat: Any = None
+        self._next_heartbeat = 0.0
+        self.poll()
+
+    def begin(self, job: bytes) -> None:
+        """Prepare for an experiment."""
+        self.ready = False
+        self.last_heartbeat = self.last_heartbeat and monotonic()  # nobody has asked since the last experiment
+        self.call = self.actor.begin.remote(job)
+
+    def measure(self, pass_: Pass, points: bytes, budget_s: float) -> None:
+        """Start to measure a pass."""
+        self.pass_, self.share_done, self.text = pass_, 0.0, ""
+        self.beside = False
+        self.call = self.actor.measure.remote(points, budget_s)
+
+    def poll(self) -> None:
+        """Ask for its state, if that is due."""
+        if self.heartbeat is None and monotonic() >= self._next_heartbeat:
+            self.heartbeat = self.actor.state.remote()
+
+    def take_heartbeat(self) -> None:
+        """Take the answer to `poll`. Raises what Ray raises."""
+        heartbeat, self.heartbeat = self.heartbeat, None
+        self.text, self.share_done, clock = self._ray.get(heartbeat)
+        self.clock_offset_s = clock - time.time()
+        self.last_heartbeat = monotonic()
+        self._next_heartbeat = self.last_heartbeat + _HEARTBEAT_S
+
+    def idle(self) -> None:
+        """Release what the experiment holds on the node; the actor stays."""
+        self.ready = False
+        self.actor.end.remote()
+
+    def kill(self) -> None:
+        """End the actor and, with it, all processes that it started."""
+        self.call = self.heartbeat = self.pass_ = None
+        self.ready, self.dead = False, True
+        self._ray.kill(self.actor, no_restart=True)
+
+
+class Fleet:
+    """The nodes of a cluster that can measure, with their lanes. Lanes stay from one experiment to the next."""
+
+    def __init__(self, cluster: Cluster, nodes: Sequence[Node], alone: bool, log: Callable[[str], None]) -> None:
+        """`alone`: one GPU of a node at a time; `log` receives what the user should know."""
+        self.cluster, self.nodes, self.alone, self.log = cluster, list(nodes), alone, log
+        self._lanes: dict[tuple[str, Device], list[Lane]] = {}
+
+    def lanes(self, node: Node, device: Device) -> list[Lane]:
+        """The lanes of a node; new ones in the place of those that were killed."""
+        key = node.resources.id, device
+        if key not in self._lanes:
+            for other in [other for other in self._lanes if other[0] == key[0]]:  # lanes for another device hold it
+                self._kill(self._lanes.pop(other))
+            shares = Share.of(node.resources, device, self.alone)
+            self._lanes[key] = [Lane(self.cluster, node, share) for share in shares]
+        self._lanes[key] = [Lane(self.cluster, node, lane.share) if lane.dead else lane for lane in self._lanes[key]]
+        return self._lanes[key]
+
+    def forget(self, node: Resources) -> None:
+        """A node is gone."""
+        self.nodes = [other for other in self.nodes if other.resources.id != node.id]
+        for key in [key for key in self._lanes if key[0] == node.id]:
+            self._kill(self._lanes.pop(key))
+
+    def of_kind(self, kind: str) -> list[Node]:
+        """The nodes of a kind of machine."""
+        return [node for node in self.nodes if node.kind == kind]
+
+    def close(self) -> None:
+        """End all actors and disconnect."""
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.actor.leave.remote()
+        self._lanes.clear()
+        self.cluster.close()
+
+    def _kill(self, lanes: Iterable[Lane]) -> None:
+        for lane in lanes:
+            lane.kill()

@@ -1,0 +1,130 @@
+"""The nodes of a cluster: which of them can measure, of which kind they are, and which of them a run uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chunkbench.bench.environment import Environment
+from chunkbench.errors import RunError
+
+Machines = Literal["any", "each"]
+_ACCELERATOR = "accelerator_type:"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What Ray says of a node."""
+
+    id: str
+    address: str
+    cpus: int
+    gpus: int = 0
+    memory: float = 0.0
+    accelerators: tuple[str, ...] = ()
+    """Kinds of accelerators, as Ray names them."""
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Resources:
+        """From an entry of `ray.nodes()`."""
+        amounts = node["Resources"]
+        return cls(
+            node["NodeID"],
+            f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})",
+            int(amounts.get("CPU", 0)),
+            int(amounts.get("GPU", 0)),
+            float(amounts.get("memory", 0.0)),
+            tuple(sorted(name.removeprefix(_ACCELERATOR) for name in amounts if name.startswith(_ACCELERATOR))),
+        )
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that can measure."""
+
+    resources: Resources
+    machine: str
+    environment: Environment
+
+    @property
+    def kind(self) -> str:
+        """The kind of machine in words: accelerators, processor, cores."""
+        gpus = dict.fromkeys(gpu.name for gpu in self.environment.gpus)
+        cpu = self.environment.cpu
+        parts = [*(gpus or self.resources.accelerators), cpu.name, f"{cpu.cores} cores"]
+        return ", ".join(part for part in parts if part)
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"{self.machine} at {self.resources.address}"
+
+    def matches(self, wanted: str) -> bool:
+        """Whether the user means this machine: part of its kind, of its id, or an accelerator's name in Ray."""
+        texts = (self.kind, self.machine, *self.resources.accelerators)
+        return any(wanted.casefold() in text.casefold() for text in texts)
+
+
+@dataclass(frozen=True)
+class Software:
+    """What every node must have in common with the driver."""
+
+    python: str
+    chunkbench: str
+    revision: str
+    torch: str
+    native: bool
+
+
+def problem_of(answer: Mapping[str, Any], here: Software) -> str:
+    """Why a node that answered a probe cannot measure; empty if it can."""
+    if answer["problem"]:
+        return str(answer["problem"])
+    if answer["python"] != here.python:
+        return f"it has Python {answer['python']}, this machine {here.python}"
+    if answer["revision"] != here.revision:
+        return f"its ChunkBench is another revision ({answer['chunkbench']}; here {here.chunkbench})"
+    environment = answer["environment"]
+    torch = environment["torch"]["version"].partition("+")[0]
+    if torch != here.torch:
+        return f"it has PyTorch {torch}, this machine {here.torch}"
+    if here.native and not environment["native"]["built"]:
+        return "its ChunkBench has no native module, this machine's has (`chunkbench doctor` there says why)"
+    return ""
+
+
+def node_of(resources: Resources, answer: Mapping[str, Any]) -> Node:
+    """A node that answered a probe without a problem."""
+    return Node(resources, answer["machine"], Environment.model_validate(answer["environment"]))
+
+
+def choose_kinds(nodes: Sequence[Node], machines: Machines, wanted: str | None) -> list[str]:
+    """The kinds of machines that a run uses: all for `each`; for `any` the kind of most machines.
+
+    `wanted` leaves only machines that match it. Raises `RunError` if none is left, or for `any` if several kinds match.
+    """
+    matching = [node for node in nodes if wanted is None or node.matches(wanted)]
+    if not matching:
+        kinds = "; ".join(dict.fromkeys(f"{node.kind} ({node.machine})" for node in nodes)) or "none that can measure"
+        raise RunError(f"the cluster has no machine like {wanted!r}. It has: {kinds}")
+    counts = Counter(node.kind for node in matching)
+    if machines == "each":
+        return sorted(counts)
+    if wanted is not None and len(counts) > 1:
+        raise RunError(f"{wanted!r} matches several kinds of machines; name one of them: {'; '.join(sorted(counts))}")
+    return [min(counts, key=lambda kind: (-counts[kind], kind))]
+
+
+def same_ids(nodes: Sequence[Node]) -> list[str]:
+    """A warning for every machine id that several nodes have."""
+    by_id: dict[str, list[Node]] = {}
+    for node in nodes:
+        by_id.setdefault(node.machine, []).append(node)
+    return [
+        f"{' and '.join(node.resources.address for node in several)} have the same machine id {id}, so reports take "
+        "them for one machine. CHUNKBENCH_MACHINE, or the file that `chunkbench doctor` names, gives a machine its id"
+        for id, several in by_id.items()
+        if len(several) > 1
+    ]

@@ -1,0 +1,206 @@
+"""What runs on the nodes of a cluster. It travels to them by value: a node may lack ChunkBench, and has to report that.
+
+So this module imports nothing of ChunkBench before it is asked to, and answers with plain data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+OUT = "out"
+"""The folder in which a command leaves its files."""
+
+
+def _as_started() -> None:
+    """Undo what Ray sets for a task, so that a node measures as it would without Ray: the threads of OpenMP, and the
+    GPUs that a task without a GPU does not see."""
+    try:
+        before = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")  # the raylet started this process
+    except OSError:
+        return
+    started_with = dict(pair.decode(errors="replace").split("=", 1) for pair in before if b"=" in pair)
+    names = ["OMP_NUM_THREADS"]
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        names.append("CUDA_VISIBLE_DEVICES")
+    for name in names:
+        if name in started_with:
+            os.environ[name] = started_with[name]
+        else:
+            os.environ.pop(name, None)
+    with contextlib.suppress(ImportError):  # `probe` reports it
+        from chunkbench.bench.environment import respect_quota
+
+        respect_quota()
+
+
+def probe() -> dict[str, Any]:
+    """What a node has: Python, ChunkBench and its revision, PyTorch, the environment, the machine id."""
+    _as_started()
+    answer: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:2])), "problem": ""}
+    try:
+        from chunkbench.bench.environment import machine_id, read_environment
+        from chunkbench.bench.environment.revision import code_digest
+        from chunkbench.version import __version__
+    except ImportError as error:
+        answer["problem"] = f"ChunkBench cannot be imported there ({error})"
+        return answer
+    answer |= {"chunkbench": __version__, "revision": code_digest(".py")}
+    try:
+        environment = read_environment().model_dump(mode="json")
+    except ImportError as error:
+        answer["problem"] = f"PyTorch cannot be imported there ({error})"
+        return answer
+    return answer | {"environment": environment, "machine": machine_id(environment).id}
+
+
+class Measurer:
+    """An actor that measures passes on its node, one at a time. It serves one experiment after the other."""
+
+    def __init__(self) -> None:
+        _as_started()
+        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-node-"))
+        self._log = self._folder / "worker.log"
+        self._log_sent = 0
+        self._measurer: Any = None
+        self._cases: Any = None
+        self._text, self._share = "", 0.0
+
+    def state(self) -> tuple[str, float, float]:
+        """What it does, which share of the pass is done, and the time on its clock."""
+        return self._text, self._share, time.time()
+
+    def begin(self, job: bytes) -> dict[str, Any]:
+        """Prepare to measure points.
+
+        `job`: pickled experiment, target, all points that this node may have to measure, earlier rows, `RunOptions`.
+
+        Returns the styles of the implementations, or why nothing can be measured.
+        """
+        from chunkbench import workloads
+        from chunkbench.bench import workload
+        from chunkbench.bench.runner.passes import Workplace
+        from chunkbench.errors import CannotRunError, RunError
+
+        self.end()
+        workloads.register()
+        experiment, target, points, earlier, options = pickle.loads(job)
+        place = Workplace(self._log, earlier)
+        self._text = "starting"
+        try:
+            self._measurer = workload.of(experiment).start(experiment, target, points, place, options)
+        except RunError as error:
+            return {"refused": str(error), "nothing runs": isinstance(error, CannotRunError), "log": self._new_log()}
+        self._cases = {point: experiment.cases(point) for point in points}
+        return {"styles": dict(self._measurer.styles), "log": self._new_log()}
+
+    def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:
+        """Measure a pass, a pickled tuple of points. Returns the rows of each point, pickled."""
+        self._text, self._share = "starting", 0.0
+        measured = self._measurer.measure(pickle.loads(points), self._cases, budget_s, self._announce, self._advance)
+        return {"measured": pickle.dumps(dict(measured)), "log": self._new_log()}
+
+    def end(self) -> None:
+        """Release what the last experiment holds on the node."""
+        if self._measurer is not None:
+            self._measurer.close()
+            self._measurer = None
+
+    def leave(self) -> None:
+        """Leave nothing on the node."""
+        self.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _announce(self, text: str) -> None:
+        self._text = text
+
+    def _advance(self, share: float) -> None:
+        self._share = share
+
+    def _new_log(self) -> bytes:
+        """What workers and servers printed since the last answer."""
+        if not self._log.exists():
+            return b""
+        with self._log.open("rb") as file:
+            file.seek(self._log_sent)
+            lines = file.read()
+        self._log_sent += len(lines)
+        return lines
+
+
+class RemoteCommand:
+    """An actor that runs one command of ChunkBench on its node, in a new folder."""
+
+    def __init__(self) -> None:
+        _as_started()
+        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-command-"))
+        self._stderr = self._folder / "stderr"
+
+    def state(self) -> str:
+        """The last line that the command printed about its progress."""
+        lines = self._stderr.read_text(errors="replace").splitlines() if self._stderr.exists() else []
+        return lines[-1] if lines else ""
+
+    def run(self, words: list[str], files: dict[str, bytes], checkout: bytes | None) -> dict[str, Any]:
+        """Run `chunkbench WORDS` among files. Returns the exit code, what it printed, and the files of its folder
+        `OUT`.
+
+        `{project}` among the words stands for the folder of ChunkBench's own checkout on this node, or of the
+        `checkout` (a bundle of git).
+        """
+        from chunkbench.bench.environment.revision import PROJECT
+        from chunkbench.lifetime import end_with_parent
+
+        work, project = self._folder / "work", PROJECT
+        work.mkdir()
+        if checkout is not None:
+            (self._folder / "bundle").write_bytes(checkout)
+            project = self._folder / "project"
+            _unbundle(self._folder / "bundle", project)
+        write_files(work, files)
+        command = [word.replace("{project}", str(project)) for word in words]
+        with self._stderr.open("wb") as stderr:
+            done = subprocess.run(
+                [sys.executable, "-m", "chunkbench", *command],
+                cwd=work,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                check=False,
+                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
+            )
+        left = (path for path in (work / OUT).rglob("*") if path.is_file())
+        answer = {
+            "code": done.returncode,
+            "files": {str(path.relative_to(work / OUT)): path.read_bytes() for path in left},
+            "stdout": done.stdout.decode(errors="replace"),
+            "stderr": self._stderr.read_text(errors="replace"),
+        }
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return answer
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files by their paths in the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def _unbundle(bundle: Path, project: Path) -> None:
+    """Make a checkout whose files differ from its commit as where `remote_commands` packed it."""
+    from chunkbench.bench.environment.git import git
+
+    git(project.parent, "clone", "-q", "--no-checkout", str(bundle), str(project)).check_returncode()
+    git(project, "checkout", "-q", "--detach", "origin/chunkbench-head").check_returncode()
+    git(project, "read-tree", "-u", "--reset", "origin/chunkbench-tree").check_returncode()
+    git(project, "reset", "-q", "origin/chunkbench-head").check_returncode()

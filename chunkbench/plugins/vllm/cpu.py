@@ -1,0 +1,156 @@
+"""vLLM's attention backend for CPUs with our kernels in it.
+
+Each layer's K and V stay where vLLM's cache manager puts them. Our kernels lay them out inside a block as they like:
+nobody else reads it on a CPU. Which blocks sequences share stands in vLLM's block tables.
+
+What the kernels do not do (sliding windows, soft-capping, sinks, ALiBi, quantized caches, encoders) falls back to
+vLLM's own backend, for all layers that share a block table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata, MultipleOf
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from chunkbench.plugins.vllm.obstacles import obstacle
+from chunkbench.plugins.vllm.steps import Blocks, Steps
+
+logger = init_logger(f"vllm.{__name__}")
+_HEAD_DIMS = range(16, 257, 16)
+
+
+class ChunkBackend(CPUAttentionBackend):
+    """vLLM's CPU backend, with another implementation and another builder of metadata."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def get_impl_cls() -> type[ChunkImpl]:
+        return ChunkImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[ChunkMetadataBuilder]:
+        return ChunkMetadataBuilder
+
+
+@dataclass
+class ChunkMetadata(CPUAttentionMetadata):
+    """What a step's layers need; `steps` has planned the step."""
+
+    steps: Steps | None = None
+
+
+class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Finds what sequences share, once a step for all layers with the same block table."""
+
+    def __init__(
+        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()
+        impls = [cast(ChunkImpl, layer.impl) for layer in layers]
+        obstacles = sorted({impl.obstacle for impl in impls if impl.obstacle})
+        if obstacles:
+            logger.warning("chunkbench: vLLM's own attention computes %d layers: %s", len(impls), "; ".join(obstacles))
+            self._steps = None
+            return
+        logger.info("chunkbench: two-phase partition computes %d layers", len(impls))
+        blocks = Blocks(self.num_kv_heads, self.head_dim, self.block_size, self.dtype)
+        for impl in impls:
+            impl.blocks = blocks
+        self._steps = Steps(blocks, self.num_heads)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> CPUAttentionMetadata:
+        if self._steps is None:
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise NotImplementedError("chunkbench: attention that is not causal; take the plug-in out of VLLM_PLUGINS")
+        requests = common.num_reqs
+        self._steps.plan(
+            common.block_table_tensor[:requests].numpy(),
+            common.seq_lens[:requests].numpy().astype(np.int64),
+            common.query_start_loc[: requests + 1].numpy().astype(np.int64),
+        )
+        return ChunkMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            max_seq_len=common.max_seq_len,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            scheduler_metadata=None,
+            steps=self._steps,
+        )
+
+
+class ChunkImpl(CPUAttentionBackendImpl):
+    """The attention of one layer."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.obstacle = obstacle(self, self.is_fp8_kv_cache)
+        """Why our kernels cannot compute this layer; empty if they can."""
+        if not self.obstacle and self.head_size not in _HEAD_DIMS:
+            self.obstacle = f"head size {self.head_size}"
+        self.blocks: Blocks | None = None
+        """The shape of the layer's blocks; None: vLLM's own attention computes the layer. The builder decides for all
+        layers with the same block table."""
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self.blocks is None or attn_metadata is None:
+            scales = output_scale, output_block_scale
+            super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
+            return output
+        steps = cast(ChunkMetadata, attn_metadata).steps
+        assert steps is not None
+        rows = attn_metadata.num_actual_tokens
+        out = output.view(-1, self.num_heads, self.head_size)[:rows]
+        steps.attend(query[:rows], out, kv_cache.data_ptr(), self.scale)
+        return output
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        if self.blocks is None:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
+        if not kv_cache.is_contiguous():
+            raise NotImplementedError("chunkbench: a K/V cache whose blocks do not lie one after the other")
+        slots = slot_mapping.numpy()
+        self.blocks.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots)

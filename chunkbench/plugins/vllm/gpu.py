@@ -1,0 +1,178 @@
+"""vLLM's Triton attention for NVIDIA GPUs, with our kernels for the tokens that are decoded.
+
+K and V stay in vLLM's layout: vLLM's own kernels write them, and compute the prompts. So a step that we cannot compute
+is vLLM's own without any copy. Decoding is where shared prefixes are read again and again.
+
+Not measured, and not run on a GPU: it is tested in Triton's interpreter, with vLLM's own classes around it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.utils.torch_utils import is_quantized_kv_cache
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backends.triton_attn import (
+    TritonAttentionBackend,
+    TritonAttentionImpl,
+    TritonAttentionMetadata,
+    TritonAttentionMetadataBuilder,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from chunkbench.kernels import triton
+from chunkbench.plugins.vllm.gpu_steps import DecodeSteps
+from chunkbench.plugins.vllm.obstacles import obstacle
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+class ChunkTritonBackend(TritonAttentionBackend):
+    """vLLM's Triton backend, with another implementation and another builder of metadata."""
+
+    @staticmethod
+    def get_impl_cls() -> type[ChunkTritonImpl]:
+        return ChunkTritonImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[ChunkTritonMetadataBuilder]:
+        return ChunkTritonMetadataBuilder
+
+
+@dataclass
+class ChunkTritonMetadata(TritonAttentionMetadata):
+    """What a step's layers need. Rows `0 .. decoding - 1` of the step are ours, those behind them vLLM's."""
+
+    steps: DecodeSteps | None = None
+    """Has planned the decoding rows."""
+    decoding: int = 0
+    rest: TritonAttentionMetadata | None = None
+    """Of the rows behind; None: there are none."""
+
+
+class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
+    """Finds what decoding sequences share, once a step for all layers with the same block table."""
+
+    # A captured graph can have decoding rows only: how many rows a prompt has is not known when it is captured.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
+    def __init__(
+        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.supports_draft_decode_metadata_update = False  # plans are made on the host
+        self._init_reorder_batch_threshold(1)  # decoding rows come first
+        self._layers = list(get_layers_from_vllm_config(vllm_config, Attention, layer_names).values())
+        self._steps: DecodeSteps | None = None
+        self._captured: int | None = None
+        """The generation of the steps that CUDA graphs were captured with."""
+        obstacles = sorted({cast(ChunkTritonImpl, layer.impl).obstacle for layer in self._layers} - {""})
+        dtype = vllm_config.model_config.dtype
+        shape = self.num_heads_q, self.num_heads_kv, self.headdim, kv_cache_spec.block_size
+        unsupported = triton.why_not(dtype, *shape)
+        obstacles += [unsupported] if unsupported else []
+        obstacles += ["speculative decoding"] if vllm_config.speculative_config is not None else []
+        obstacles += ["a window that begins after the prompt"] if self.rswa_window is not None else []
+        self._ours = not obstacles
+        if obstacles:
+            logger.warning("chunkbench: vLLM computes %d layers itself: %s", len(self._layers), "; ".join(obstacles))
+        else:
+            logger.info("chunkbench: two-phase partition decodes in %d layers", len(self._layers))
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> TritonAttentionMetadata:
+        metadata = super().build_for_cudagraph_capture(common_attn_metadata)
+        self._captured = self._steps.generation if self._steps is not None else None
+        return metadata
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> TritonAttentionMetadata:
+        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        common = common_attn_metadata
+        # Without speculation this is no bound but the length itself.
+        known = common.seq_lens_cpu_upper_bound
+        if not self._ours or common.causal is not True or common.mm_req_doc_ranges is not None or known is None:
+            return metadata
+        lengths = known[: common.num_reqs].numpy().astype(np.int64)
+        counts = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
+        others = np.flatnonzero((counts != 1) | (lengths == 0))  # prompts, and rows of padding
+        decoding = int(others[0]) if len(others) else len(counts)
+        steps = self._steps or self._make_steps()
+        # vLLM keeps tables on the device. What came or went can be seen in the whole table only.
+        table = common.block_table_tensor[:decoding].cpu().numpy()
+        steps.plan(table, lengths[:decoding])
+        if self._captured not in (None, steps.generation):
+            raise RuntimeError("chunkbench: a step needs more than CUDA graphs were captured for; use --enforce-eager")
+        rest = None
+        if counts[decoding:].any():
+            rest = super().build(common_prefix_len, _behind(common, decoding), fast_build)
+        return ChunkTritonMetadata(**vars(metadata), steps=steps, decoding=decoding, rest=rest)
+
+    def _make_steps(self) -> DecodeSteps:
+        """Made at the first step: before, the layers have no K/V cache."""
+        caches = [layer.kv_cache for layer in self._layers]
+        if len({cache.stride() for cache in caches}) > 1:
+            raise NotImplementedError("chunkbench: K/V caches of layers lie differently; take it out of VLLM_PLUGINS")
+        rows = self.vllm_config.scheduler_config.max_num_seqs
+        self._steps = DecodeSteps(caches[0], self.num_heads_q, rows, len(caches[0]))
+        return self._steps
+
+
+class ChunkTritonImpl(TritonAttentionImpl):
+    """The attention of one layer."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.obstacle = obstacle(self, is_quantized_kv_cache(self.kv_cache_dtype))
+        """Why our kernels cannot compute this layer; empty if they can."""
+        if not self.obstacle and self.chunk_lookback != -1:
+            self.obstacle = "attention to a few chunks before"
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        return False
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: TritonAttentionMetadata,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not isinstance(attn_metadata, ChunkTritonMetadata):  # vLLM computes the whole step
+            scales = output_scale, output_block_scale
+            super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
+            return output
+        metadata, steps = attn_metadata, attn_metadata.steps
+        assert steps is not None
+        # Without prompts, rows of padding are left as they are: a captured graph has as many rows as it may ever get.
+        rows = metadata.num_actual_tokens if metadata.rest is None else metadata.decoding
+        if rows:
+            shape = -1, self.num_heads, self.head_size
+            steps.attend(query[:rows].view(shape), output[:rows].view(shape), kv_cache, self.scale)
+        if metadata.rest is not None:
+            super().forward(layer, query[rows:], key[rows:], value[rows:], kv_cache, metadata.rest, output[rows:])
+        return output
+
+
+def _behind(common: CommonAttentionMetadata, decoding: int) -> CommonAttentionMetadata:
+    """The rows of a step behind those that decode, as a step of their own."""
+    return common.replace(
+        query_start_loc=common.query_start_loc[decoding:] - decoding,
+        query_start_loc_cpu=common.query_start_loc_cpu[decoding:] - decoding,
+        seq_lens=common.seq_lens[decoding:],
+        num_reqs=common.num_reqs - decoding,
+        num_actual_tokens=common.num_actual_tokens - decoding,
+        block_table_tensor=common.block_table_tensor[decoding:],
+        slot_mapping=common.slot_mapping[decoding:],
+    )

@@ -1,0 +1,86 @@
+"""Attention of decoded tokens on an NVIDIA GPU, over K and V in vLLM's blocks and in vLLM's layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.triton.constants import PLACE_BYTES, Sizes
+from chunkbench.kernels.triton.decode import TppTriton
+from chunkbench.kernels.triton.staging import Staging
+from chunkbench.kernels.triton.tuning import Tuning
+from chunkbench.plugins.vllm.forest import BlockForest
+
+
+class BlockPlaces:
+    """Where the blocks of a K/V cache of vLLM lie: `Places` for the kernels, with one cache for each layer."""
+
+    def __init__(self, cache: torch.Tensor) -> None:
+        """cache `[blocks, kv_heads, tokens, 2 * head_dim]`: of each token its K and then its V. All strides but the
+        last one are free; the caches of all layers must have the same."""
+        _, kv_heads, tokens, width = cache.shape
+        block_step, head_step, token_step, last = cache.stride()
+        self._block_step = block_step * cache.dtype.itemsize // PLACE_BYTES
+        if last != 1 or self._block_step * PLACE_BYTES != block_step * cache.dtype.itemsize:
+            raise ValueError(f"blocks must begin at multiples of {PLACE_BYTES} bytes; the strides are {cache.stride()}")
+        self.sizes = Sizes(kv_heads, kv_heads, width // 2, tokens, cache.dtype, token_step, head_step)
+        self.device = cache.device
+        self._ends = Staging(self.device, 0)
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """`[rows]` int32 on the device: tokens in the last block of each row."""
+        return self._ends.device
+
+    def places(self, chunks: Ints) -> tuple[Ints, Ints]:
+        """Places of K and V of blocks, from the first K and the first V."""
+        places = chunks * self._block_step
+        return places, places
+
+    def reserve_rows(self, rows: int) -> None:
+        """Make room for the ends of `rows` rows."""
+        if rows > len(self._ends.host):
+            self._ends = Staging(self.device, rows)
+
+    def follow(self, chunks: Ints, tokens: Ints) -> None:
+        """Set the number of tokens `[b]` in the last block of each row."""
+        self.reserve_rows(len(tokens))
+        self._ends.host[: len(tokens)] = tokens
+        self._ends.send()
+
+    def layer(self, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the layer with this cache."""
+        return layer, layer[..., self.sizes.head_dim :]
+
+
+class DecodeSteps:
+    """Plans the decoding rows of an engine's steps, and computes their attention in every layer with these blocks.
+
+    A captured CUDA graph of `attend` computes later steps, too, as long as `generation` stays what it was.
+    """
+
+    def __init__(self, cache: torch.Tensor, heads: int, rows: int, blocks: int, tuning: Tuning | None = None) -> None:
+        """cache: of any layer. heads: query heads. rows, blocks: most rows of a step, and most blocks that they hold
+        (a block that several hold counts once)."""
+        places = BlockPlaces(cache)
+        self._forest = BlockForest(places.sizes.chunk_size)
+        self._kernel = TppTriton(places, heads, tuning=tuning)
+        # A row's own run has room to grow (8 chunks), so few blocks need more entries than there are blocks.
+        self._kernel.reserve(rows, max(blocks, 8 * rows))
+
+    @property
+    def generation(self) -> int:
+        """Changes when captured graphs become invalid."""
+        return self._kernel.generation
+
+    def plan(self, table: np.ndarray, lengths: Ints) -> None:
+        """Plan a step for block tables `[b, blocks]` and lengths `[b]`, the token of this step included. b may be 0."""
+        self._kernel.plan(self._forest.plan(table, lengths))
+
+    def attend(self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, scale: float) -> None:
+        """Attention of q `[rows, heads, head_dim]` into out, alike, in the layer with this cache.
+
+        There may be more rows than were planned; these stay as they are in out.
+        """
+        self._kernel.decode(q, out, cache, scale)

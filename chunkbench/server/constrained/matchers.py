@@ -1,0 +1,241 @@
+"""The state of one answer that follows a constraint, and what each method writes without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunkbench.attention.tokens import alike
+from chunkbench.server.constrained.template import Place
+from chunkbench.server.constrained.vocabulary import Vocabulary, whole_characters
+from chunkbench.server.engine.request import Forced
+
+Method = Literal["mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"]
+
+
+@dataclass
+class Work:
+    """What one answer took so far, beside the model. Times in seconds."""
+
+    sampled: int = 0
+    """Tokens that the model chose."""
+    pieces: int = 0
+    """Texts that were appended without it."""
+    forced: int = 0
+    """Their tokens."""
+    rolled_back: int = 0
+    """Tokens that were taken back, because the text is written otherwise with what follows."""
+    mask_s: float = 0.0
+    automaton_s: float = 0.0
+    """Following the constraint from token to token."""
+    retokenize_s: float = 0.0
+    """Tokenising what is appended, or the whole answer."""
+
+    def facts(self, compile_s: float, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """For the log. `compile_s`: how long the request waited for its constraint; `spans`: characters of the answer
+        `[begin, end[` that were appended without the model."""
+        return {**vars(self), "compile_s": compile_s, "spans": spans}
+
+
+class Matcher:
+    """Follows a constraint by masks, and counts what it does. It fulfils `engine.request.Matcher`.
+
+    llguidance judges all methods: it knows the whole answer, and nothing is written that it does not accept.
+    """
+
+    rewrites = False
+
+    def __init__(self, state: Any, vocabulary: Vocabulary) -> None:
+        """`state`: an LLMatcher of this answer alone."""
+        self.work = Work()
+        self._state = state
+        self._vocabulary = vocabulary
+        self._stuck = False
+
+    def allow(self, bits: NDArray[np.int32]) -> None:
+        """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
+        began = perf_counter()
+        self._allow(bits)
+        self.work.mask_s += perf_counter() - began
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come next. Takes a hundredth of a mask's time. Where a text has no choice, so that its
+        canonical tokens alone may come, the mask says so."""
+        began = perf_counter()
+        known = not self._state.compute_ff_tokens() and self._state.validate_tokens([token]) == 1
+        self.work.mask_s += perf_counter() - began
+        return known
+
+    def accept(self, token: int) -> None:
+        """Go on by an allowed token that the model chose."""
+        began = perf_counter()
+        self._accept(token)
+        self.work.sampled += 1
+        self.work.automaton_s += perf_counter() - began
+
+    def forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        """What follows without the model; see `engine.request.Matcher`."""
+        began, retokenized_s = perf_counter(), self.work.retokenize_s
+        found = self._forced(answer, most)
+        if found is not None:
+            self.work.pieces += 1
+            self.work.forced += len(found.tokens)
+            self.work.rolled_back += len(answer) - found.kept
+        self.work.automaton_s += perf_counter() - began - (self.work.retokenize_s - retokenized_s)
+        return found
+
+    @property
+    def begins(self) -> bool:
+        """Whether the model has a token that may come next."""
+        return bool(self._mask().any())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is one that follows the constraint, and nothing may come after it."""
+        if self._state.is_stopped():
+            return not self._state.is_error()  # an error stops it, too
+        # Where an end alone may come, and the model has none, nothing is left to wait for.
+        return self._vocabulary.endless and bool(self._state.is_accepting()) and not self.begins
+
+    @property
+    def error(self) -> str:
+        """Why no token can come next. Empty if one can."""
+        error = " ".join(self._state.get_error().partition("<state>")[0].split())
+        return error or "the model has no token that goes on with this text" * self._stuck
+
+    def _allow(self, bits: NDArray[np.int32]) -> None:
+        bits[:] = self._mask()
+        if self._state.is_error():
+            bits[:] = 0
+        self._stuck = not bits.any()
+
+    def _mask(self) -> NDArray[np.int32]:
+        """[word] a bit for each token of the model that may come next."""
+        writable = self._vocabulary.writable
+        return np.frombuffer(self._state.compute_bitmask(), np.int32)[: len(writable)] & writable
+
+    def _accept(self, token: int) -> None:
+        self._state.consume_token(token)
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        return None
+
+    def _write(self, tokens: Sequence[int]) -> bool:
+        """Go on by tokens, if llguidance accepts all of them; else nothing changes."""
+        return self._state.validate_tokens(tokens) == len(tokens) and bool(self._state.consume_tokens(tokens))
+
+
+class ForcedTokensMatcher(Matcher):
+    """Appends tokens that the constraint leaves no choice about, as llguidance finds them.
+
+    The last one of a text stays open where it may merge with what follows.
+    """
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        tokens: list[int] = []
+        while (found := self._state.compute_ff_tokens()) and self._write(found):
+            tokens += found
+        return Forced(len(answer), tokens) if tokens else None
+
+
+class JumpMatcher(Matcher):
+    """Appends the bytes that leave no choice, by their canonical tokens.
+
+    They are a compressed edge of the constraint's automaton over bytes: consecutive edges, each the only one of its
+    state, where the end counts as an edge of a state in which the text may end (SGLang's paper, section 4 and
+    appendix B). llguidance makes this automaton while an answer walks it.
+    """
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        text = self._text()
+        return self._append(answer, text) if text else None
+
+    def _text(self) -> bytes:
+        """What must follow, as far as there is no choice: whole characters, most often none."""
+        return whole_characters(self._state.compute_ff_bytes())
+
+    def _append(self, answer: Sequence[int], text: bytes) -> Forced | None:
+        """Write a text after the answer, by its canonical tokens."""
+        tokens = self._tokens(text)
+        return Forced(len(answer), tokens) if tokens and self._write(tokens) else None
+
+    def _tokens(self, text: bytes) -> list[int]:
+        """The canonical tokens of a text; none if they write another one."""
+        began = perf_counter()
+        tokens = self._vocabulary.of_text(text)
+        if self._vocabulary.text(tokens) != text:
+            tokens = []
+        self.work.retokenize_s += perf_counter() - began
+        return tokens
+
+
+class InterleavedMatcher(JumpMatcher):
+    """Appends the fixed texts of a template, and lets the model fill the gaps between them."""
+
+    def __init__(self, state: Any, vocabulary: Vocabulary, place: Place) -> None:
+        super().__init__(state, vocabulary)
+        self._place = place
+
+    def _accept(self, token: int) -> None:
+        super()._accept(token)
+        self._place.walk(self._vocabulary.text([token]))
+
+    def _text(self) -> bytes:
+        return whole_characters(self._place.rest)
+
+    def _append(self, answer: Sequence[int], text: bytes) -> Forced | None:
+        found = super()._append(answer, text)
+        if found:
+            self._place.walk(text)
+        return found
+
+
+class RetokenizingMatcher(JumpMatcher):
+    """Appends the bytes that leave no choice, and writes the whole answer with the tokens that it then has.
+
+    The last token stays open where it may merge with what follows.
+    """
+
+    rewrites = True
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        text = self._text()
+        if not text:
+            return None
+        tokens = self._tokens(self._vocabulary.text(answer) + text)
+        last = len(self._vocabulary.text(tokens[-1:]))
+        if not tokens or len(tokens) > most:  # it does not fit in other tokens: what was written stays
+            return self._append(answer, text)
+        if last == len(text) and self._longest() > last:
+            return None  # nothing but the last token is new
+        written = answer
+        if last < len(text) and self._rewrite(answer, tokens[:-1]):
+            written = tokens[:-1]
+            if self._longest() > last:
+                tokens = tokens[:-1]
+        if not self._rewrite(written, tokens):
+            self._rewrite(written, answer)
+            return self._append(answer, text)
+        kept = alike(answer, tokens)
+        return Forced(kept, tokens[kept:])
+
+    def _rewrite(self, old: Sequence[int], new: Sequence[int]) -> bool:
+        """Put other tokens in the place of those of an answer, if llguidance accepts them; else nothing changes."""
+        common = alike(old, new)
+        if common < len(old):
+            self._state.rollback(len(old) - common)
+        if self._write(new[common:]):
+            return True
+        self._state.consume_tokens(old[common:])
+        return False
+
+    def _longest(self) -> int:
+        """Bytes of the longest token that may come next."""
+        bits = np.frombuffer(self._state.compute_bitmask(), np.uint8)
+        lengths = self._vocabulary.lengths
+        return int((lengths * np.unpackbits(bits, count=len(lengths), bitorder="little")).max())

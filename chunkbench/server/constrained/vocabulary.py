@@ -1,0 +1,168 @@
+"""The tokens of a model, as far as they write texts letter for letter; and single bytes as tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunkbench.server.constrained.constraint import ConstraintRefused
+
+_SPACES = (
+    {"type": "Prepend", "prepend": "\u2581"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+)
+"""Normalizers that lose nothing: SentencePiece's way to write a space."""
+
+_END = {
+    "content": "<|the end of an answer|>",
+    "special": True,
+    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a model."""
+
+    library: Any
+    """An LLTokenizer."""
+    lengths: NDArray[np.int32]
+    """[token] bytes of its text; 0 for special ones."""
+    writable: NDArray[np.int32]
+    """[word] a bit for each token that the model has, as in a mask."""
+    endless: bool
+    """Whether the model has no token that ends an answer."""
+
+    @classmethod
+    def read(cls, tokenizer: str, size: int, ends: Collection[int]) -> Vocabulary:
+        """`tokenizer`: tokenizer.json as text. `size`: token ids that the model has. `ends`: those that end an answer.
+
+        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused for a tokenizer that it
+        cannot read.
+        """
+        import llguidance
+
+        known = sorted(token for token in ends if token < size)
+        written = _writing(json.loads(tokenizer), size)
+        last = max(_ids(written), default=0)
+        if not known:  # llguidance needs an end; the model never chooses this one
+            last += 1
+            written["added_tokens"].append({**_END, "id": last})
+        with refusing("llguidance cannot read the model's tokenizer"):
+            library = llguidance.LLTokenizer(json.dumps(written), n_vocab=max(size, last + 1), eos_token=known or last)
+        lengths = np.zeros(size, np.int32)
+        for token in range(size):
+            if token not in known and not library.is_special_token(token):
+                lengths[token] = len(library.decode_bytes([token]))
+        writable = np.zeros(-(-size // 32) * 32, np.uint8)
+        writable[:size] = 1
+        if not known:
+            writable[last:] = 0
+        return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32), not known)
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """Without special tokens."""
+        text: bytes = self.library.decode_bytes([token for token in tokens if self.lengths[token]])
+        return text
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text, with U+FFFD for bytes that are no characters."""
+        return self.text(tokens).decode(errors="replace")
+
+    def of_text(self, text: bytes) -> list[int]:
+        """The canonical tokens of a text."""
+        tokens: list[int] = self.library.tokenize_bytes(text)
+        return tokens
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn errors of llguidance into ConstraintRefused that begins with `what`. Its panics are no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, ValueError | RuntimeError) and type(error).__name__ != "PanicException":
+            raise
+        raise ConstraintRefused(f"{what}: {' '.join(str(error).split())}") from None
+
+
+def _writing(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
+    """A tokenizer.json that keeps each letter of a text, and has no tokens that the model lacks.
+
+    A tokenizer that normalises texts (NFC, lower case) has no tokens for some of them, but the model can write them.
+    """
+    lost = dict.fromkeys(("truncation", "padding", "post_processor"))
+    added = [token for token in tokenizer.get("added_tokens") or () if token["id"] < size]
+    model, normalizer = _within(tokenizer["model"], size), _lossless(tokenizer.get("normalizer"))
+    return {**tokenizer, **lost, "added_tokens": added, "model": model, "normalizer": normalizer}
+
+
+def _ids(tokenizer: dict[str, Any]) -> list[int]:
+    """Of all tokens of a tokenizer.json."""
+    vocabulary = tokenizer["model"]["vocab"]
+    own = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
+    return [*own, *(token["id"] for token in tokenizer["added_tokens"])]
+
+
+def _within(model: dict[str, Any], size: int) -> dict[str, Any]:
+    """The model of a tokenizer without the tokens from `size` on."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: by id
+        return {**model, "vocab": vocabulary[:size]}
+    kept = {text: token for text, token in vocabulary.items() if token < size}
+    if len(kept) == len(vocabulary) or "merges" not in model:
+        return {**model, "vocab": kept}
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    return {**model, "vocab": kept, "merges": [pair for pair in pairs if {*pair, "".join(pair)} <= kept.keys()]}
+
+
+def _lossless(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What of a normalizer only writes spaces otherwise."""
+    if normalizer is not None and normalizer["type"] == "Sequence":
+        return {**normalizer, "normalizers": [part for part in map(_lossless, normalizer["normalizers"]) if part]}
+    return normalizer if normalizer in _SPACES else None
+
+
+class _Bytes:
+    """A tokenizer whose tokens are single bytes, in the form that llguidance takes."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@functools.cache
+def _byte_tokens() -> Any:
+    import llguidance
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
+
+
+def follow_bytes(regex: str, limits: Any = None) -> Any:
+    """An LLMatcher whose tokens are the bytes of a text that follows an expression. Raises ConstraintRefused,
+    ModuleNotFoundError without llguidance."""
+    import llguidance
+
+    library = llguidance.LLMatcher
+    state = library(_byte_tokens(), library.grammar_from_regex(regex), log_level=0, limits=limits)
+    if state.is_error():
+        raise ConstraintRefused(" ".join(state.get_error().split()))
+    return state
+
+
+def whole_characters(text: bytes) -> bytes:
+    """The characters at the begin of a text that is cut anywhere; empty if it begins inside one."""
+    if text and 0x80 <= text[0] < 0xC0:
+        return b""
+    return text.decode(errors="ignore").encode()  # the last character may have begun only

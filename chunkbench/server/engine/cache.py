@@ -1,0 +1,144 @@
+"""The engine's cache as a scheduler sees it: sequences are allocated, extended and freed, and their tensors follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.attention.errors import PoolExhausted, WrongTokens
+from chunkbench.attention.manager import LiveSequences, Manager
+from chunkbench.attention.text import Text
+
+
+@dataclass
+class _Live:
+    """A sequence in the cache."""
+
+    handle: int
+    """Its id there."""
+    text: Text
+    reached: int = 0
+    """Leading tokens that were selected."""
+
+
+class Stopwatch:
+    """Adds up the seconds inside `with`. The blocks do not nest."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += perf_counter() - self._began
+
+
+class EngineCache(Manager):
+    """The cache manager over the tensors of all layers.
+
+    What gets a slot is selected for the next step, too: `plan` ends the choice.
+
+    `tree` measures the bookkeeping of prefixes: to match prompts; to join, evictions included; to ask how far K and V
+    of a prompt are written; to append tokens, with the collection of their ids and evictions; to leave, and to keep
+    chunks for later. With window heads, also what these give up. Not in it: to select the rows of a step, the plan, K
+    and V, and cuts of constrained answers, which may copy K and V.
+    """
+
+    _live: LiveSequences[_Live]
+
+    def __init__(self, attention: RaggedChunkAttention, max_tokens: int) -> None:
+        """`max_tokens`: tokens whose K and V fit."""
+        super().__init__(max_tokens, attention.chunk_size)
+        self._attention = attention
+        self.tree = Stopwatch()
+
+    @property
+    def slots_held(self) -> int:
+        return self._attention.live_chunks * self.block_tokens
+
+    def plan(self) -> None:
+        """Plan the step of everything that was selected."""
+        self._attention.plan_selected()
+
+    def cached(self, text: Text) -> int:
+        with self.tree:
+            found = self._attention.cached_tokens(text.tokens(0, text.prompt))
+        return min(found, text.prompt - 1)
+
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+        try:
+            with self.tree:
+                joined = self._attention.join(text.tokens(0, known), spare)
+        except PoolExhausted:
+            return None
+        self._live[sequence] = _Live(joined.sequence, text)
+        return min(self.computed_tokens(sequence), known - 1)
+
+    def computed_tokens(self, sequence: int) -> int:
+        member = self._live[sequence]
+        with self.tree:
+            written = self._attention.written(member.handle)
+        return max(member.reached, written)
+
+    def extend(self, sequence: int, tokens: int) -> bool:
+        # The chunks are there since the allocation.
+        member = self._live[sequence]
+        first = min(self.computed_tokens(sequence), tokens - 1)
+        self._attention.select(member.handle, first, tokens - first)
+        member.reached = tokens
+        return True
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        members = [self._live[sequence] for sequence in sequences]
+        try:
+            with self.tree:
+                lengths = [self._attention.length(member.handle) for member in members]
+                tokens = [int(m.text.tokens(n, n + 1)[0]) for m, n in zip(members, lengths, strict=True)]
+                self._attention.extend(tokens, [member.handle for member in members])
+        except PoolExhausted:
+            return False
+        for member, length in zip(members, lengths, strict=True):
+            self._attention.select(member.handle, length, 1)
+            member.reached = length + 1
+        return True
+
+    def grow(self, sequence: int, tokens: int) -> bool:
+        member = self._live[sequence]
+        try:
+            with self.tree:
+                length = self._attention.length(member.handle)
+                self._attention.extend(member.text.tokens(length, length + tokens), [member.handle], [tokens])
+        except PoolExhausted:
+            return False
+        return True
+
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """Keep K and V of the first `tokens` tokens of a sequence. Raises PoolExhausted if it must copy a chunk that it
+        shares, and there is no room, or if window heads lost what is then its last chunk."""
+        member = self._live[sequence]
+        try:
+            self._attention.truncate(member.handle, tokens)
+        except WrongTokens as error:
+            raise PoolExhausted(str(error)) from None
+        member.reached = min(member.reached, tokens)
+
+    def undo(self) -> None:
+        """The planned step could not be computed: what it would have written is not there."""
+        self._attention.undo_planned()
+
+    def select_again(self, sequence: int, tokens: int) -> int:
+        """After `undo`: select what is missing of the first `tokens` tokens. Returns the first that is computed."""
+        self._live[sequence].reached = 0
+        first = min(self.computed_tokens(sequence), tokens - 1)
+        self.extend(sequence, tokens)
+        return first
+
+    def forget(self, sequence: int) -> None:
+        """A sequence failed: nothing of it is kept for later ones."""
+        self._attention.forget(self._live[sequence].handle)
+
+    def free(self, sequence: int) -> None:
+        with self.tree:
+            self._attention.remove_sequence(self._live.pop(sequence).handle)

@@ -1,0 +1,338 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.attention.errors import PoolExhausted
+from chunkbench.attention.windows import HeadPolicy
+from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.server.engine.cache import EngineCache
+from chunkbench.server.engine.errors import RequestFailed
+from chunkbench.server.engine.model import Model
+from chunkbench.server.engine.request import Finish, Generated, Request, Sequence
+from chunkbench.server.engine.sampling import next_tokens
+from chunkbench.server.scheduling import Piece, Rules, Scheduler
+
+Attention = Literal["two-phase", "sequence-first", "no-sharing"]
+Cache = Literal["live", "radix"]
+Schedule = Literal["fcfs", "prefix"]
+
+_LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
+"""After this error a GPU computes nothing any more, for nobody."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Limits of the engine, and its attention."""
+
+    max_batch: int = 32
+    """Most sequences of a step (the paper's value)."""
+    prompt_budget: int = 2048
+    """Most prompt tokens of a step, beside the decoding sequences."""
+    kv_bytes: int = 1 << 30
+    """Bytes of K and V, all layers. The engine takes them at its start."""
+    chunk_size: int = 64
+    attention: Attention = "two-phase"
+    """two-phase: the prefix-aware cache with the two-phase partition kernel; sequence-first: the same cache, but every
+    sequence reads its shared chunks by itself; no-sharing: every sequence has chunks of its own."""
+    cache: Cache = "live"
+    """live: chunks are free when the last sequence that covers them ends (the paper's cache); radix: they stay for
+    later requests until their memory is needed, least recently used first (RadixAttention)."""
+    schedule: Schedule = "fcfs"
+    """Order of the queue. fcfs: by arrival; prefix: longest cached prefix first."""
+    policy: HeadPolicy | None = None
+    """Which KV heads keep a window only; None: all keep everything."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.cache == "radix" and self.attention == "no-sharing":
+            raise ValueError("the cache radix keeps chunks to share them; attention no-sharing does not share")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. Times in seconds."""
+
+    generated: tuple[Generated, ...]
+    batch: int
+    """Sequences that took part."""
+    prompt_tokens: int
+    preempted: int
+    schedule_s: float
+    """Scheduling, tree and plan."""
+    forward_s: float
+    sample_s: float
+    tree_s: float
+    """What of these was the bookkeeping of prefixes: `EngineCache.tree`."""
+    kv_bytes: int
+    """Bytes of the chunks that live sequences cover during the step."""
+    arrived: int
+    """Requests that were queued before the step, since the engine's start."""
+    failed: tuple[RequestFailed, ...] = ()
+    """Requests that ended without their answer."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of the whole step."""
+        return self.schedule_s + self.forward_s + self.sample_s
+
+    @property
+    def overhead_s(self) -> float:
+        """The engine's own cost: everything but the model."""
+        return self.schedule_s + self.sample_s
+
+
+class Engine:
+    """Answers requests over one prefix-aware cache for all layers. Not safe for several threads.
+
+    Nobody says what prompts share: the cache finds it by token ids (section 3.1 of the paper). Only the part of a
+    prompt that is not cached is computed.
+    """
+
+    def __init__(self, model: Model, options: EngineOptions | None = None) -> None:
+        """Raises ValueError if `kv_bytes` does not hold one chunk, or the model's shape has no kernel."""
+        self.model = model
+        self.options = options = options or EngineOptions()
+        self.max_tokens = options.kv_bytes // (model.token_bytes * options.chunk_size) * options.chunk_size
+        """Tokens whose K and V fit."""
+        if self.max_tokens == 0:
+            least = model.token_bytes * options.chunk_size
+            raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
+        self.max_length = min(self.max_tokens, model.max_length)
+        """Most tokens of prompt and answer together."""
+        self._attention = RaggedChunkAttention(
+            model.layers,
+            model.heads,
+            model.head_dim,
+            model.kv_heads,
+            options.chunk_size,
+            model.dtype,
+            model.device,
+            max_tokens=self.max_tokens,
+            partition="two-phase" if options.attention == "two-phase" else "sequence-first",
+            share=options.attention != "no-sharing",
+            retain=options.cache == "radix",
+            policy=options.policy,
+        )
+        self._attention.reserve(self.max_tokens, touch=True)
+        self._cache = EngineCache(self._attention, self.max_tokens)
+        rules = Rules(options.max_batch, options.prompt_budget, order=options.schedule)
+        self._scheduler: Scheduler[Sequence] = Scheduler(self._cache, rules)
+        self._arrivals = 0
+        self._early: list[Generated] = []
+        """Tokens with which answers of new requests begin without the model."""
+        self.peak_kv_bytes = 0
+        self.peak_batch = 0
+
+    @property
+    def kernel(self) -> str:
+        """Name of the attention kernel."""
+        return self._attention.kernel
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the chunks that live sequences cover."""
+        return self._attention.kv_bytes
+
+    @property
+    def idle_kv_bytes(self) -> int:
+        """Bytes of the chunks that are kept for later requests."""
+        return self._attention.idle_kv_bytes
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold chunks."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        return self._scheduler.idle and not self._early
+
+    def check(self, request: Request) -> None:
+        """Raise RequestRefused if the engine could never answer the request."""
+        request.check(self.max_length, self.model.vocabulary)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestRefused."""
+        self.check(request)
+        # A constraint allows an end of the text where the answer is whole, and nothing may follow it.
+        goes_on = request.ignore_eos and request.matcher is None
+        ends = request.stop_ids | (frozenset() if goes_on else self.model.eos_ids)
+        sequence = Sequence(self._arrivals, request, list(request.prompt), ends)
+        self._arrivals += 1
+        begin = self._forced(sequence)
+        self._early += begin
+        if not begin or begin[-1].finish is None:
+            self._scheduler.add(sequence)
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Forget requests whose clients went away; their chunks are free for the next step.
+
+        Unknown ids are ignored: their answers may have just ended.
+        """
+        gone = set(ids)
+        members = (*self._scheduler.running, *self._scheduler.waiting)
+        self._scheduler.drop([sequence for sequence in members if sequence.request.id in gone])
+
+    def step(self) -> StepReport:
+        """Compute one token of every running sequence, and a part of the waiting prompts.
+
+        A request whose tokens cannot be computed, or whose logits choose no token, fails alone. Raises what ends the
+        engine: a lost GPU, or an error of its own.
+        """
+        started, tree_s = perf_counter(), self._cache.tree.seconds
+        step = self._scheduler.schedule()
+        self._cache.plan()
+        pieces = [*(Piece(entry, entry.length - 1, 1) for entry in step.decoding), *step.prompts]
+        kv_bytes = self._attention.kv_bytes
+        self.peak_kv_bytes = max(self.peak_kv_bytes, kv_bytes)
+        self.peak_batch = max(self.peak_batch, step.batch)
+        planned = perf_counter()
+        generated, self._early = self._early, []
+        failed: list[RequestFailed] = []
+        self._computed = planned
+        for sequence, outcome in self._outcomes(pieces) if pieces else ():
+            if isinstance(outcome, RequestFailed):
+                self._cache.forget(sequence.arrival)
+                self._scheduler.finish(sequence)
+                failed.append(outcome)
+            else:
+                generated += self._take(sequence, outcome)
+        computed, done = self._computed, perf_counter()
+        return StepReport(
+            tuple(generated),
+            step.batch,
+            step.prompt_tokens,
+            step.preempted,
+            planned - started,
+            computed - planned,
+            done - computed,
+            self._cache.tree.seconds - tree_s,
+            kv_bytes,
+            self._arrivals,
+            tuple(failed),
+        )
+
+    def _outcomes(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, int | RequestFailed]]:
+        """Compute planned pieces: the next token of each sequence whose last token is among them, or why it has none.
+
+        After an exception the halves are computed apart, down to the pieces that raise it alone.
+        """
+        try:
+            return self._compute(pieces)
+        except _LOST_DEVICE:
+            raise
+        except Exception as error:
+            self._cache.undo()
+            if len(pieces) == 1:
+                sequence = pieces[0].entry
+                failure = RequestFailed(sequence.request.id, f"{type(error).__name__}: {error}")
+                failure.__cause__ = error
+                return [(sequence, failure)]
+        middle = len(pieces) // 2
+        outcomes = []
+        for half in (pieces[:middle], pieces[middle:]):
+            # A piece may have relied on chunks that another one was to write.
+            ends = [(entry, first + tokens) for entry, first, tokens in half]
+            firsts = [self._cache.select_again(entry.arrival, end) for entry, end in ends]
+            self._cache.plan()
+            again = [Piece(entry, first, end - first) for (entry, end), first in zip(ends, firsts, strict=True)]
+            outcomes += self._outcomes(again)
+        return outcomes
+
+    def _compute(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, int | RequestFailed]]:
+        sampled = _sampled(pieces)
+        tokens = [token for entry, first, count in pieces for token in entry.tokens[first : first + count]]
+        positions = [place for _, first, count in pieces for place in range(first, first + count)]
+        rows = [row for row, _ in sampled]
+        logits = self.model.logits(tokens, positions, rows or [0], self._attention)
+        self._computed = perf_counter()
+        sequences = [sequence for _, sequence in sampled]
+        chosen = next_tokens(logits, sequences) if sequences else []
+        return [
+            (sequence, self._no_token(sequence) if token is None else token)
+            for sequence, token in zip(sequences, chosen, strict=True)
+        ]
+
+    def _no_token(self, sequence: Sequence) -> RequestFailed:
+        matcher = sequence.request.matcher
+        if matcher is not None and matcher.error:
+            return RequestFailed(sequence.request.id, f"the constraint allows no token: {matcher.error}", True)
+        reason = f"the model's logits for token {sequence.length} are NaN or infinite"
+        return RequestFailed(
+            sequence.request.id, f"{reason}; the model may need another dtype than {dtype_name(self.model.dtype)}"
+        )
+
+    def _take(self, sequence: Sequence, token: int) -> list[Generated]:
+        """Add a token to a sequence, and what its constraint forces; the sequence ends if one was the last."""
+        matcher = sequence.request.matcher
+        sequence.tokens.append(token)
+        if matcher is not None and token not in sequence.ends:
+            matcher.accept(token)
+        generated = [Generated(sequence.request.id, token, self._finish(sequence), sequence.cached_tokens)]
+        if generated[-1].finish is None:
+            generated += self._forced(sequence)
+        if generated[-1].finish is not None:
+            self._scheduler.finish(sequence)
+        return generated
+
+    def _forced(self, sequence: Sequence) -> list[Generated]:
+        """Write what the constraint of a sequence forces, up to `max_tokens` or a token that ends the answer."""
+        request = sequence.request
+        if request.matcher is None:
+            return []
+        forced = request.matcher.forced(sequence.tokens[len(request.prompt) :], request.max_tokens)
+        if forced is None:
+            return []
+        replaces, begin = sequence.generated - forced.kept, len(request.prompt) + forced.kept
+        del sequence.tokens[begin:]
+        if sequence.computed > begin:
+            try:
+                self._cache.truncate(sequence.arrival, begin)
+                sequence.cut(begin)
+            except PoolExhausted:
+                self._scheduler.put_back(sequence)
+        generated = []
+        for token in forced.tokens[: request.max_tokens - forced.kept]:
+            sequence.tokens.append(token)
+            generated.append(Generated(request.id, token, None, sequence.cached_tokens, forced=True))
+            if token in sequence.ends:
+                break
+        whole = len(generated) == len(forced.tokens)
+        generated[0] = replace(generated[0], replaces=replaces)
+        generated[-1] = replace(generated[-1], finish=self._finish(sequence, whole))
+        return generated
+
+    @staticmethod
+    def _finish(sequence: Sequence, followed: bool = True) -> Finish | None:
+        """Why the answer ends with its last token; None if it goes on. `followed`: the matcher is not further."""
+        request = sequence.request
+        complete = followed and request.matcher is not None and request.matcher.complete
+        if sequence.tokens[-1] in sequence.ends or complete:
+            return "stop"
+        return "length" if sequence.generated == request.max_tokens else None
+
+
+def _sampled(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence]]:
+    """The rows of a step whose logits choose the next token of a sequence."""
+    rows, row = [], 0
+    for piece in pieces:
+        row += piece.tokens
+        if piece.sampled:
+            rows.append((row - 1, piece.entry))
+    return rows

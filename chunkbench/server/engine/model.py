@@ -1,0 +1,199 @@
+"""A decoder-only model of transformers whose attention is ours."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.llama import WEIGHTS, LlamaShape
+from chunkbench.pins import SERVING_INSTALL
+from chunkbench.server.engine.errors import ModelError
+from chunkbench.server.engine.llama import LlamaForward, fits, pack_linear_layers
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    raise ModelError(f"the engine needs transformers: {SERVING_INSTALL}") from error
+transformers.utils.logging.disable_progress_bar()
+
+INTERFACE = "chunkbench"
+"""Our name in transformers' table of attention functions."""
+_REFUSED = {"sliding_window": "a sliding window", "softcap": "soft-capping of scores", "s_aux": "attention sinks"}
+
+
+class ModelNumbers:
+    """What a causal language model of transformers says of itself."""
+
+    def __init__(self, module: Any) -> None:
+        config = module.config
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.vocabulary: int = config.vocab_size
+        self.max_length: int = getattr(config, "max_position_embeddings", 2**31)
+        """Most tokens of a sequence, prompt and answer."""
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            # A step with a longer sequence would change the positions of all others.
+            self.max_length = min(self.max_length, rope["original_max_position_embeddings"])
+        eos = module.generation_config.eos_token_id
+        ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        if not all(type(one) is int for one in ids):
+            raise ModelError(f"the model's eos_token_id is {eos!r:.80}: no token id, and no list of them")
+        self.eos_ids = frozenset(ids)
+        """End-of-sequence ids, as transformers' `generate` knows them."""
+        self.weights: str = getattr(config, WEIGHTS, "")
+        """What a reader must know of them beside their dtype; empty: nothing."""
+        self.dtype: torch.dtype = module.dtype
+        self.device: torch.device = module.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def facts(self) -> dict[str, Any]:
+        """What identifies the model in a measurement."""
+        return {
+            "kv_bytes_per_token": self.token_bytes,
+            "layers": self.layers,
+            "dtype": dtype_name(self.dtype),
+            **({"weights": self.weights} if self.weights else {}),
+        }
+
+
+class Model(ModelNumbers):
+    """Weights and forward pass."""
+
+    def __init__(self, module: Any) -> None:
+        """`module`: from `load_module` or `random_module`, on its device. Raises ModelError."""
+        super().__init__(module)
+        refuse_other_attention(module.config)
+        self._llama = LlamaForward(module) if fits(module) else None
+        self._module: Any = None
+        if self._llama is None:
+            pack_linear_layers(module)
+            self._module = module.eval()
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"forward": "transformers" if self._llama is None else "native"}
+
+    @torch.inference_mode()
+    def logits(
+        self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
+    ) -> torch.Tensor:
+        """Logits `[len(rows), vocabulary]` of some rows of a step. `attention` has planned these tokens."""
+        if self._llama is not None:
+            return self._llama.logits(tokens, positions, rows, attention)
+        output = self._module(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(rows, device=self.device),
+            chunk_attention=attention,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:
+    """A causal language model of transformers from a local checkpoint. Raises ModelError."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: no checkpoint: it has no config.json")
+    with reading_with_transformers(folder):
+        module, found = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            attn_implementation=attention,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    if missing := sorted(found["missing_keys"]):  # transformers draws these at random, with a warning
+        raise ModelError(f"{folder}: {len(missing)} of the model's weights are missing, such as {missing[0]}")
+    return module
+
+
+@contextlib.contextmanager
+def reading_with_transformers(path: Path | str) -> Iterator[None]:
+    """Any exception becomes a ModelError: what transformers raises for damaged files has no common class."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"{path}: transformers cannot read it: {type(error).__name__}: {error}") from error
+
+
+def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, seed: int = 0) -> Any:
+    """A causal language model of transformers with random weights: as fast as trained ones, and without meaning. The
+    same seed gives the same weights for every attention."""
+    torch.manual_seed(seed)
+    setattr(config, WEIGHTS, "")  # it tells of the weights of a checkpoint
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+
+
+def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int = 32000, max_length: int = 16384) -> Any:
+    """transformers' configuration of a Llama-like shape, with fewer layers if asked for."""
+    return transformers.LlamaConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=layers or shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        vocab_size=vocabulary,
+        max_position_embeddings=max_length,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+    )
+
+
+def refuse_other_attention(config: Any) -> None:
+    """Raise ModelError for attention that the kernels do not compute."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"}:
+        other = ", ".join(sorted(kinds - {"full_attention"}))
+        raise ModelError(f"this model has layers of the kind {other}; the engine computes full attention only")
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        raise ModelError(f"this model has a sliding window of {config.sliding_window} tokens; the engine has none")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise ModelError("this model caps its attention scores (soft-capping); the engine does not")
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    *,
+    chunk_attention: RaggedChunkAttention | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: query, key, value `[1, heads, tokens, d]` to `[1, tokens, heads, d]`."""
+    if chunk_attention is None:
+        raise ModelError("this attention runs inside the engine only: it needs the argument chunk_attention")
+    for argument, what in _REFUSED.items():
+        if others.get(argument) is not None:
+            raise ModelError(f"this model's attention has {what} ({argument}); the engine computes full attention only")
+    layer = module.layer_idx
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    usual = chunk_attention.head_dim**-0.5  # the kernels' own scale
+    if scaling is not None and abs(scaling / usual - 1) > 1e-6:
+        q = q * (scaling / usual)
+    chunk_attention.write_selected(layer, k, v)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    chunk_attention.attend_selected(layer, q, out)
+    return out[None], None
+
+
+transformers.AttentionInterface.register(INTERFACE, _attend)

@@ -1,0 +1,188 @@
+"""A request, and its state while the engine answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from chunkbench.attention.text import TokenText
+from chunkbench.kernels.integers import Ints
+from chunkbench.server.engine.errors import RequestRefused
+from chunkbench.server.scheduling import Entry
+
+Finish = Literal["length", "stop"]
+
+COLD = 1e-5
+"""Below this temperature only the largest logit has a probability that counts, as in vLLM."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `temperature=0`: always the token with the largest logit (greedy)."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    """Choose among the most probable tokens whose probabilities add up to this."""
+    seed: int | None = None
+    """Same seed, same draws, whatever the other requests of a step are; None: a new seed. -2**63 to 2**64 - 1. In
+    bfloat16 the other requests change how logits round, and so, now and then, a token."""
+    top_k: int = 0
+    """Choose among so many of the most probable tokens, before top_p. 0: all; -1 means the same in vLLM."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise RequestRefused(f"temperature must lie between 0 and 100, not {self.temperature}", "temperature")
+        if not 0 < self.top_p <= 1:
+            raise RequestRefused(f"top_p must be above 0 and at most 1, not {self.top_p}", "top_p")
+        if not -1 <= self.top_k < 2**31:
+            raise RequestRefused(f"top_k must be at least 1, or 0 for all tokens, not {self.top_k}", "top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestRefused(f"seed must lie between -2**63 and 2**64 - 1, not {self.seed}", "seed")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether always the token with the largest logit is chosen."""
+        return self.temperature < COLD or self.top_k == 1
+
+
+class Forced(NamedTuple):
+    """What a constraint writes without the model."""
+
+    kept: int
+    """So many tokens of the answer stay; the others are taken back."""
+    tokens: Ordered[int]
+    """They follow, at least one. The text that was there stays."""
+
+
+class Matcher(Protocol):
+    """The state of an answer that has to follow a constraint."""
+
+    def allow(self, bits: NDArray[np.int32]) -> None:
+        """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
+
+    def allows(self, token: int) -> bool:
+        """Whether it is known without a mask that a token may come next."""
+
+    def accept(self, token: int) -> None:
+        """Go on by an allowed token that the model chose."""
+
+    def forced(self, answer: Ordered[int], most: int) -> Forced | None:
+        """What follows the tokens of the answer without the model; None, as most often: nothing. Goes on by it.
+
+        `most`: tokens that the answer may have. What is taken back is never more than that.
+        """
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole, and nothing may follow."""
+
+    @property
+    def error(self) -> str:
+        """Why no token can come next. Empty if one can."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Token ids of a prompt, and what to generate."""
+
+    id: str
+    prompt: Ordered[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids after which the answer ends, besides the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence ids."""
+    min_tokens: int = 0
+    """Before so many tokens no token is chosen that would end the answer."""
+    matcher: Matcher | None = field(default=None, compare=False, repr=False)
+    """What the answer has to follow. It belongs to this request alone."""
+
+    def check(self, most_tokens: int, vocabulary: int) -> None:
+        """Raise RequestRefused if no server answers it that takes so many tokens and has so many token ids."""
+        prompt, total = len(self.prompt), len(self.prompt) + self.max_tokens
+        if prompt == 0:
+            raise RequestRefused("the prompt is empty: it needs at least one token")
+        if self.max_tokens < 1:
+            raise RequestRefused(f"max_tokens must be at least 1, not {self.max_tokens}", "max_tokens")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            most = f"at least 0 and at most max_tokens = {self.max_tokens}"
+            raise RequestRefused(f"min_tokens must be {most}, not {self.min_tokens}", "min_tokens")
+        if self.matcher is not None and self.min_tokens:
+            raise RequestRefused("a constraint says itself when an answer ends: leave min_tokens out", "min_tokens")
+        if total > most_tokens:
+            raise RequestRefused(
+                f"the prompt has {prompt} tokens and max_tokens is {self.max_tokens}, together {total}: "
+                f"this server takes at most {most_tokens}"
+            )
+        if min(self.prompt) < 0 or max(self.prompt) >= vocabulary:
+            raise RequestRefused(f"token ids of the prompt must lie between 0 and {vocabulary - 1}")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A token of an answer."""
+
+    request: str
+    token: int
+    finish: Finish | None
+    """Why the answer ends with this token; None if it goes on."""
+    cached_tokens: int | None
+    """Tokens of the prompt that were not computed for this request; None if the engine does not say."""
+    forced: bool = False
+    """Whether the request's constraint left no choice, and the token was appended without the model."""
+    replaces: int = 0
+    """So many tokens before it are no longer part of the answer: its text is written otherwise."""
+
+
+@dataclass(frozen=True)
+class GrowingText:
+    """A text whose answer is being generated."""
+
+    ids: list[int]
+    """Prompt, and what was generated so far."""
+    prompt: int
+    total: int
+    """Tokens of the prompt and of the longest answer."""
+
+    def keys(self, block_tokens: int) -> Ints:
+        return TokenText(self.ids, self.prompt, self.total).keys(block_tokens)
+
+    def tokens(self, first: int, last: int) -> Ints:
+        if (first, last) == (0, self.prompt):
+            return self._prompt_ids
+        return np.array(self.ids[first:last], np.int64)
+
+    @cached_property
+    def _prompt_ids(self) -> Ints:
+        # A scheduler that looks up prompts asks for them at every step.
+        return np.array(self.ids[: self.prompt], np.int64)
+
+
+@dataclass(eq=False)
+class Sequence(Entry):
+    """A request in the engine."""
+
+    request: Request
+    tokens: list[int]
+    """Prompt and generated tokens."""
+    ends: frozenset[int] = frozenset()
+    """Token ids that end the answer."""
+    random: torch.Generator | None = field(default=None, repr=False)
+
+    @cached_property
+    def text(self) -> GrowingText:
+        """Its tokens, for the cache."""
+        prompt = len(self.request.prompt)
+        return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far."""
+        return len(self.tokens)

@@ -1,0 +1,295 @@
+"""What a client asks for, checked, and the errors it gets, in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic_core import from_json
+
+from chunkbench.server.constrained import Constraint, ConstraintRefused
+from chunkbench.server.constrained.constraint import ANY_OBJECT
+from chunkbench.server.engine import Matcher, Request, RequestRefused, Sampling
+
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _whole(value: Any) -> Any:
+    """16.0 as 16: to JSON both are the same number. Also in a list."""
+    if isinstance(value, list):
+        return [_whole(part) for part in value] if any(type(part) is float for part in value) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_list(stop: Any) -> Any:
+    """One stop string as a list; an empty one asks for nothing."""
+    return [stop] * bool(stop) if isinstance(stop, str) else stop
+
+
+class ApiError(Exception):
+    """An answer with an HTTP status of 4xx or 5xx."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's form."""
+        kind = {404: "not_found_error", 429: "rate_limit_error"}.get(self.status, "invalid_request_error")
+        kind = "server_error" if self.status >= 500 else kind
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+class Fields(BaseModel):
+    """An object of a body. A field that is null counts as left out.
+
+    A field that is not there is refused with ApiError, unless it can change no answer or asks for nothing.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    _within: ClassVar[str | None] = None
+    """The field of the body that holds such objects; None: this is the body."""
+    _labels: ClassVar[frozenset[str]] = frozenset()
+    """Fields that change no answer."""
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Fields that the server lacks -> the values that ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_nulls_out(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: _whole(value) for name, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _refuse_others(self) -> Fields:
+        for name, value in (self.model_extra or {}).items():
+            if name not in self._labels and not any(_same(value, neutral) for neutral in self._neutral.get(name, ())):
+                path = f"{self._within}.{name}" if self._within else name
+                message = f"the field {path:.80} = {value!r:.80} is not supported; leave it out"
+                raise ApiError(message, param=self._within or name)
+        return self
+
+
+class StreamOptions(Fields):
+    """What a stream carries besides tokens."""
+
+    _within = "stream_options"
+    _labels = frozenset({"include_obfuscation"})
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Usage in every chunk."""
+
+
+class Message(Fields):
+    """A message of a chat; its text may come in parts."""
+
+    _within = "messages"
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("tool_calls", "annotations"), ([],)),
+        **dict.fromkeys(("refusal", "reasoning", "reasoning_content"), ("",)),
+    }
+
+    role: Annotated[str, Field(max_length=64)]
+    content: str | list[dict[str, Any]] = ""
+    name: Annotated[str, Field(max_length=1024)] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """What a chat template gets. Raises ApiError for images and other parts."""
+        text = self.content
+        if isinstance(text, list):
+            for part in text:
+                if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                    message = f"a message has a part of type {part.get('type')!r:.80}; text only"
+                    raise ApiError(message, param="messages")
+            text = "".join(part["text"] for part in text)
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **named}
+
+
+class JsonSchema(Fields):
+    """A schema, as `response_format` has it."""
+
+    _within = "response_format"
+    _labels = frozenset({"name", "description", "strict"})
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Fields):
+    """What an answer has to be, in OpenAI's words."""
+
+    _within = "response_format"
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def constraint(self) -> Constraint | None:
+        """None: any text. Raises ConstraintRefused."""
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise ConstraintRefused("json_schema is missing")
+            return Constraint.of_schema(self.json_schema.schema_)
+        return ANY_OBJECT if self.type == "json_object" else None
+
+
+class StructuredOutputs(Fields):
+    """What an answer has to be, in vLLM's words: one of these."""
+
+    _within = "structured_outputs"
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("disable_fallback", "disable_any_whitespace", "disable_additional_properties"), (False,)),
+    }
+
+    regex: str | None = None
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    choice: list[str] | None = None
+    json_object: bool | None = None
+
+    def constraint(self) -> Constraint | None:
+        """None: any text. Raises ConstraintRefused."""
+        given = [
+            *([Constraint.of_regex(self.regex)] if self.regex is not None else []),
+            *([Constraint.of_schema(self.json_)] if self.json_ is not None else []),
+            *([Constraint.of_choice(self.choice)] if self.choice is not None else []),
+            *([ANY_OBJECT] if self.json_object else []),
+        ]
+        if len(given) > 1:
+            raise ConstraintRefused("give one of regex, json, choice and json_object")
+        return given[0] if given else None
+
+
+class RequestBody(Fields):
+    """Fields that both kinds of completion take. `Sampling` and `Request` of the engine know their ranges."""
+
+    _labels = frozenset(
+        {
+            *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id"),
+            *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+            *("parallel_tool_calls", "include_reasoning", "prediction"),
+        }
+    )
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty", "stream_interval"), (1,)),
+        **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "top_logprobs", "priority"), (0,)),
+        **dict.fromkeys(("echo", "logprobs", "use_beam_search", "include_stop_str_in_output"), (False,)),
+        **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "watermarking"), (False,)),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+        **dict.fromkeys(("logit_bias", "vllm_xargs", "kv_transfer_params"), ({},)),
+        **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "modalities": (["text"],),
+        "verbosity": ("medium",),
+        **dict.fromkeys(("tools", "functions", "bad_words"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        "suffix": ("",),
+    }
+
+    model: Annotated[str, Field(max_length=1024)]
+    max_tokens: Count | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    stop: Annotated[list[StopString], Field(max_length=4), BeforeValidator(_as_list)] = []
+    stop_token_ids: Annotated[list[NonNegativeInt], Field(max_length=1024)] = []
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    structured_outputs: StructuredOutputs = StructuredOutputs()
+
+    def constraint(self) -> tuple[str, Constraint] | None:
+        """What the answer has to follow, and the field that says it; None: nothing. Raises ApiError."""
+        found: tuple[str, Constraint] | None = None
+        asked = ("response_format", self.response_format), ("structured_outputs", self.structured_outputs)
+        for field, outputs in asked:
+            try:
+                constraint = outputs.constraint()
+            except ConstraintRefused as error:
+                raise ApiError(f"the field {field} is not valid: {error}", param=field) from None
+            if constraint is not None and found is not None:
+                raise ApiError("give one of response_format and structured_outputs", param=field)
+            found = (field, constraint) if constraint is not None else found
+        return found
+
+    def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None = None) -> Request:
+        """The engine's request. Raises ApiError if the sampling is out of range."""
+        try:
+            sampling = Sampling(self.temperature, self.top_p, self.seed, self.top_k)
+        except RequestRefused as error:
+            raise ApiError(str(error), param=error.field) from None
+        stop = frozenset(self.stop_token_ids)
+        return Request(id, prompt, max_tokens, sampling, stop, self.ignore_eos, self.min_tokens, matcher)
+
+
+class CompletionBody(RequestBody):
+    """Body of /v1/completions."""
+
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**RequestBody._neutral, "add_special_tokens": (True,)}
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def one_prompt(self) -> str | list[int]:
+        """Text or token ids. Raises ApiError for several prompts."""
+        prompt = self.prompt
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+            if len(prompt) > 1:
+                raise ApiError(f"{len(prompt)} prompts in one request; send one request for each", param="prompt")
+            return prompt[0]
+        return prompt  # type: ignore[return-value]  # a list of text or of lists was handled above
+
+
+class ChatBody(RequestBody):
+    """Body of /v1/chat/completions."""
+
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**RequestBody._neutral, "add_special_tokens": (False,)}
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+
+
+B = TypeVar("B", bound=RequestBody)
+
+
+def parse(kind: type[B], data: bytes) -> B:
+    """Read a body. Raises ApiError that names the field."""
+    try:
+        given = from_json(data.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ApiError("the body must be a JSON object")
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = str(first["loc"][0])
+        missing = first["type"] == "missing" and len(first["loc"]) == 1
+        problem = "is missing" if missing else f"is not valid: {first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ApiError(f"the field {field} {problem}", param=field) from None
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Whether two values of JSON are equal. To Python, false is 0 and true is 1."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
+    """Token counts of an answer. `cached_tokens`: tokens of the prompt that were not computed; None: not known."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": None if cached_tokens is None else {"cached_tokens": cached_tokens},
+    }

@@ -1,0 +1,119 @@
+"""Run the server until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from time import monotonic
+
+import uvicorn
+
+from chunkbench.limits import most_files
+from chunkbench.malloc import share_heap
+from chunkbench.server.app import Server, ServerOptions, application
+from chunkbench.server.backend import Backend
+from chunkbench.server.records import Log
+from chunkbench.server.text import CheckpointTokenizer
+
+SWITCH_S = 1e-4
+BACKLOG = 2048
+"""Connections that may wait for the server: a burst of clients must not be turned away by the system."""
+
+EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of the machine; clients cannot connect to them everywhere."""
+
+
+class _Announcing(uvicorn.Server):
+    """Says when it listens."""
+
+    announce: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.announce()
+
+
+_QUIET_S = 10.0
+_TOO_MANY_FILES = (
+    "too many open files, and each connection is one: new ones wait until others end; raise the hard limit (ulimit -Hn)"
+)
+
+
+class _RefusedConnections(logging.Filter):
+    """Connections that the system refuses are one line in ten seconds: asyncio tells each of them, with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "out of system resource" not in record.getMessage():
+            return True
+        if monotonic() < self._next:
+            return False
+        self._next = monotonic() + _QUIET_S
+        record.msg, record.args, record.exc_info = _TOO_MANY_FILES, (), None
+        return True
+
+
+def _no_cancelled(record: logging.LogRecord) -> bool:
+    """Answers that are cut because the time to shut down is over are counted in one line; no traceback of each."""
+    return not record.exc_info or record.exc_info[0] is not asyncio.CancelledError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises OSError."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    both = host in EVERYWHERE and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+
+
+def run(
+    backend: Backend,
+    options: ServerOptions,
+    text: CheckpointTokenizer,
+    listening: socket.socket,
+    log: Log,
+    announce: Callable[[], None],
+    shutdown_s: int,
+) -> bool:
+    """Serve until SIGTERM or SIGINT; what runs is answered first, for `shutdown_s` seconds at most. Closes the log.
+    False if the engine broke."""
+    # A thread that waits for Python's lock asks for it only after this time. The engine gives the lock up in every
+    # operation of PyTorch; with Python's 5 ms it would wait that long whenever tokens are being sent.
+    sys.setswitchinterval(SWITCH_S)
+    share_heap()
+
+    def ended() -> None:
+        web.should_exit = True
+
+    server = Server(backend, options, text, log, ended)
+    # uvicorn's own logging needs a standard output; its number of workers may come from the environment.
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    config = uvicorn.Config(
+        application(server),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        workers=1,
+        timeout_graceful_shutdown=shutdown_s,
+    )
+    logging.getLogger("uvicorn.error").addFilter(_no_cancelled)
+    logging.getLogger("asyncio").addFilter(_RefusedConnections())
+    web = _Announcing(config)
+    web.announce = announce
+    # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with most_files():
+            web.run(sockets=[listening])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        log.close()
+    return server.failure is None

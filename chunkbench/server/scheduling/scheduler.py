@@ -1,0 +1,230 @@
+"""Iteration-level batching: which tokens of which sequences a step computes. Integers only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar, cast
+
+from chunkbench.attention.manager import Manager, NeverFits
+from chunkbench.server.scheduling.entry import Entry
+from chunkbench.server.scheduling.orders import ORDERS, Order
+
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The limits of a scheduler, and what it does when they are reached."""
+
+    max_batch: int = 32
+    """Most sequences of a step (the paper's value)."""
+    prompt_budget: int = 512
+    """Most prompt tokens of a step."""
+    decode_in_budget: bool = False
+    """Whether decoded tokens count against the budget, too (vLLM 1)."""
+    spare: bool = True
+    """Whether a request is admitted only if a block for each running sequence stays free. Otherwise sequences that grow
+    would soon take its memory away again."""
+    order: str = "fcfs"
+    swap: bool = False
+    """Whether preempted sequences are swapped, where the manager can; otherwise they are computed again."""
+
+
+class Piece(NamedTuple, Generic[E]):
+    """Tokens `first` to `first + tokens - 1` of a sequence, part of its prompt."""
+
+    entry: E
+    first: int
+    tokens: int
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the logits of the last token choose the next one."""
+        return self.first + self.tokens == self.entry.length
+
+
+@dataclass
+class Step(Generic[E]):
+    """What one step computes."""
+
+    decoding: list[E] = field(default_factory=list)
+    """Sequences whose last token is computed, in order of admission."""
+    prompts: list[Piece[E]] = field(default_factory=list)
+    """Parts of prompts."""
+    preempted: int = 0
+    swapped_tokens: int = 0
+    """Tokens that moved out or in."""
+    refused: list[tuple[E, str]] = field(default_factory=list)
+    """Requests that never fit into the memory, with the reason. They left the queue."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences that take part."""
+        return len(self.decoding) + len(self.prompts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts."""
+        return sum(piece.tokens for piece in self.prompts)
+
+
+class Scheduler(Generic[E]):
+    """Chooses the tokens of each step, over any cache manager.
+
+    Each step computes one token of every decoding sequence and, beside them, at most `prompt_budget` tokens of prompts,
+    in order of admission. Several tokens that were appended to a sequence at once are computed like a piece of a
+    prompt, before new prompts. A request is admitted when fewer than `max_batch` sequences run and the manager has room
+    for it. When a decoding sequence finds no room, running sequences are preempted until all others fit; they wait in
+    front of the queue. In such a step nothing is admitted.
+    """
+
+    def __init__(self, manager: Manager, rules: Rules) -> None:
+        """Raises ValueError for an unknown order."""
+        if rules.order not in ORDERS:
+            raise ValueError(f"there is no order {rules.order!r}; there are {', '.join(ORDERS)}")
+        self.rules = rules
+        self._manager = manager
+        self._order = cast("Order[E]", ORDERS[rules.order])
+        self.waiting: deque[E] = deque()
+        self.swapped: list[E] = []
+        self.running: list[E] = []
+        """In order of admission."""
+        self._prefilling: list[E] = []
+        """Those of them whose prompt was not computed to its end before this step."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        return not (self.running or self.waiting or self.swapped)
+
+    def add(self, entry: E) -> None:
+        """Put a request at the end of the queue."""
+        self.waiting.append(entry)
+
+    def drop(self, gone: Iterable[E]) -> None:
+        """Forget requests and free their memory, wherever they are."""
+        dropped = set(gone)
+        for entry in [entry for entry in self.running if entry in dropped]:
+            self.finish(entry)
+        for entry in [entry for entry in self.swapped if entry in dropped]:
+            self._manager.free(entry.arrival)
+        self.swapped = [entry for entry in self.swapped if entry not in dropped]
+        self.waiting = deque(entry for entry in self.waiting if entry not in dropped)
+
+    def finish(self, entry: E) -> None:
+        """A running request ended."""
+        self._manager.free(entry.arrival)
+        self.running.remove(entry)
+        self._prefilling = [other for other in self._prefilling if other is not entry]
+
+    def put_back(self, entry: E) -> None:
+        """A running request loses its memory, and waits in front of the queue."""
+        self.finish(entry)
+        entry.preempted += 1
+        entry.computed = 0
+        # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.
+        self.waiting.appendleft(entry)
+
+    def schedule(self) -> Step[E]:
+        """Choose the tokens of the next step. A batch of 0: nothing runs, and nothing that waits fits."""
+        step: Step[E] = Step()
+        self._prefilling = [entry for entry in self._prefilling if not entry.decoding]
+        self._grow(step)
+        step.decoding = self._append(step)
+        for entry in step.decoding:
+            entry.computed = entry.length
+        budget = self.rules.prompt_budget - (len(step.decoding) if self.rules.decode_in_budget else 0)
+        for entry in list(self._prefilling):
+            while entry in self.running and not self._prefill(step, entry, budget):
+                self._preempt(step)
+        if step.preempted == 0:
+            self._admit(step, budget)
+        return step
+
+    def _grow(self, step: Step[E]) -> None:
+        """Give slots to sequences that several tokens were appended to; preempt sequences until all fit."""
+        grown = [entry for entry in self.running if entry.grown]
+        for entry in grown:
+            while entry in self.running and not self._manager.grow(entry.arrival, entry.length - entry.computed):
+                self._preempt(step)
+            entry.joined = entry.length
+        if grown:
+            others = [entry for entry in self._prefilling if entry not in grown]
+            self._prefilling = [*(entry for entry in grown if entry in self.running), *others]
+
+    def _append(self, step: Step[E]) -> list[E]:
+        """Give each decoding sequence the slot for its last token; preempt sequences until all fit."""
+        while True:
+            decoding = self.running.copy()
+            if self._prefilling:
+                decoding = [entry for entry in decoding if entry not in self._prefilling]
+            if not decoding or self._manager.append([entry.arrival for entry in decoding]):
+                return decoding
+            self._preempt(step)
+
+    def _preempt(self, step: Step[E]) -> None:
+        entry = self.running[-1]
+        step.preempted += 1
+        step.decoding = [other for other in step.decoding if other is not entry]
+        step.prompts = [piece for piece in step.prompts if piece.entry is not entry]
+        if self.rules.swap and entry.decoding:
+            moved = self._manager.swap_out(entry.arrival)
+            if moved is not None:
+                entry.preempted += 1
+                step.swapped_tokens += moved
+                self.swapped.insert(0, self.running.pop())
+                return
+        self.put_back(entry)
+
+    def _admit(self, step: Step[E], budget: int) -> None:
+        """Admit swapped, then waiting requests, as far as they fit."""
+        while self.swapped and len(self.running) < self.rules.max_batch:
+            entry = self.swapped[0]
+            if not self._manager.swap_in(entry.arrival):
+                return
+            step.swapped_tokens += entry.computed
+            self.running.append(self.swapped.pop(0))  # it decodes from the next step on
+        if self.swapped or not self._room(step, budget):
+            return
+        if len(self.waiting) > 1 and self.rules.order != "fcfs":
+            self.waiting = deque(self._order(self.waiting, self._manager))
+        while self.waiting and self._room(step, budget):
+            entry = self.waiting[0]
+            spare = len(self.running) if self.rules.spare else 0
+            try:
+                if self._manager.allocate(entry.arrival, entry.text, entry.length, spare) is None:
+                    return
+            except NeverFits as error:
+                step.refused.append((self.waiting.popleft(), str(error)))
+                continue
+            entry.joined = entry.length
+            self.running.append(entry)
+            self._prefilling.append(entry)
+            if not self._prefill(step, entry, budget):
+                self.running.pop()
+                self._prefilling.pop()
+                self._manager.free(entry.arrival)
+                entry.computed = 0
+                return
+            self.waiting.popleft()
+
+    def _room(self, step: Step[E], budget: int) -> bool:
+        return len(self.running) < self.rules.max_batch and step.prompt_tokens < budget
+
+    def _prefill(self, step: Step[E], entry: E, budget: int) -> bool:
+        """Compute the next part of a prompt, as far as the budget goes. False if the manager has no room for it."""
+        left = budget - step.prompt_tokens
+        if left < 1:
+            return True
+        last = entry.length - 1  # always computed, because its logits are needed
+        computed = min(max(entry.computed, self._manager.computed_tokens(entry.arrival)), last)
+        count = min(left, entry.length - computed)
+        if not self._manager.extend(entry.arrival, computed + count):
+            return False
+        if entry.cached_tokens is None:
+            entry.cached_tokens = computed
+        step.prompts.append(Piece(entry, computed, count))
+        entry.computed = computed + count
+        return True

@@ -1,0 +1,180 @@
+"""Text to token ids and back, where the checkpoint brings a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chunkbench.server.engine.model import reading_with_transformers
+from chunkbench.server.protocol import ApiError
+
+NO_TOKENIZER = "this model has no tokenizer: send the prompt as a list of token ids"
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_INCOMPLETE = "\ufffd"
+"""What a decoder writes for bytes that are no character, or only a part of one."""
+
+
+class CheckpointTokenizer:
+    """The tokenizer of a checkpoint. Without one, text is refused and answers carry token ids only."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: the checkpoint; None: random weights. Raises ModelError."""
+        self._tokenizer: Any = None
+        if folder is not None and any((folder / name).is_file() for name in _FILES):
+            from transformers import AutoTokenizer
+
+            with reading_with_transformers(folder):
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                tokenizer("")  # the first call sets what calls in several threads must not set together
+            self._tokenizer = tokenizer
+            vocabulary = tokenizer.get_vocab()
+            self._ids = frozenset(vocabulary.values())
+            self._bytes = frozenset(vocabulary[name] for n in range(256) if (name := f"<0x{n:02X}>") in vocabulary)
+            fast = getattr(tokenizer, "backend_tokenizer", None)
+            cleaned = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+            self._cleaned = cleaned and type(getattr(fast, "model", None)).__name__ != "BPE"
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the model expects. Raises ApiError."""
+        if self._tokenizer is None:
+            raise ApiError(NO_TOKENIZER, param="prompt")
+        return self._encode("prompt", text)
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation that the model is to go on with. Raises ApiError."""
+        if self._tokenizer is None or not self._tokenizer.chat_template:
+            raise ApiError("this model has no chat template; use /v1/completions", param="messages")
+        try:
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program of its own and may raise anything
+            raise ApiError(f"the model's chat template refuses these messages: {error}", param="messages") from None
+        return self._encode("messages", text, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of an answer, without special tokens."""
+        if self._tokenizer is None:
+            return ""
+        text: str = self._tokenizer.decode([token for token in ids if token in self._ids], skip_special_tokens=True)
+        return text
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, for constraints. Raises ApiError."""
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if fast is None:
+            message = "this model has no tokenizer" if self._tokenizer is None else "this model's tokenizer is slow"
+            raise ApiError(f"{message}: constraints need one of the library tokenizers", param="response_format")
+        return str(fast.to_str())
+
+    def check(self, stops: Sequence[str]) -> None:
+        """Raise ApiError if stop strings cannot be found."""
+        if stops and self._tokenizer is None:
+            raise ApiError("this model has no tokenizer: name the tokens that stop in stop_token_ids", param="stop")
+
+    def stream(self) -> TextStream:
+        """The text of an answer, token by token."""
+        if self._tokenizer is None:
+            return TextStream(self.decode)
+        return TextStream(self.decode, self._bytes, self._cleaned)
+
+    def _encode(self, field: str, text: str, **options: bool) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer(text, **options)["input_ids"]
+        except Exception as error:  # such as a word that is not in the vocabulary, which has no token for unknown ones
+            raise ApiError(f"the model's tokenizer cannot read this text: {error}", param=field) from None
+        return ids
+
+
+class StopSearch:
+    """Ends a text, which comes in pieces, before the first stop string in it.
+
+    What could begin a stop string is held back until it does not. A stop string that is whole ends the text, even if a
+    longer one that began before it might have become whole later.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def add(self, piece: str, last: bool, search: bool = True) -> tuple[str, bool]:
+        """The text that can be given after one more piece, and whether it ends there. `search`: whether it may."""
+        text = self._held + piece
+        found = [place for stop in self._stops if search and (place := text.find(stop)) >= 0]
+        end = min(found) if found else len(text) if last else self._safe(text)
+        self._held = text[end:]
+        return text[:end], bool(found)
+
+    def _safe(self, text: str) -> int:
+        """Where the longest end of the text begins that could begin a stop string."""
+        longest = max(map(len, self._stops), default=1) - 1
+        places = range(max(0, len(text) - longest), len(text))
+        return next((place for place in places if self._begun(text[place:])), len(text))
+
+    def _begun(self, end: str) -> bool:
+        return any(len(stop) > len(end) and stop.startswith(end) for stop in self._stops)
+
+
+class TextStream:
+    """The text of an answer that comes token by token. The pieces together are `decode` of all tokens.
+
+    So a piece is given when no later token can change it. A character may need several tokens. Tokens of single bytes
+    are decoded together, and to U+FFFD all of them if one does not fit.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], byte_ids: frozenset[int] = frozenset(), cleaned: bool = False
+    ) -> None:
+        """`byte_ids`: tokens of single bytes. `cleaned`: any later token may change the spaces of the text."""
+        self._decode = decode
+        self._bytes = byte_ids
+        self._cleaned = cleaned
+        self._in_bytes = False
+        self._ids: list[int] = []
+        """Tokens whose text is not given yet, behind those of the piece before, because decoders strip the begin."""
+        self._before = 0
+        """How many of them belong to the piece before."""
+        self._given = ""
+        """The text of these."""
+        self._rewritten = False
+        """Whether tokens took the place of others, and their text is given as far as it was given with the others."""
+        self._all: list[int] = []
+        self._all_given = ""
+
+    def add(self, token: int, last: bool, replaces: int = 0) -> str:
+        """The text that can be given after one more token; after the last one, all that is left.
+
+        It takes the place of the `replaces` tokens before it, whose text comes again with it or later ones.
+        """
+        piece = self._piece(token, last, replaces)
+        self._all_given += piece
+        return piece
+
+    def _piece(self, token: int, last: bool, replaces: int) -> str:
+        if replaces:
+            del self._all[-replaces:]
+            self._ids, self._before, self._given = self._all.copy(), len(self._all), self._all_given
+            self._rewritten = True
+        self._all.append(token)
+        self._ids.append(token)
+        if not last and self._waits(token):
+            return ""
+        text = self._decode(self._ids)
+        if not last and text.endswith(_INCOMPLETE):
+            return ""
+        piece = text[len(self._given) :]
+        if piece:
+            self._rewritten = False
+            self._ids = self._ids[self._before :]
+            self._before = len(self._ids)
+            self._given = self._decode(self._ids)
+        return piece
+
+    def _waits(self, token: int) -> bool:
+        if token in self._bytes:
+            self._in_bytes = True
+        elif self._in_bytes and self._decode([token]):  # a special token has no text, and ends no run of bytes
+            self._in_bytes = False
+        waiting = len(self._ids) - self._before
+        # To decode a long run at every token would take time in proportion to its square.
+        long_run = waiting > 8 and waiting & (waiting - 1) != 0 and not self._rewritten
+        return self._cleaned or self._in_bytes or long_run

@@ -1,0 +1,30 @@
+"""Traffic: when requests are due, what their prompts are, how much they ask for. Drawn, or read from a file."""
+
+from chunkbench.traffic.arrivals import Arrivals, due_times
+from chunkbench.traffic.formats import read_traffic
+from chunkbench.traffic.prompts import Prompts, draw_prompts
+from chunkbench.traffic.request import Chat, PlannedRequest, Prompt
+from chunkbench.traffic.text_ids import TextIds, text_ids
+from chunkbench.traffic.texts import bundled_texts, control, read_texts
+from chunkbench.traffic.trace import Trace, TraceError, TraceRequest
+from chunkbench.traffic.traffic import draw_traffic
+
+__all__ = [
+    "Arrivals",
+    "Chat",
+    "PlannedRequest",
+    "Prompt",
+    "Prompts",
+    "TextIds",
+    "Trace",
+    "TraceError",
+    "TraceRequest",
+    "bundled_texts",
+    "control",
+    "draw_prompts",
+    "draw_traffic",
+    "due_times",
+    "read_texts",
+    "read_traffic",
+    "text_ids",
+]

@@ -1,0 +1,103 @@
+"""Traffic that experiments name instead of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from chunkbench.bench.experiment.terms import TreeNode
+from chunkbench.traffic.arrivals import Arrivals, due_times
+from chunkbench.traffic.conversations import Conversations, from_conversations
+from chunkbench.traffic.lengths import LENGTHS
+from chunkbench.traffic.prompts import Prompts
+from chunkbench.traffic.replayed import ReplayRequest, from_lengths, from_prompts, from_texts
+from chunkbench.traffic.texts import read_texts
+
+CHAT_TURNS = 6
+CHAT_THINK_S = 30.0
+"""Turns of a conversation of `chat`, and the mean pause between two, in seconds. Our choice: no source states them."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What an experiment asks of generated traffic. The last five names are axes; None: not asked for."""
+
+    rate: float
+    """Requests per second in the mean; they arrive by a Poisson process."""
+    count: int
+    """Requests."""
+    seed: int | str = 0
+    n_p: int | None = None
+    n_s: int | None = None
+    n_c: int | None = None
+    prompts: int | None = None
+    tree: tuple[TreeNode, ...] | None = None
+
+    @property
+    def due(self) -> list[float]:
+        """Poisson arrivals, seconds."""
+        return due_times(Arrivals(), self.rate, self.count, self.seed)
+
+
+Generate = Callable[[Demand], list[ReplayRequest]]
+"""Makes requests, by due time. Raises ValueError for what it cannot use."""
+
+
+def _fixed(demand: Demand) -> list[ReplayRequest]:
+    """Prompts of n_p tokens that share n_s tokens, or a tree; answers of n_c tokens."""
+    if demand.n_p is None or demand.n_c is None:
+        raise ValueError("traffic `fixed` needs n_p and n_c")
+    if demand.tree is not None:
+        _refuse("fixed", demand, "n_s", "prompts", why="beside a tree")
+    prompts = Prompts(demand.n_p, demand.n_s or 0, _number(demand.prompts, 1), demand.tree)
+    return from_prompts(prompts, demand.n_c, demand.due)
+
+
+def _drawn(name: str) -> Generate:
+    """Lengths of a published workload behind a shared system prompt of n_s tokens."""
+
+    def generate(demand: Demand) -> list[ReplayRequest]:
+        _refuse(name, demand, "n_p", "n_c", "tree")
+        return from_lengths(LENGTHS[name], demand.due, demand.seed, demand.n_s or 0, _number(demand.prompts, 1))
+
+    return generate
+
+
+def _chat(demand: Demand) -> list[ReplayRequest]:
+    """Conversations of 6 turns with ShareGPT's lengths behind a shared system prompt of n_s tokens."""
+    _refuse("chat", demand, "n_p", "n_c", "tree")
+    conversations = Conversations(
+        CHAT_TURNS, LENGTHS["sharegpt"], CHAT_THINK_S, demand.n_s or 0, _number(demand.prompts, 1)
+    )
+    return from_conversations(conversations, demand.rate, demand.count, demand.seed)
+
+
+def _conversations(demand: Demand) -> list[ReplayRequest]:
+    """The conversations that come with ChunkBench: real text, in bytes."""
+    _refuse("conversations", demand, "n_p", "n_c", "tree")
+    if demand.n_s or _number(demand.prompts, 1) != 1:
+        raise ValueError("traffic `conversations` has system prompts of its own, so no use for n_s and prompts")
+    return from_texts(read_texts("conversations"), demand.rate, demand.count, demand.seed)
+
+
+GENERATED: Mapping[str, Generate] = {
+    "fixed": _fixed,
+    "sharegpt": _drawn("sharegpt"),
+    "alpaca": _drawn("alpaca"),
+    "chat": _chat,
+    "conversations": _conversations,
+}
+"""Names of generated traffic. `fixed` needs n_p and n_c, and takes n_s and prompts, or tree. `conversations` takes none
+of them. The others draw lengths (`LENGTHS`) and take n_s and prompts, for their system prompts."""
+DRAWN_SYSTEM_PROMPTS = ("fixed", "sharegpt", "alpaca", "chat")
+"""Traffic whose system prompts n_s and prompts say."""
+
+
+def _number(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _refuse(name: str, demand: Demand, *unused: str, why: str = "") -> None:
+    given = [axis for axis in unused if getattr(demand, axis) is not None]
+    if given:
+        raise ValueError(f"traffic `{name}` has no use for {' and '.join(given)}{why and ' '}{why}")

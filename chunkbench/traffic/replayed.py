@@ -1,0 +1,158 @@
+"""Requests for a replay: drawn, from texts, and from files of real traffic."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count as count_from
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from chunkbench.attention.text import SegmentText, Text, TokenText
+from chunkbench.bench.experiment.forest import PromptSegment
+from chunkbench.traffic.arrivals import Arrivals, due_times
+from chunkbench.traffic.formats import read_traffic
+from chunkbench.traffic.lengths import Lengths
+from chunkbench.traffic.prompts import Prompts
+from chunkbench.traffic.request import Chat
+from chunkbench.traffic.texts import Texts
+from chunkbench.traffic.trace import TraceRequest
+
+_CUT = 1 << 37
+"""Ids of segments of cut prompts begin here, far above all others."""
+
+
+class ReplayRequest(NamedTuple):
+    """A request of a replay."""
+
+    due: float
+    """Seconds after the start."""
+    text: Text
+    """Prompt and answer. Segments with one id, or equal tokens behind equal tokens, are shared."""
+
+    @property
+    def answer(self) -> int:
+        """Tokens to generate."""
+        return self.text.total - self.text.prompt
+
+
+def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[ReplayRequest]:
+    """Requests with prompts of one length, shared as `prompts` says, and answers of `answer` tokens.
+
+    Requests i and j share what paths i and j of `prompts.paths()` share, each modulo the number of paths. Raises
+    ValueError.
+    """
+    paths = prompts.paths()
+    fresh = count_from(1 + max(segment.id for path in paths for segment in path))
+    requests = []
+    for number, time in enumerate(due):
+        path = paths[number % len(paths)]
+        private = prompts.n_p - sum(segment.tokens for segment in path)
+        requests.append(
+            replay_request(time, [*path, PromptSegment(next(fresh), private)], PromptSegment(next(fresh), answer))
+        )
+    return requests
+
+
+def from_lengths(
+    lengths: Lengths, due: Sequence[float], seed: int | str, n_s: int = 0, prompts: int = 1
+) -> list[ReplayRequest]:
+    """Requests with drawn lengths. Before its private prompt, request i has system prompt i modulo `prompts` (`n_s`
+    tokens, 0: none), which adds to the drawn length. Raises ValueError."""
+    if n_s < 0 or prompts < 1:
+        raise ValueError(f"n_s must be at least 0 and prompts at least 1, not {n_s} and {prompts}")
+    chance = random.Random(f"lengths of requests {seed}")
+    fresh = count_from(prompts)
+    requests = []
+    for number, time in enumerate(due):
+        system = PromptSegment(number % prompts, n_s)
+        user = PromptSegment(next(fresh), lengths.prompt.draw(chance))
+        requests.append(replay_request(time, [system, user], PromptSegment(next(fresh), lengths.answer.draw(chance))))
+    return requests
+
+
+def replay_request(due: float, prompt: Sequence[PromptSegment], answer: PromptSegment) -> ReplayRequest:
+    """A request of segments; empty ones are left out. Raises ValueError if prompt or answer has no token."""
+    tokens = sum(segment.tokens for segment in prompt)
+    if tokens < 1 or answer.tokens < 1:
+        raise ValueError(f"a request needs tokens in prompt and answer, not {tokens} and {answer.tokens}")
+    segments = tuple((segment.id, segment.tokens) for segment in (*prompt, answer) if segment.tokens)
+    return ReplayRequest(due, SegmentText(segments, tokens))
+
+
+def truncated(requests: Sequence[ReplayRequest], tokens: int) -> list[ReplayRequest]:
+    """The same requests with at most the last `tokens` tokens of their prompts.
+
+    What is left of a cut prompt has other positions than before. So its K and V are nobody else's, and it shares
+    nothing.
+    """
+    fresh = count_from(_CUT)
+
+    def cut(request: ReplayRequest) -> ReplayRequest:
+        if request.text.prompt <= tokens:
+            return request
+        prompt, answer = PromptSegment(next(fresh), tokens), PromptSegment(next(fresh), request.answer)
+        return replay_request(request.due, [prompt], answer)
+
+    return list(map(cut, requests))
+
+
+_BYTES = 256
+
+
+def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
+    """The first `count` requests, by due time; fewer if the texts have fewer.
+
+    No tokenizer is asked for: the tokens are the bytes of the text in UTF-8, about four times as many as a model's.
+    An answer has `MOST_ANSWER_TOKENS` tokens, which are nobody else's. A later turn repeats all that was said before,
+    the answers too, and is due its delay after the turn before was due. Conversations start by a Poisson process, so
+    that `rate` requests per second are due in the mean. Raises ValueError.
+    """
+    turns = sum(map(len, texts.lines))
+    starts = due_times(Arrivals(), rate * len(texts.lines) / turns, len(texts.lines), f"{seed} conversations")
+    fresh = count_from(_BYTES)
+    said: list[tuple[int, ...]] = []
+    requests: list[ReplayRequest] = []
+    for planned in texts.plan(starts, None):
+        text = planned.prompt.text() if isinstance(planned.prompt, Chat) else planned.prompt
+        assert isinstance(text, str)
+        due, prompt = planned.due, tuple(text.encode())
+        if planned.after is not None:
+            due, prompt = requests[planned.after].due + due, said[planned.after] + prompt
+        said.append((*prompt, *islice(fresh, planned.max_tokens)))
+        requests.append(ReplayRequest(due, TokenText(said[-1], len(prompt), len(said[-1]))))
+    return sorted(requests, key=lambda request: request.due)[:count]
+
+
+def read_replayed(
+    path: Path, count: int, longest: int | None = None, rate: float | None = None, seed: int | str = 0
+) -> list[ReplayRequest]:
+    """The first `count` requests of a file with at most `longest` tokens in prompt and answer, by due time.
+
+    Prompts share what their token ids or the blocks of the trace share, or nothing where it says nothing. What was
+    answered is not known. So the tokens of an answer are nobody else's, and no later prompt finds them in a cache,
+    although the next prompt of the same conversation begins with them. `rate`: Poisson arrivals of so many requests per
+    second by `seed`; None: as in the file, from 0 s on. Raises TraceError, and ValueError if all requests are longer.
+    """
+    trace = read_traffic(path)
+    kept = trace.first(count, longest)
+    due = due_times(Arrivals(), rate, len(kept), seed) if rate else [request.due - kept[0].due for request in kept]
+    if trace.has_token_ids:
+        fresh = count_from(1 + max(max(request.prompt) for request in kept))
+        return [_of_tokens(time, request, fresh) for time, request in zip(due, kept, strict=True)]
+    fresh = count_from(1 + max((block for request in kept for block in request.blocks), default=0))
+    return [_of_blocks(time, request, trace.block_tokens, fresh) for time, request in zip(due, kept, strict=True)]
+
+
+def _of_tokens(due: float, request: TraceRequest, fresh: Iterator[int]) -> ReplayRequest:
+    ids = (*request.prompt, *islice(fresh, request.answer_tokens))
+    return ReplayRequest(due, TokenText(ids, request.prompt_tokens, len(ids)))
+
+
+def _of_blocks(due: float, request: TraceRequest, block_tokens: int, fresh: Iterator[int]) -> ReplayRequest:
+    """The last block of a prompt may be partial. Where the trace has no blocks, the prompt is one segment."""
+    prompt = [PromptSegment(block, block_tokens) for block in request.blocks[:-1]]
+    left = request.prompt_tokens - len(prompt) * block_tokens
+    prompt.append(PromptSegment(request.blocks[-1] if request.blocks else next(fresh), left))
+    return replay_request(due, prompt, PromptSegment(next(fresh), request.answer_tokens))

@@ -1,0 +1,136 @@
+"""Reads prompts from text, JSON and JSON lines files: texts, chat messages or token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from chunkbench.text_file import TextError, from_json, is_stream, lines, read_text
+from chunkbench.traffic.request import MOST_TOKEN_IDS
+
+_TOKENS, _TEXTS = ("token_ids", "input_ids", "prompt_token_ids", "tokens"), ("prompt", "text", "text_input")
+_CHATS = ("messages", "conversations")
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+class PromptsError(ValueError):
+    """A file or a tokenizer cannot be used; the message says where, what, and how to fix it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: its text, or its token ids if the file gives them."""
+
+    group: str
+    text: str = ""
+    tokens: tuple[int, ...] | None = None
+    place: str = ""
+    """Where the prompt comes from: the file, `file:line` or `file[index]`."""
+
+
+def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
+    """All prompts of the files, in order. Raises `PromptsError`.
+
+    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt; a pipe
+    has no suffix, and its first line tells. A prompt is a text, a list of token ids, a list of chat messages (`role`,
+    `content`), or an object with one of these fields: `prompt`, `text` or `text_input`; `token_ids` (or `input_ids`,
+    `prompt_token_ids`, `tokens`); `messages`; ShareGPT's `conversations` (messages of `from`, `value`), which is left
+    out if it is empty. The value of the field `group_by` (default: `group`) is the prompt's group. Without that field,
+    the group is the file's name for JSON and the folder's name for text.
+    """
+    prompts: list[Prompt] = []
+    for path in paths:
+        try:
+            content = read_text(path)
+        except TextError as error:
+            raise PromptsError(str(error)) from None
+        suffix = _suffix_of(content) if is_stream(path) else path.suffix.lower()
+        if suffix not in (".json", ".jsonl"):
+            prompts.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
+            continue
+        for place, value in _values(path, content, suffix):
+            if not (isinstance(value, dict) and value.get("conversations") == []):  # ShareGPT's own file has such
+                prompts.append(_prompt(value, place, path.stem, group_by))
+    for prompt in prompts:
+        if not prompt.text and not prompt.tokens:
+            raise PromptsError(f"{prompt.place}: the prompt is empty; remove it")
+    return prompts
+
+
+def _suffix_of(content: str) -> str:
+    """What the suffix of a pipe would be: its content begins as JSON, and its first line is a whole prompt or not."""
+    (_, first), *more = [*islice(lines(content), 2)] or [(0, "")]
+    if not first.lstrip().startswith(("{", "[", '"')):
+        return ""
+    try:
+        value = from_json(first)
+    except ValueError:
+        return ".json"
+    listed = isinstance(value, list) and not (more or _are_tokens(value) or all(map(_is_message, value)))
+    return ".json" if listed else ".jsonl"
+
+
+def _values(path: Path, content: str, suffix: str) -> Iterator[tuple[str, Any]]:
+    if suffix == ".json":
+        try:
+            values = from_json(content)
+        except ValueError as error:
+            raise PromptsError(f"{path}: {error}") from None
+        if not isinstance(values, list):
+            raise PromptsError(f"{path}: not a list; a .json file is a list of prompts, a .jsonl file has one per line")
+        yield from ((f"{path}[{index}]", value) for index, value in enumerate(values))
+        return
+    for number, line in lines(content):
+        try:
+            yield f"{path}:{number}", from_json(line)
+        except ValueError as error:
+            raise PromptsError(f"{path}:{number}: {error}") from None
+
+
+def _prompt(value: Any, place: str, group: str, group_by: str | None) -> Prompt:
+    if isinstance(value, dict):
+        field = group_by or "group"
+        if field in value:
+            group = str(value[field])
+        elif group_by is not None:
+            raise PromptsError(f"{place}: has no field {group_by!r} to group prompts by")
+        present = [name for name in (*_TOKENS, *_TEXTS, *_CHATS) if name in value]
+        if not present:
+            fields = ", ".join(map(repr, value)) or "none"
+            raise PromptsError(f"{place}: has no prompt, text, token_ids or messages (its fields: {fields})")
+        value = value[present[0]]
+    if isinstance(value, str):
+        return Prompt(group, value, place=place)
+    if _are_tokens(value):
+        return Prompt(group, tokens=tuple(value), place=place)
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        return Prompt(group, "".join(_message(message, place) for message in value), place=place)
+    raise PromptsError(f"{place}: neither a text, nor token ids (whole numbers from 0 to 2^31 - 1), nor chat messages")
+
+
+def _are_tokens(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(item) is int and 0 <= item < MOST_TOKEN_IDS for item in value)
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or "from" in value)
+
+
+def _message(message: dict[str, Any], place: str) -> str:
+    """One message as text. Models use different templates; for shared prefixes, only the role's place first matters."""
+    role, content = message.get("role"), message.get("content")
+    if "from" in message:
+        role, content = _SHAREGPT_ROLES.get(str(message["from"]), message["from"]), message.get("value")
+    if isinstance(content, list):  # a list of parts; a text model sees only the text parts
+        texts = [part.get("text", "") for part in content if isinstance(part, dict)]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise PromptsError(f"{place}: a chat message needs a role and a content")
+    return f"<|{role}|>\n{content}\n"

@@ -1,0 +1,168 @@
+"""Requests of real text: chats, plain text, and conversations whose turns hold the server's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from itertools import cycle
+from pathlib import Path
+from random import SystemRandom
+from string import ascii_lowercase
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chunkbench.text_file import TextError, decode, read_text
+from chunkbench.traffic.formats import json_lines, parsed, validated
+from chunkbench.traffic.request import Chat, Message, PlannedRequest, Prompt
+from chunkbench.traffic.trace import TraceError
+
+MOST_ANSWER_TOKENS = 512
+"""Where an answer ends that the model does not end before."""
+LONGEST_DELAY_S = 86_400.0
+_CONTROL_TOKENS = 4
+"""So many first token ids are others in a control: two calls in a row hardly draw the same."""
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Message(_Part):
+    role: _Text
+    content: _Text
+
+
+class _Turn(_Part):
+    model_config = ConfigDict(extra="forbid")
+
+    text: _Text
+    delay: float = Field(0.0, ge=0, le=LONGEST_DELAY_S)
+
+
+class _Line(_Part):
+    """A line of the file; other fields are not looked at."""
+
+    name: _Text | None = None
+    begin: _Text | None = None
+    text: _Text | None = None
+    prompt: _Text | None = None
+    messages: Annotated[tuple[_Message, ...], Field(strict=False)] = ()
+    turns: Annotated[tuple[_Turn, ...], Field(strict=False)] = ()
+
+    def prompts(self) -> list[tuple[Prompt, float]]:
+        """What is sent, one after the other, and how many seconds after the answer before. Raises ValueError."""
+        texts = [text for text in (self.text, self.prompt) if text is not None]
+        if len(texts) + bool(self.messages or self.turns) != 1:
+            raise ValueError("has to have one of text, prompt, messages or turns (messages may stand before turns)")
+        if texts:
+            return [(texts[0], 0.0)]
+        if self.turns and self.turns[0].delay:
+            raise ValueError("turns.0.delay: no answer comes before the first turn; leave it out")
+        messages: tuple[Message, ...] = tuple(message.model_dump() for message in self.messages)
+        if not self.turns:
+            return [(Chat(messages), 0.0)]
+        prompts: list[tuple[Prompt, float]] = []
+        for turn in self.turns:
+            prompts.append((Chat((*messages, {"role": "user", "content": turn.text})), turn.delay))
+            messages = ()
+        return prompts
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The requests of a file of texts."""
+
+    beginnings: dict[str, Prompt]
+    """Text that requests share, by name."""
+    lines: tuple[tuple[tuple[Prompt, float], ...], ...]
+    """Requests that follow each other, each with the seconds after the answer before: one, or the turns of a
+    conversation. The first holds its beginning."""
+
+    def plan(self, dues: Sequence[float], max_tokens: int | None) -> list[PlannedRequest]:
+        """The requests of as many lines as there are due times. `max_tokens`: of every answer; None: as long as the
+        model makes them."""
+        plan: list[PlannedRequest] = []
+        for due, line in zip(dues, self.lines, strict=False):
+            after = None
+            for prompt, delay in line:
+                time = due if after is None else delay
+                plan.append(
+                    PlannedRequest(time, prompt, max_tokens or MOST_ANSWER_TOKENS, after, max_tokens is not None)
+                )
+                after = len(plan) - 1
+        return plan
+
+
+def bundled_texts() -> dict[str, Any]:
+    """Name -> file, for every set of texts that comes with ChunkBench."""
+    folder = resources.files("chunkbench.experiments") / "texts"
+    return {file.name.removesuffix(".jsonl"): file for file in folder.iterdir() if file.name.endswith(".jsonl")}
+
+
+def read_texts(name: str) -> Texts:
+    """The texts of a file of JSON lines, or of a bundled set of that name.
+
+    A line has `text` (or `prompt`), `messages` (objects of `role` and `content`) or `turns` (objects of `text` and
+    `delay`, seconds after the answer before; `messages` may stand before them). A line with `name` is no request but
+    the beginning of the lines behind it that have this name as `begin`.
+
+    Raises TraceError, which names the bad lines; a file with a bad line is not read at all.
+    """
+    bundled = bundled_texts()
+    path, shown = Path(name), f"{name}.jsonl"
+    try:
+        if name in bundled and not path.is_file():
+            text = decode(bundled[name].read_bytes(), shown)
+        else:
+            text, shown = read_text(path), name
+    except TextError as error:
+        hint = "" if path.exists() else f"; bundled sets are {', '.join(sorted(bundled))}"
+        raise TraceError(f"{error}{hint}") from None
+    beginnings: dict[str, Prompt] = {}
+
+    def line(value: Any) -> tuple[tuple[Prompt, float], ...] | None:
+        read = validated(_Line, value)
+        (first, delay), *later = read.prompts()
+        if read.begin is not None:
+            if read.begin not in beginnings:
+                raise ValueError(f"begin: no line before it has the name {read.begin!r}")
+            first = _behind(beginnings[read.begin], first)
+        if read.name is None:
+            return ((first, delay), *later)
+        if later or read.name in beginnings:
+            raise ValueError(f"name: {read.name!r} is taken" if not later else "name: a beginning has no turns")
+        beginnings[read.name] = first
+        return None
+
+    requests, _ = parsed(Path(shown), json_lines(text), line)
+    return Texts(beginnings, tuple(requests))
+
+
+def _behind(beginning: Prompt, rest: Prompt) -> Prompt:
+    if isinstance(beginning, Chat) and isinstance(rest, Chat):
+        return Chat((*beginning.messages, *rest.messages))
+    if isinstance(beginning, str) and isinstance(rest, str):
+        return beginning + rest
+    raise ValueError("begin: text begins with text, and messages with messages")
+
+
+def control(plan: Sequence[PlannedRequest], vocabulary: int) -> list[PlannedRequest]:
+    """The same requests, each with a first word of its own that no other call draws: a cache finds nothing of them.
+
+    Text and chats get a word of letters in front, token ids other first ids below `vocabulary`.
+    """
+    chance = SystemRandom()
+    first = cycle(chance.sample(range(vocabulary), vocabulary))
+    return [replace(request, prompt=_control(request.prompt, chance, first)) for request in plan]
+
+
+def _control(prompt: Prompt, chance: SystemRandom, first: Iterator[int]) -> Prompt:
+    if isinstance(prompt, tuple):
+        others = chance.choices(prompt, k=_CONTROL_TOKENS - 1)
+        return (next(first), *others, *prompt[_CONTROL_TOKENS:])[: len(prompt)]
+    word = "".join(chance.choices(ascii_lowercase, k=10)) + " "
+    return replace(prompt, word=word) if isinstance(prompt, Chat) else word + prompt

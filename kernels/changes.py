@@ -1,0 +1,49 @@
+"""Results of tree operations. They tell the chunk store where to fill, append and copy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chunkbench.kernels.integers import Ints
+
+
+class Join(NamedTuple):
+    """A sequence has joined. Its tokens from `cached` on go into `chunks`; the last chunk may be partial."""
+
+    sequence: int
+    cached: int
+    """Leading tokens that the cache already held; a multiple of the chunk size."""
+    chunks: Ints
+    """New chunk ids, in token order; empty if the cache already held all tokens."""
+    tokens: int
+    """Number of tokens that go into `chunks`."""
+
+
+class Append(NamedTuple):
+    """Sequences got tokens: token i goes into token slot `slots[i]` of chunk `chunks[i]`."""
+
+    chunks: Ints
+    slots: Ints
+    new: Ints
+    """The chunks among `chunks` that are new and still empty."""
+    every_row: bool
+    """Whether there is one token per row, token i for row i."""
+
+
+class Copy(NamedTuple):
+    """The store must copy the first `tokens` of the `held` tokens in chunk `source` to the new chunk `target`.
+
+    If `target` is `source`, the tokens stay where they are. In both cases the other slots of `target` become free.
+    """
+
+    source: int
+    target: int
+    tokens: int
+    held: int
+
+
+class Fork(NamedTuple):
+    """A sequence has joined with the tokens of another one. `copy` is None if these end with a full chunk."""
+
+    sequence: int
+    copy: Copy | None

@@ -1,0 +1,129 @@
+"""The plan: which chunks exist, and which sequences cover each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from chunkbench.kernels.integers import Ints, ranges
+
+
+class Segment(NamedTuple):
+    """A maximal run of consecutive chunks on a path, all covered by the same sequences."""
+
+    chunks: Ints
+    """Chunk ids `[m]`, in token order."""
+    begin: int
+    end: int
+    """The sequences `[begin, end)` in depth-first order cover the segment."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Segments in depth-first order (parents before children), and how sequences map to rows.
+
+    The structure is fixed, but the lengths are not. Only the last chunk of a sequence can be partial, and only one
+    sequence covers a partial chunk. So all lengths follow from `last_tokens`, which reads the tree's own array, and a
+    plan stays valid while tokens are appended inside chunks. When chunks or sequences come or go, the tree makes a new
+    plan.
+    """
+
+    chunk_size: int
+    chunks: Ints
+    """Chunk ids of all segments, segment by segment."""
+    starts: Ints
+    """`[segments + 1]`: where each segment starts in `chunks`, and where the last segment ends."""
+    begins: Ints
+    ends: Ints
+    """`[segments]`: the sequences `[begin, end)` in depth-first order cover the segment."""
+    order: Ints
+    """`[b]`: row (index in order of addition) of the sequence at each depth-first position."""
+    chunks_by_slot: Ints
+    tokens_by_slot: Ints
+    """The tree's own arrays: id of each sequence's last chunk, and the number of tokens in that chunk."""
+    slots: Ints | slice
+    """`[b]`: the slot of each row."""
+
+    def growth_since(self, before: Plan) -> tuple[Ints, Ints] | None:
+        """Rows that got one new last chunk each, and these chunks; None if anything else changed since that plan."""
+        same = ((self.begins, before.begins), (self.ends, before.ends), (self.order, before.order))
+        if not all(np.array_equal(now, then) for now, then in same):
+            return None
+        added = np.diff(self.starts) - np.diff(before.starts)
+        grown = np.flatnonzero(added)
+        begins, last = self.begins[grown], self.starts[grown + 1] - 1
+        if (added[grown] != 1).any() or (self.ends[grown] - begins != 1).any():
+            return None
+        if not np.array_equal(np.delete(self.chunks, last), before.chunks):
+            return None
+        return self.order[begins], self.chunks[last]
+
+    def only(self, rows: Ints) -> Plan:
+        """The plan of these rows alone, numbered in this order. Chunks that none of them covers are left out."""
+        new_rows = np.full(len(self.order), -1)
+        new_rows[rows] = np.arange(len(rows))
+        order = new_rows[self.order]
+        kept = order >= 0
+        before = np.concatenate([[0], np.cumsum(kept)])
+        begins, ends = before[self.begins], before[self.ends]
+        covered = ends > begins
+        lengths = np.diff(self.starts)[covered]
+        return Plan(
+            self.chunk_size,
+            self.chunks[ranges(self.starts[:-1][covered], lengths)],
+            np.concatenate([[0], np.cumsum(lengths)]),
+            begins[covered],
+            ends[covered],
+            order[kept],
+            self.chunks_by_slot,
+            self.tokens_by_slot,
+            np.arange(self.slots.stop)[rows] if isinstance(self.slots, slice) else self.slots[rows],
+        )
+
+    @property
+    def last_chunks(self) -> Ints:
+        """`[b]`, by row: id of the sequence's last chunk."""
+        return self.chunks_by_slot[self.slots]
+
+    @property
+    def last_tokens(self) -> Ints:
+        """`[b]`, by row: current number of tokens in that chunk, 1..chunk_size."""
+        return self.tokens_by_slot[self.slots]
+
+    @cached_property
+    def parents(self) -> Ints:
+        """`[segments]`: the segment before each one on the path of its sequences, -1 if it begins them."""
+        parents = np.full(len(self.begins), -1)
+        behind = np.full(len(self.order), -1)  # by position: the last segment so far
+        shared = self.ends - self.begins > 1
+        for segment in np.flatnonzero(shared).tolist():
+            begin, end = self.begins[segment], self.ends[segment]
+            parents[segment] = behind[begin]
+            behind[begin:end] = segment
+        own = np.flatnonzero(~shared)
+        at = self.begins[own]
+        # A plan of some rows alone may have several segments of one row behind each other.
+        again = np.append(False, at[1:] == at[:-1])[: len(own)]
+        parents[own] = np.where(again, np.append(-1, own)[: len(own)], behind[at])
+        return parents
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments as objects."""
+        starts, begins, ends = self.starts.tolist(), self.begins.tolist(), self.ends.tolist()
+        ranges = zip(pairwise(starts), begins, ends, strict=True)
+        return tuple(Segment(self.chunks[start:stop], begin, end) for (start, stop), begin, end in ranges)
+
+    def tokens(self, segment: Segment) -> int:
+        """Number of tokens that the segment holds now."""
+        full = len(segment.chunks) * self.chunk_size
+        if segment.end - segment.begin > 1:
+            return full
+        row = self.order[segment.begin]
+        if self.last_chunks[row] != segment.chunks[-1]:
+            return full
+        return full - self.chunk_size + int(self.last_tokens[row])

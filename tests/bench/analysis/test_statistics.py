@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import random
+import statistics as stdlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunkbench.bench.analysis.statistics import (
+    enough,
+    interval,
+    latency_us,
+    relative_half_width,
+    round_means,
+    spread,
+    timed_steps,
+)
+
+times = st.floats(min_value=1e-3, max_value=1e9)
+
+
+def test_latency_is_the_median_over_rounds_of_means_over_steps() -> None:
+    samples = [[1.0, 3.0], [10.0, 30.0], [4.0, 4.0]]
+    assert round_means(samples) == [2.0, 20.0, 4.0]
+    assert latency_us(samples) == 4.0
+
+
+def test_no_rounds_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no rounds"):
+        latency_us([])
+    with pytest.raises(ValueError, match="no rounds"):
+        interval([], 0.95)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_confidence_is_a_probability(confidence: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        interval([1.0], confidence)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "confidence", "rank"),
+    [
+        # From published tables of distribution-free intervals for a median.
+        (6, 0.95, 1),
+        (8, 0.95, 1),
+        (9, 0.95, 2),
+        (10, 0.95, 2),
+        (12, 0.95, 3),
+        (15, 0.95, 4),
+        (20, 0.95, 6),
+        (25, 0.95, 8),
+        (50, 0.95, 18),
+        (8, 0.99, 1),
+        (10, 0.99, 1),
+        (20, 0.99, 4),
+    ],
+)
+def test_ranks_of_the_order_statistics(rounds: int, confidence: float, rank: int) -> None:
+    means = [float(i) for i in range(1, rounds + 1)]
+    random.Random(1).shuffle(means)
+    assert interval(means, confidence) == (rank, rounds + 1 - rank, "confidence")
+
+
+@pytest.mark.parametrize(("rounds", "confidence"), [(1, 0.95), (3, 0.95), (5, 0.95), (5, 0.8), (6, 0.99), (7, 0.99)])
+def test_too_few_rounds_give_the_range(rounds: int, confidence: float) -> None:
+    means = [float(i) for i in range(1, rounds + 1)]
+    assert interval(means, confidence) == (1.0, rounds, "range")
+
+
+def test_coverage_by_simulation() -> None:
+    rng = random.Random(7)
+    for rounds in (6, 11, 20):
+        trials = 4000
+        hits = 0
+        for _ in range(trials):
+            # The distribution is skewed, as latencies are; its median is ln 2.
+            low, high, _ = interval([rng.expovariate(1) for _ in range(rounds)], 0.95)
+            hits += low <= 0.6931471805599453 <= high
+        assert hits / trials >= 0.94  # 3 standard errors below 0.95
+        assert hits / trials <= 0.99  # the highest exact coverage is 0.969; the plain range would cover more
+
+
+def test_thousands_of_rounds_do_not_underflow() -> None:
+    low, high, kind = interval([float(i) for i in range(5000)], 0.95)
+    # Normal approximation: n/2 -+ 1.96 sqrt(n)/2.
+    assert low == pytest.approx(2500 - 69, abs=3)
+    assert high == pytest.approx(2500 + 69, abs=3)
+    assert kind == "confidence"
+
+
+@given(st.lists(times, min_size=1, max_size=40), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_an_interval_holds_the_median(means: list[float], confidence: float) -> None:
+    low, high, _ = interval(means, confidence)
+    assert min(means) <= low <= stdlib.median(means) <= high <= max(means)
+
+
+def test_relative_half_width_is_plus_or_minus() -> None:
+    assert relative_half_width([98.0, 100.0, 102.0], 0.95) == pytest.approx(0.02)
+
+
+def test_spread() -> None:
+    assert spread([356.17, 355.44]) == pytest.approx(0.00205, abs=1e-5)
+
+
+def test_stop_only_when_every_case_is_narrow_enough() -> None:
+    narrow, wide = [100.0, 101.0, 99.0], [100.0, 150.0, 99.0]
+    assert enough([narrow, narrow], 3, 0.02, 0.95)
+    assert not enough([narrow, wide], 3, 0.02, 0.95)
+    assert not enough([narrow, narrow[:2]], 3, 0.02, 0.95)
+    assert not enough([[]], 0, 0.02, 0.95)
+
+
+def test_more_rounds_narrow_the_interval_past_outliers() -> None:
+    steady = [100.0, 100.1, 99.9] * 6
+    assert enough([[*steady, 500.0]], 3, 0.02, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("n_c", "count", "steps"),
+    [
+        (64, 8, (1, 10, 19, 28, 37, 46, 55, 64)),
+        (1, 8, (1,)),
+        (2, 8, (1, 2)),
+        (5, 3, (1, 2, 3, 4, 5)),
+        (8, 1, (1, 2, 3, 4, 5, 6, 7, 8)),
+    ],
+)
+def test_timed_steps(n_c: int, count: int, steps: tuple[int, ...]) -> None:
+    assert timed_steps(n_c, count) == steps
+
+
+@given(st.integers(1, 5000), st.integers(0, 6000))
+def test_timed_steps_are_spread_evenly(n_c: int, count: int) -> None:
+    steps = timed_steps(n_c, count)
+    assert len(steps) == min(n_c, max(count, 8))
+    assert steps[0] == 1
+    assert steps[-1] == n_c
+    gaps = [b - a for a, b in pairwise(steps)]
+    assert not gaps or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
+
+
+def test_no_step_to_time() -> None:
+    with pytest.raises(ValueError, match="no step"):
+        timed_steps(0, 8)

@@ -1,0 +1,234 @@
+"""Reading /proc and /sys, with hand-made folders that describe other machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chunkbench.bench.environment.cpu import huge_pages, read_cpu, respect_quota
+from chunkbench.bench.environment.memory import available_memory, memory_groups, memory_limit, oom_kills
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """Two sockets of two cores with two threads each."""
+    write(
+        tmp_path,
+        {
+            "proc/cpuinfo": "vendor_id\t: GenuineIntel\nmodel name\t: Xeon X\n"
+            "flags\t\t: fpu avx2 fma avx512f avx512_bf16\n\n"
+            "model name\t: second\nflags\t: none",
+            "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave",
+            "sys/devices/system/cpu/intel_pstate/no_turbo": "1",
+            "sys/devices/system/node/node0/meminfo": "",
+            "sys/devices/system/node/node1/meminfo": "",
+            "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]",
+        },
+    )
+    for cpu in range(8):
+        topology = f"sys/devices/system/cpu/cpu{cpu}/topology"
+        write(
+            tmp_path,
+            {
+                f"{topology}/physical_package_id": str(cpu % 4 // 2),
+                f"{topology}/thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}",
+            },
+        )
+    caches = [("1", "Instruction", "32K"), ("1", "Data", "48K"), ("2", "Unified", "2048K"), ("3", "Unified", "60M")]
+    for index, (level, kind, size) in enumerate(caches):
+        cache = f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        write(tmp_path, {f"{cache}/level": level, f"{cache}/type": kind, f"{cache}/size": size})
+    return tmp_path
+
+
+def test_topology_caches_and_settings(server: Path) -> None:
+    cpu = read_cpu(server)
+    assert (cpu.model, cpu.vendor) == ("Xeon X", "GenuineIntel")
+    assert (cpu.sockets, cpu.cores, cpu.threads, cpu.smt, cpu.numa_nodes) == (2, 4, 8, True, 2)
+    assert (cpu.l1d_bytes, cpu.l2_bytes, cpu.l3_bytes) == (48 * 1024, 2 * 1024**2, 60 * 1024**2)
+    assert (cpu.governor, cpu.turbo) == ("powersave", False)
+    assert cpu.isa == ("avx2", "fma", "avx512f", "avx512_bf16")
+    assert huge_pages(server) == "never"
+
+
+def test_without_proc_and_sys_most_fields_are_none(tmp_path: Path) -> None:
+    cpu = read_cpu(tmp_path)
+    assert cpu.threads >= cpu.cores >= 1
+    assert (cpu.governor, cpu.turbo, cpu.l3_bytes, cpu.numa_nodes, cpu.smt) == (None, None, None, None, False)
+    assert huge_pages(tmp_path) is None
+
+
+@pytest.mark.parametrize(("files", "usable"), [({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "50000 100000"}, 1)])
+def test_a_quota_limits_the_usable_threads(
+    server: Path, files: dict[str, str], usable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert read_cpu(server).usable_threads == 8
+    write(server / "sys/fs/cgroup", files)
+    assert read_cpu(server).usable_threads == usable
+
+
+CPU = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/a/b", f"{CPU}/a/cpu.max": "100000 100000", f"{CPU}/a/b/cpu.max": "max 100000"},
+        {"proc/self/cgroup": "0::/a/b", f"{CPU}/cpu.max": "400000 100000", f"{CPU}/a/b/cpu.max": "100000 100000"},
+        {"proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/", f"{CPU}/cpu/a/cpu.cfs_quota_us": "50000"},
+        {"proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/", f"{CPU}/cpu,cpuacct/a/cpu.cfs_quota_us": "100000"},
+        {"proc/self/cgroup": "3:cpu:/docker/abc", f"{CPU}/cpu/cpu.cfs_quota_us": "100000"},
+        {
+            "proc/self/cgroup": "3:cpu:/docker/abc/in ner",
+            "proc/self/mountinfo": "32 31 0:29 /docker/abc /my\\040groups ro shared:1 - cgroup cgroup ro,cpuacct,cpu",
+            "my groups/in ner/cpu.cfs_quota_us": "100000",
+        },
+        {
+            "proc/self/cgroup": "0::/a:b",
+            "proc/self/mountinfo": "41 31 0:38 / /unified rw - cgroup2 cgroup2 rw,nsdelegate",
+            "unified/a:b/cpu.max": "100000 100000",
+        },
+    ],
+    ids=["above", "own", "v1", "v1, two names", "container", "v1, mounted elsewhere", "v2, mounted elsewhere"],
+)
+def test_the_quota_of_a_nested_group_counts(
+    server: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    quota = next((name for name in files if name.endswith("quota_us")), None)
+    write(server, files | ({quota.replace("quota", "period"): "100000"} if quota else {}))
+    assert read_cpu(server).usable_threads == 1
+    respect_quota(server)
+    assert os.environ.pop("OMP_NUM_THREADS") == "1"
+
+
+def test_without_a_quota_of_cpus_openmp_decides(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    write(server, {"proc/self/cgroup": "0::/a\n3:cpu:/a", f"{CPU}/a/cpu.max": "max 100000"})
+    write(server, {f"{CPU}/cpu/a/cpu.cfs_quota_us": "-1", f"{CPU}/cpu/a/cpu.cfs_period_us": "100000"})
+    respect_quota(server)
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_threads_that_the_user_sets_stay(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    write(server, {"proc/self/cgroup": "0::/", f"{CPU}/cpu.max": "100000 100000"})
+    respect_quota(server)
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_cgroups_version_2_use_the_strictest_group_without_page_cache(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/outer/inner",
+            "sys/fs/cgroup/outer/memory.max": "5000",
+            "sys/fs/cgroup/outer/memory.current": "4000",
+            "sys/fs/cgroup/outer/memory.stat": "anon 900\ninactive_file 2000\nactive_file 500\nslab_reclaimable 100",
+            "sys/fs/cgroup/outer/inner/memory.max": "max",
+            "sys/fs/cgroup/outer/inner/memory.current": "3000",
+        },
+    )
+    assert [tuple(group) for group in memory_groups(tmp_path)] == [(5000, 1400)]
+    assert memory_limit(tmp_path) == 5000
+    assert available_memory(tmp_path) == 3600
+
+
+def test_cgroups_version_1_in_a_container_whose_path_is_not_mounted(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "7000",
+            "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1000\ntotal_active_file 500",
+        },
+    )
+    assert available_memory(tmp_path) == 8000 - (7000 - 1500)
+
+
+def test_without_a_limit_the_machines_free_memory_is_available(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/\n0::/",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "7000",
+        },
+    )
+    assert memory_limit(tmp_path) is None
+    assert available_memory(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) == 0
+    write(tmp_path, {"proc/vmstat": "nr_free_pages 17\noom_kill 3\noom_kill_x 5"})
+    assert oom_kills(tmp_path) == 3
+
+
+def test_a_group_above_its_limit_leaves_zero_bytes(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/memory.max": "100",
+            "sys/fs/cgroup/memory.current": "120",
+        },
+    )
+    assert available_memory(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "vendor", "family", "model", "shown"),
+    [
+        ("AMD EPYC", "AuthenticAMD", 26, 2, "AMD EPYC (Zen 5)"),
+        ("AMD EPYC", "AuthenticAMD", 25, 17, "AMD EPYC (Zen 4)"),
+        ("Intel(R) Xeon(R) Processor", "GenuineIntel", 6, 207, "Intel(R) Xeon(R) Processor (Emerald Rapids)"),
+        (
+            "Xeon @ 2.30GHz",
+            "GenuineIntel",
+            6,
+            999,
+            "Xeon @ 2.30GHz (family 6, model 999)",
+        ),
+        ("AMD EPYC 9654 96-Core Processor", "AuthenticAMD", 25, 17, "AMD EPYC 9654 96-Core Processor"),
+    ],
+)
+def test_a_processor_without_a_number_gets_its_generation(
+    tmp_path: Path, name: str, vendor: str, family: int, model: int, shown: str
+) -> None:
+    (tmp_path / "proc").mkdir()
+    lines = [f"vendor_id : {vendor}", f"cpu family : {family}", f"model : {model}", f"model name : {name}"]
+    (tmp_path / "proc" / "cpuinfo").write_text("\n".join(lines) + "\n")
+    assert read_cpu(tmp_path).name == shown
+
+
+def test_threads_are_bound_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of torch would bind this process, and all workers with it, to the first CPU."""
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    program = (
+        "import os\n"
+        "before = os.sched_getaffinity(0)\n"
+        "from chunkbench.bench.environment import bind_no_threads\n"
+        "print(bind_no_threads())\n"
+        "import torch\n"
+        "torch.ones(1 << 20).sum()\n"
+        "assert os.sched_getaffinity(0) == before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['OMP_PROC_BIND', 'OMP_PLACES']\n"

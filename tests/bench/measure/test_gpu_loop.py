@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunkbench.bench.experiment.terms import Mode
+from chunkbench.bench.measure.clocks import ClockGuard
+from chunkbench.bench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
+from chunkbench.bench.measure.loop import Round
+from chunkbench.bench.measure.rotation import calls_of
+from tests.bench.measure.fake_gpu import FakeDevice, FakeFeed, FakeSession
+
+
+def measured(
+    mode: Mode, copies: int, n_c: int = 3, timed: tuple[int, ...] = (1, 3), sweep: bool = False, **device: Any
+) -> tuple[Round, FakeDevice]:
+    fake = FakeDevice(**device)
+    sessions = [FakeSession(number, fake) for number in range(copies)]
+
+    def sweep_cache() -> None:
+        fake.log.append(("sweep", None))
+
+    result = run_gpu_round(
+        sessions,
+        FakeFeed(),
+        torch.empty(1),
+        n_c,
+        timed,
+        7,
+        mode,
+        sweep_cache if sweep else None,
+        fake,
+        ClockGuard(None),
+    )
+    return result, fake
+
+
+def timed_calls(log: list[tuple[str, object]]) -> list[list[tuple[int, int, float]]]:
+    """The decode calls between each pair of events."""
+    spans: list[list[Any]] = []
+    inside = False
+    for event, detail in log:
+        if event == "mark":
+            inside = not inside
+            if inside:
+                spans.append([])
+        elif inside and event == "decode":
+            spans[-1].append(detail)
+        elif inside:
+            assert event == "replay", "there are only calls between two events"
+    return spans
+
+
+@given(st.integers(1, 20), st.sampled_from(["events", "graph"]))
+def test_a_sample_between_events_is_the_mean_of_calls_that_rotate_over_all_copies(copies: int, mode: Mode) -> None:
+    result, fake = measured(mode, copies)
+    calls = calls_of(mode, copies)
+    assert result.decode_us == pytest.approx([10.0, 10.0])
+    samples = timed_calls(fake.log)
+    assert [len(sample) for sample in samples] == [calls, calls]
+    for step, sample in zip((1, 3), samples, strict=True):
+        assert [number for number, _, _ in sample] == [call % copies for call in range(calls)]
+        assert {held for _, held, _ in sample} == {step}, "every copy holds the same tokens"
+
+
+@given(st.integers(1, 20), st.sampled_from(["events", "graph", "eager"]))
+def test_all_other_copies_run_between_two_calls_of_a_copy(copies: int, mode: Mode) -> None:
+    _, fake = measured(mode, copies)
+    for preparing, entries in groupby(fake.log, key=lambda entry: entry[0] in ("append", "plan")):
+        numbers = [detail[0] for event, detail in entries if event == "decode"]  # type: ignore[index]
+        if not preparing and len(numbers) > copies:
+            for start in range(len(numbers) - copies):
+                assert sorted(numbers[start : start + copies]) == list(range(copies))
+
+
+@given(st.integers(1, 20))
+def test_the_wall_clock_times_another_copy_at_every_step(copies: int) -> None:
+    steps = tuple(range(1, 7))
+    result, fake = measured("eager", copies, n_c=6, timed=steps)
+    assert len(result.decode_us) == 6
+    timed = []
+    for index, (event, detail) in enumerate(fake.log):
+        if event == "decode" and fake.log[index - 1][0] == "synchronise" and fake.log[index + 1][0] == "synchronise":
+            timed.append(detail[0])  # type: ignore[index]
+    assert len(set(timed)) == min(copies, 6)
+
+
+@pytest.mark.parametrize("mode", ["events", "graph", "eager"])
+def test_every_call_of_a_step_has_its_own_queries(mode: Mode) -> None:
+    _, fake = measured(mode, 3, n_c=1, timed=(1,))
+    queries = [detail[2] for event, detail in fake.log if event == "decode"][:-1]  # type: ignore[index]
+    assert len(set(queries)) == len(queries), "no query repeats, so an old output is never the right one"
+
+
+@pytest.mark.parametrize("mode", ["events", "graph"])
+def test_with_a_sweep_each_call_has_its_own_events(mode: Mode) -> None:
+    result, fake = measured(mode, 1, n_c=1, timed=(1,), sweep=True)
+    assert [len(span) for span in timed_calls(fake.log)] == [1] * calls_of(mode, 1)
+    events = [event for event, _ in fake.log]
+    first = events.index("sweep")
+    assert events[first : first + 3] == ["sweep", "stall", "mark"], "the sweep is not timed"
+    assert events.count("sweep") == calls_of(mode, 1)
+    assert result.decode_us == pytest.approx([10.0])
+
+
+def test_every_copy_appends_and_plans_at_every_step() -> None:
+    result, fake = measured("events", 4, n_c=5, timed=(5,))
+    assert [detail for event, detail in fake.log if event == "append"] == [0, 1, 2, 3] * 5
+    assert [detail for event, detail in fake.log if event == "plan"] == [0, 1, 2, 3] * 5
+    assert len(result.append_us) == len(result.plan_us) == 5
+    assert len(result.decode_us) == 1
+
+
+def test_every_timed_step_captures_a_new_graph() -> None:
+    """An old graph does not know a changed plan. One graph holds all calls of a sample."""
+    _, fake = measured("graph", 2, n_c=4, timed=(1, 2, 4))
+    assert [detail for event, detail in fake.log if event == "capture"] == [1, 1, 1]
+    assert {detail for event, detail in fake.log if event == "replay"} == {8}
+    _, fake = measured("graph", 1, n_c=1, timed=(1,), sweep=True)
+    assert [detail for event, detail in fake.log if event == "capture"] == [8]
+
+
+@pytest.mark.parametrize("mode", ["events", "graph", "eager"])
+def test_drift_compares_a_timed_output_with_a_repeated_call(mode: Mode) -> None:
+    result, _ = measured(mode, 2)
+    assert result.drift == 0.0
+    if mode == "graph":  # a replay that computes nothing leaves the output of the capture, which had other queries
+        result, _ = measured(mode, 2, stale=True)
+        assert result.drift > 1e-3
+
+
+def test_a_decode_that_cannot_be_captured_raises() -> None:
+    with pytest.raises(CaptureError, match="cannot be captured"):
+        measured("graph", 1, refuses=lambda: True)
+
+
+class TestCheck:
+    q = torch.tensor([21.0])
+
+    def output(self, mode: Mode, **device: Any) -> float:
+        fake = FakeDevice(**device)
+        out = torch.empty(1)
+        decode_once(FakeSession(0, fake), self.q, out, mode, fake)
+        return float(out[0])
+
+    @pytest.mark.parametrize("mode", ["events", "graph", "eager"])
+    def test_the_output_belongs_to_the_queries(self, mode: Mode) -> None:
+        assert self.output(mode) == 42.0
+
+    def test_a_replay_that_does_nothing_leaves_nan(self) -> None:
+        assert math.isnan(self.output("graph", stale=True))

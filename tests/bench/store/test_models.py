@@ -1,0 +1,113 @@
+"""The models of facts and manifests refuse values of the wrong type, range or length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from chunkbench import workloads
+from chunkbench.bench import workload
+from chunkbench.bench.store import DecodeResult, Manifest, open_run
+from chunkbench.errors import RunError
+from chunkbench.workloads.replay.result import MemoryMoment
+from chunkbench.workloads.serving.result import ConstrainedAnswers
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"samples_us": [[1.0, 2.0]]}, "does not have one sample for each of the 1 steps"),
+        ({"samples_us": [[0.0]]}, "greater than 0"),
+        ({"samples_us": [[float("inf")]]}, "finite number"),
+        ({"groups": []}, "groups has 0 entries for 1 rounds"),
+        ({"peaks": [{}]}, "peaks.0.read_bytes_per_s"),
+        ({"calibration": [{"arithmetic_us": 1.0}] * 2}, "calibration has 2 entries for 1 rounds"),
+        ({"flops": [1, 2]}, "flops has 2 entries for 1 steps"),
+        ({"kv_bytes": -1}, "kv_bytes"),
+        ({"kv_bytes": 10**30}, "kv_bytes"),
+        ({"steps": [0]}, "steps.0"),
+    ],
+)
+def test_facts_that_do_not_fit_are_refused(facts, changes: dict[str, Any], what: str) -> None:
+    one_round = {"samples_us": [[1.0]], "steps": [1], "groups": [0], "peaks": (), "calibration": (), "flops": ()}
+    values = facts(samples_us=()).model_dump() | one_round | {"unique_bytes": (), "read_bytes": ()}
+    DecodeResult(**values)
+    with pytest.raises(ValueError, match=what):
+        DecodeResult(**values | changes)
+
+
+def test_an_error_may_be_infinite(facts) -> None:
+    assert facts(status="incorrect", max_error=float("inf")).max_error == float("inf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experiment": 3},
+        {"experiment": {"budget_s": "long"}},
+        {"experiment": {"confidence": 2}},
+        {"experiment": {"kind": "nothing"}},
+        {"git": {"commit": ["a"]}},
+        {"machines": {"m": {"cpu": {"model": 7}}}},
+        {"machines": {"m": {"gpus": [{}]}}},
+        {"environment": {"packages": {"torch": 2}}},
+        {"started_at": 12},
+        {"points": -1},
+        {"styles": {"naive": {"colour": 3}}},
+        {"title\ud800": 1},
+    ],
+)
+def test_a_manifest_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    manifest = {"schema_version": 5, "experiment": {"name": "x"}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert open_run(tmp_path).cases == []
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | change))
+    with pytest.raises(RunError, match=r"manifest\.json"):
+        open_run(tmp_path)
+
+
+def test_a_manifest_of_an_old_version_names_its_one_machine() -> None:
+    environment = {"cpu": {"model": "AMD EPYC", "cores": 2}, "memory_bytes": 2**34}
+    old = Manifest.model_validate({"schema_version": 4, "environment": environment})
+    assert old.only_machine
+    assert old.machine_names == ("AMD EPYC",)
+    assert old.only_machine == Manifest.model_validate({"schema_version": 1, "environment": environment}).only_machine
+
+
+def test_counts_are_smaller_than_arithmetic_can_take() -> None:
+    moment = dict.fromkeys(MemoryMoment._fields, 0)
+    adapter = TypeAdapter(MemoryMoment)
+    adapter.validate_python(moment)
+    with pytest.raises(ValidationError, match="less than 9223372036854775808"):
+        adapter.validate_python({**moment, "used": 10**400})
+
+
+def test_spans_lie_inside_their_answers() -> None:
+    answers = {"regex": "a", "valid": 1, "cut": 0, "invalid": 0, "texts": ["abc"]}
+    ConstrainedAnswers.model_validate({**answers, "spans": [[[0, 3]]]})
+    for span in ([0, 4], [2, 1], [0, 2**31]):
+        with pytest.raises(ValidationError, match="no part of its answer"):
+            ConstrainedAnswers.model_validate({**answers, "spans": [[span]]})
+
+
+BOUNDS = {"exclusiveMaximum", "maximum"}
+
+
+def test_all_whole_numbers_of_a_row_have_a_bound() -> None:
+    def unbounded(schema: Any, name: str) -> Iterator[str]:
+        members = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+        if isinstance(schema, dict) and schema.get("type") == "integer" and not BOUNDS & schema.keys():
+            yield name
+        for key, member in members:
+            yield from unbounded(member, f"{name}.{key}")
+
+    workloads.register()
+    kinds = [kind for kind in workload.all_kinds() if kind.result.__module__.startswith("chunkbench.")]
+    assert len(kinds) >= 7
+    for kind in kinds:
+        assert list(unbounded(kind.result.model_json_schema(), kind.name)) == []

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from chunkbench.bench.store import DecodeResult, RunWriter, latest_run, newest_runs, open_run
+from chunkbench.errors import RunError
+
+MANIFEST = {"experiment": {"name": "x"}}
+
+
+def case(key: str) -> DecodeResult:
+    return DecodeResult(
+        key=key, experiment="x", implementation="naive", label="Naive", n_p=8, n_s=0, n_c=1, batch_size=1, heads=1,
+        kv_heads=1, head_dim=16, chunk_size=16, block_size=16, prompts=1, tree=None, dtype="float32", device="cpu",
+        protocol="strict", cache="cold", mode="eager", status="ok", samples_us=((1.5,),), steps=(1,), groups=(0,),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    writer = RunWriter.create(tmp_path / "run", MANIFEST)
+    writer.append([case("a"), case("b")])
+    writer.append([case("c")])
+    writer.close()
+    return tmp_path / "run"
+
+
+def test_appended_cases_are_read_back(run: Path) -> None:
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "c"]
+    assert open_run(run / "cases.jsonl").cases[0].samples_us == ((1.5,),)
+
+
+def test_an_incomplete_last_line_is_left_out_and_removed_on_resume(run: Path) -> None:
+    path = run / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert open_run(run).torn
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b"]
+    writer = RunWriter.resume(run)
+    writer.append([case("d")])
+    writer.close()
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "d"]
+
+
+def test_a_last_line_without_a_newline_is_incomplete(run: Path) -> None:
+    path = run / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b"]
+
+
+def test_a_whole_last_line_that_cannot_be_read_is_kept_and_named(run: Path) -> None:
+    before = (run / "cases.jsonl").read_text().replace('"key":"c"', '"key":7')
+    (run / "cases.jsonl").write_text(before)
+    for read in (open_run, RunWriter.resume):
+        with pytest.raises(RunError, match=r"cases\.jsonl:3: damaged: key"):
+            read(run)
+    assert (run / "cases.jsonl").read_text() == before
+
+
+def test_zeros_in_place_of_the_last_line_are_left_out(run: Path) -> None:
+    with (run / "cases.jsonl").open("ab") as file:
+        file.write(bytes(40) + b"\n")
+    assert open_run(run).torn
+    assert len(open_run(run).cases) == 3
+
+
+def test_damage_before_the_last_line_is_an_error_with_its_line_number(run: Path) -> None:
+    lines = (run / "cases.jsonl").read_text().splitlines(keepends=True)
+    (run / "cases.jsonl").write_text(lines[0] + "{}\n" + lines[2])
+    with pytest.raises(RunError, match=r"cases\.jsonl:2: damaged"):
+        open_run(run)
+
+
+def test_a_second_writer_is_refused_while_the_first_one_writes(run: Path) -> None:
+    writer = RunWriter.resume(run)
+    with pytest.raises(RunError, match="another chunkbench process is writing"):
+        RunWriter.resume(run)
+    writer.close()
+    RunWriter.resume(run).close()
+
+
+def test_a_new_run_has_its_manifest_before_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else readers find rows of nothing while the disk is busy."""
+    touch = Path.touch
+    monkeypatch.setattr(Path, "touch", lambda path: (path.parent / "manifest.json").stat() and touch(path))
+    RunWriter.create(tmp_path / "run", MANIFEST).close()
+    assert (tmp_path / "run" / "cases.jsonl").exists()
+
+
+def test_a_new_run_does_not_overwrite_an_old_one(run: Path) -> None:
+    with pytest.raises(RunError, match="resume it"):
+        RunWriter.create(run, MANIFEST)
+    assert len(open_run(run).cases) == 3
+
+
+def test_a_directory_with_other_files_is_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunError, match="holds other files but no run"):
+        RunWriter.create(tmp_path, MANIFEST)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_broken_run_does_not_hide_the_latest_run_of_an_experiment(run: Path) -> None:
+    for number, text in enumerate(["{", "[1]", '{"schema_version": 1}']):
+        (run.parent / f"broken{number}").mkdir()
+        (run.parent / f"broken{number}" / "manifest.json").write_text(text)
+    assert latest_run(run.parent, "x") == run
+
+
+def test_a_case_that_is_measured_again_replaces_the_old_one(run: Path) -> None:
+    writer = RunWriter.resume(run)
+    again = case("b").model_copy(update={"samples_us": ((2.5,),)})
+    writer.append([again, case("d")])
+    assert writer.cases == open_run(run).cases
+    writer.close()
+    assert [(recorded.key, recorded.samples_us[0][0]) for recorded in open_run(run).cases] == [
+        ("a", 1.5), ("c", 1.5), ("b", 2.5), ("d", 1.5),
+    ]  # fmt: skip
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(run: Path) -> None:
+    """Like a full disk, /dev/full takes no byte."""
+    writer = RunWriter.resume(run)
+    (run / "cases.jsonl").unlink()
+    (run / "cases.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"cases\.jsonl: cannot be written: No space left"):
+        writer.append([case("d")])
+    (run / "manifest.tmp").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"manifest\.json: cannot be written: No space left"):
+        writer.update_manifest(interrupted=True)
+    writer.close()
+
+
+def test_a_new_file_reaches_the_disk_before_its_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: folders.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    writer = RunWriter.resume(run)
+    writer.update_manifest(interrupted=True)
+    writer.close()
+    assert folders == [False, True]
+
+
+def test_true_is_no_schema_version(run: Path) -> None:
+    (run / "manifest.json").write_text(json.dumps({**MANIFEST, "schema_version": True}))
+    with pytest.raises(RunError, match=r"manifest\.json: has schema version True"):
+        open_run(run)
+
+
+def test_a_key_with_a_line_break_makes_no_line_of_the_message(run: Path) -> None:
+    (run / "manifest.json").write_text(json.dumps({"schema_version": 10, "styles": {"a\n::error::b": 5}}))
+    with pytest.raises(RunError) as error:
+        open_run(run)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_schema_version_is_reported(run: Path) -> None:
+    (run / "manifest.json").write_text(json.dumps({"schema_version": 99}))
+    with pytest.raises(RunError, match="schema version 99"):
+        open_run(run)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_damaged_manifest_is_an_error(run: Path, text: str) -> None:
+    (run / "manifest.json").write_text(text)
+    with pytest.raises(RunError, match="run"):
+        open_run(run)
+
+
+def test_a_missing_run_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such run directory"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="not a run directory"):
+        open_run(tmp_path)
+    with pytest.raises(RunError, match="no run"):
+        latest_run(tmp_path)
+
+
+def test_the_latest_run_is_found_by_experiment(run: Path) -> None:
+    assert latest_run(run.parent) == run
+    assert latest_run(run.parent, "x") == run
+    with pytest.raises(RunError, match="no run of y"):
+        latest_run(run.parent, "y")
+
+
+def test_a_copy_of_an_old_run_is_not_the_latest(run: Path) -> None:
+    for name, started in (
+        ("new", "2026-11-02T00:00:00Z"),
+        ("copy of an old one", "2026-01-01T00:00:00Z"),
+        ("no", None),
+        ("odd", "zzz"),
+    ):
+        RunWriter.create(run.parent / name, {**MANIFEST, "started_at": started}).close()
+    assert latest_run(run.parent, "x").name == "new"
+    assert [path.name for path in newest_runs(run.parent)] == ["new"]
+
+
+def test_a_byte_order_mark_is_no_damage(run: Path) -> None:
+    for name in ("manifest.json", "cases.jsonl"):
+        (run / name).write_bytes(b"\xef\xbb\xbf" + (run / name).read_bytes())
+    (run / "cases.jsonl").write_bytes((run / "cases.jsonl").read_bytes()[:-20])
+    writer = RunWriter.resume(run)
+    writer.append([case("d")])
+    writer.close()
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "d"]

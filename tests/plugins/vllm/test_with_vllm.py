@@ -1,0 +1,94 @@
+"""The plug-in inside the real vLLM: its tokens are those of vLLM's own attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkbench.workloads.serving.servers.vllm import vllm_python
+from tests.plugins.vllm.driving import drive, requests, write_model
+
+pytestmark = pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM")
+pytest.importorskip("transformers")
+
+TIE = 1e-3
+"""Where the two largest log-probabilities are closer than this, another order of sums may exchange the tokens."""
+HALF_TIE = 0.1
+"""The same in float16."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    write_model(folder)
+    return folder
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("budget", "count"),
+    [(64, 10), *(pytest.param(budget, 83, marks=pytest.mark.slow) for budget in (16, 17, 64, 100, 256, 512))],
+)
+def test_tokens_are_those_of_vllms_own_attention(checkpoint: Path, budget: int, count: int) -> None:
+    """Chunked prefill by budgets of prompt tokens, prefix caching, and preemption on a cache of 20 blocks."""
+    sent = requests(count, budget)
+    limits = {"max_num_batched_tokens": budget, "num_gpu_blocks_override": 24}
+    theirs = drive(checkpoint, sent, "", **limits)
+    ours = drive(checkpoint, sent, "chunkbench", **limits)
+    assert (theirs["attention"], ours["attention"]) == (["CPUAttentionBackendImpl"], ["ChunkImpl"])
+    assert ties(sent, ours, theirs, TIE) <= max(1, len(sent) // 100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_backend_for_gpus_inside_vllm(checkpoint: Path) -> None:
+    """vLLM decodes with our Triton kernels, in the interpreter, on a cache that forces preemption."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    sent = requests(16, seed=5)
+    for request in sent:
+        request["prompt"], request["at"] = request["prompt"][:400], request["at"] // 4
+        request["max_tokens"] = min(request["max_tokens"], 12)
+    limits = {"max_num_batched_tokens": 64, "dtype": "float16", "max_model_len": 512}
+    theirs = drive(checkpoint, sent, "", **limits)
+    ours = drive(checkpoint, sent, "", triton=True, block_size=16, num_gpu_blocks_override=40, **limits)
+    assert ours["attention"] == ["ChunkTritonImpl"]
+    assert ours["preempted"] > 0
+    assert ties(sent, ours, theirs, HALF_TIE) <= len(sent) // 4
+
+
+def ties(sent: list[dict[str, Any]], ours: dict[str, Any], theirs: dict[str, Any], tie: float) -> int:
+    """Requests whose tokens differ from where vLLM's two largest log-probabilities are closer than `tie`. Raises
+    AssertionError if they differ elsewhere."""
+    found = 0
+    for request in sent:
+        mine, reference = (side["answers"][request["id"]] for side in (ours, theirs))
+        wanted = min(request["max_tokens"], request["abort_after"] or request["max_tokens"])
+        assert len(mine["tokens"]) == len(reference["tokens"]) == wanted
+        first = next((n for n in range(wanted) if mine["tokens"][n] != reference["tokens"][n]), None)
+        if first is not None:
+            assert reference["gaps"][first] < tie, (request["id"], first, reference["gaps"][first])
+            found += 1
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_bfloat16_is_no_further_from_float32_than_vllms_own_attention(checkpoint: Path) -> None:
+    sent = [{**request, "max_tokens": 1, "abort_after": None} for request in requests(40, seed=9)]
+    exact = drive(checkpoint, sent, "")["answers"]
+
+    def distance(plugins: str) -> float:
+        """Mean distance of the largest log-probabilities of an answer's first token."""
+        answers = drive(checkpoint, sent, plugins, dtype="bfloat16")["answers"]
+        pairs = [
+            abs(answers[id]["first"][token] - logprob)
+            for id, answer in exact.items()
+            for token, logprob in answer["first"].items()
+            if token in answers[id]["first"]
+        ]
+        assert len(pairs) > 10 * len(sent)
+        return sum(pairs) / len(pairs)
+
+    assert distance("chunkbench") <= 1.1 * distance("")

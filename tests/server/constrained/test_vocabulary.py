@@ -1,0 +1,109 @@
+"""Tokens that write texts letter for letter, and what bytes must follow in a text that follows an expression."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from tokenizers import normalizers
+
+from chunkbench.server.constrained import ConstraintRefused
+from chunkbench.server.constrained.vocabulary import Vocabulary, follow_bytes, whole_characters
+from tests.server.engine.models import END, MERGES, byte_tokenizer, sentencepiece_tokenizer
+
+
+def jump_after(regex: str, text: str) -> str:
+    """What must follow a text, as far as there is no choice."""
+    state = follow_bytes(regex)
+    assert state.consume_tokens([*text.encode()])
+    return whole_characters(state.compute_ff_bytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("regex", "jumps"),
+    [
+        (r'\{"name":"[a-z]{1,3}","age":(1|22)\}', {"": '{"name":"', '{"name":"a': "", '{"name":"abc': '","age":'}),
+        ("abc|abd", {"": "ab", "abc": ""}),
+        ("(ab)*c?", {"": "", "a": "b", "ab": "", "c": ""}),  # a text that may end has a choice
+        ("(ab){1,3}x", {"": "ab", "ab": "", "abab": "", "ababab": "x"}),
+        ("a[éè]é[z]", {"": "a", "aé": "éz"}),  # é and è begin with the same byte: no jump inside a character
+        ("x(é|z)", {"": "x", "x": ""}),
+        (r'"[\w\d\s]*",', {"": '"', '"ab': "", '"ab"': ","}),
+    ],
+)
+def test_jumps_are_compressed_edges(regex: str, jumps: dict[str, str]) -> None:
+    assert {text: jump_after(regex, text) for text in jumps} == jumps
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"), [(b"a\xc3", "a"), (b"\xa9z", ""), ("éz".encode(), "éz"), (b"", ""), (b"\xe2\x82", "")]
+)
+def test_whole_characters(text: bytes, whole: str) -> None:
+    assert whole_characters(text).decode() == whole
+
+
+def test_it_walks_exactly_the_texts_that_can_still_match() -> None:
+    """Also out of states in which the text may end."""
+    rng = random.Random(0)
+    for regex in ("(ab){1,3}", "(a|b)*c", "a?b?c?", "(abc|ab)(d|cd)?", "[a-c]{2,4}"):
+        state = follow_bytes(regex)
+        for _ in range(200):
+            text = "".join(rng.choice("abcd") for _ in range(rng.randrange(1, 6)))
+            begun = any(re.fullmatch(regex, text + rest) for rest in ("", *_texts(3)))
+            assert (state.validate_tokens([*text.encode()]) == len(text)) == begun, (regex, text)
+
+
+def _texts(length: int) -> list[str]:
+    found = [""]
+    for _ in range(length):
+        found += [text + letter for text in found for letter in "abcd"]
+    return found
+
+
+@pytest.mark.parametrize(("regex", "message"), [("(a", "unclosed group"), ("a^b", "lookarounds")])
+def test_what_cannot_be_followed_is_refused(regex: str, message: str) -> None:
+    with pytest.raises(ConstraintRefused, match=message):
+        follow_bytes(regex)
+
+
+TEXTS = ("Cafe\u0301 ABC", " yes", "  two  spaces ", '{"a":1}', "ﬁ Å \t\n")
+
+
+@pytest.mark.parametrize("normalizer", ["NFC", "NFKD", "Lowercase", "StripAccents", "Strip", None])
+def test_tokens_write_each_text_letter_for_letter(normalizer: str | None) -> None:
+    """Also where the model's own tokenizer changes it."""
+    for tokenizer in (byte_tokenizer(MERGES), sentencepiece_tokenizer()):
+        if normalizer:
+            own = [tokenizer.normalizer] if tokenizer.normalizer else []
+            tokenizer.normalizer = normalizers.Sequence([getattr(normalizers, normalizer)(), *own])
+        tokenizer.enable_truncation(2)
+        vocabulary = Vocabulary.read(tokenizer.to_str(), tokenizer.get_vocab_size(), {END})
+        for text in TEXTS:
+            assert vocabulary.decode(vocabulary.of_text(text.encode())) == text
+
+
+def test_tokens_that_the_model_lacks_write_nothing() -> None:
+    tokenizer = byte_tokenizer(MERGES)
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.add_tokens(["whole word"])
+    for size in (tokenizer.get_vocab_size() + 8, tokenizer.get_vocab_size() - 1, END + 3, END + 1):
+        vocabulary = Vocabulary.read(tokenizer.to_str(), size, {END})
+        assert vocabulary.library.vocab_size == len(vocabulary.lengths) == size
+        tokens = vocabulary.of_text(b"a name, xyz, whole word")
+        assert vocabulary.text(tokens) == b"a name, xyz, whole word"
+        assert max(tokens) < size
+
+
+def test_an_end_of_texts_has_no_text() -> None:
+    tokenizer = byte_tokenizer(MERGES)
+    vocabulary = Vocabulary.read(tokenizer.to_str(), tokenizer.get_vocab_size(), {END, 65})
+    assert vocabulary.text([64, END, 65, 66]) == vocabulary.text([64, 66])
+
+
+@pytest.mark.parametrize("size", [END + 1 + len(MERGES), 300, 320, END + 2])
+def test_a_model_without_an_end_never_chooses_one(size: int) -> None:
+    vocabulary = Vocabulary.read(byte_tokenizer(MERGES).to_str(), size, ())
+    (end,) = vocabulary.library.eos_tokens
+    assert end >= size or not vocabulary.writable[end // 32] >> end % 32 & 1
+    assert vocabulary.decode(vocabulary.of_text(b"!a name")) == "!a name"

@@ -1,0 +1,215 @@
+"""The engine's promises: every request gets its tokens, once, in order; memory returns; limits hold."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+
+from chunkbench.server.engine import Engine, EngineOptions, Request, RequestRefused, Sampling
+from tests.server.engine.models import VOCABULARY, answers_of, small_model
+
+CHUNK_BYTES = small_model().token_bytes * 64
+
+
+def engine(chunks: int = 32, **options: Any) -> Engine:
+    return Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * chunks, **options))
+
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def test_an_answer_has_max_tokens_and_says_why_it_ends() -> None:
+    served = engine()
+    served.add(Request("a", PROMPT, 3))
+    made = [token for _ in range(3) for token in served.step().generated]
+    assert [token.finish for token in made] == [None, None, "length"]
+    assert served.idle
+    assert served.kv_bytes == 0
+
+
+def test_stop_ids_and_end_of_sequence() -> None:
+    tokens = answers_of(engine(), Request("a", PROMPT, 8))["a"]
+    place = next(i for i in range(1, 8) if tokens[i] not in tokens[:i])
+    stopped = answers_of(engine(), Request("a", PROMPT, 8, stop_ids=frozenset([tokens[place]])))["a"]
+    assert stopped == tokens[: place + 1]
+    served = engine()
+    served.model.eos_ids = frozenset([tokens[place]])
+    try:
+        assert answers_of(served, Request("a", PROMPT, 8))["a"] == tokens[: place + 1]
+        assert answers_of(engine(), Request("a", PROMPT, 8, ignore_eos=True))["a"] == tokens
+    finally:
+        served.model.eos_ids = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("a", [], 1), "empty"),
+        (Request("a", PROMPT, 0), "max_tokens must be at least 1"),
+        (Request("a", PROMPT, 2000), "8 tokens and max_tokens is 2000, together 2008: this server takes at most 256"),
+        (Request("a", [VOCABULARY], 1), f"between 0 and {VOCABULARY - 1}"),
+        (Request("a", [-1], 1), "between 0 and"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_refused(request_: Request, message: str) -> None:
+    served = engine(chunks=4)
+    with pytest.raises(RequestRefused, match=message):
+        served.add(request_)
+    assert served.idle
+
+
+def test_options_and_memory_are_checked() -> None:
+    with pytest.raises(ValueError, match="max_batch must be at least 1"):
+        EngineOptions(max_batch=0)
+    with pytest.raises(ValueError, match="does not hold one chunk"):
+        Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES - 1))
+
+
+def test_first_come_first_served_within_the_batch() -> None:
+    served = engine(max_batch=2)
+    for name in "abc":
+        served.add(Request(name, PROMPT, 3))
+    first = served.step()
+    assert (first.batch, served.running, served.waiting) == (2, 2, 1)
+    assert [token.request for token in first.generated] == ["a", "b"]
+    served.step()
+    served.step()
+    assert [token.request for token in served.step().generated] == ["c"]
+    assert served.peak_batch == 2
+
+
+def test_prompts_are_computed_in_parts_beside_decoding_sequences() -> None:
+    served = engine(prompt_budget=20)
+    served.add(Request("a", PROMPT, 20))
+    served.step()
+    served.add(Request("b", list(range(50)), 2))
+    reports = [served.step() for _ in range(3)]
+    assert [report.prompt_tokens for report in reports] == [20, 20, 10]
+    assert [[token.request for token in report.generated] for report in reports] == [["a"], ["a"], ["a", "b"]]
+
+
+def test_only_what_is_not_cached_is_computed() -> None:
+    served = engine()
+    served.add(Request("a", list(range(130)), 9))
+    assert served.step().prompt_tokens == 130
+    served.add(Request("b", [*range(128), 7, 7], 2))
+    report = served.step()
+    assert report.prompt_tokens == 2
+    assert [token.cached_tokens for token in report.generated] == [0, 128]
+
+
+def test_the_time_of_the_tree_is_that_of_match_join_append_leave_and_evict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan takes 50 ms more here, and a leave 10 ms."""
+    served = engine(chunks=4, cache="radix")
+    plan, leave = served._cache.plan, served._attention.remove_sequence
+    monkeypatch.setattr(served._cache, "plan", lambda: (sleep(0.05), plan()))
+    monkeypatch.setattr(served._attention, "remove_sequence", lambda handle: (sleep(0.01), leave(handle)))
+    for first in (0, 100):  # the second prompt takes the chunks that the first one left
+        served.add(Request("a", list(range(first, first + 130)), 3))
+        begun, decoded, ended = (served.step() for _ in range(3))
+        for report in (begun, decoded):
+            assert 0 < report.tree_s < report.schedule_s - 0.05
+        assert 0.01 < ended.tree_s < ended.overhead_s - 0.05
+    assert served._attention._tree.evictable.evictions
+
+
+def test_a_client_that_goes_away_frees_its_chunks() -> None:
+    served = engine()
+    for name in "abc":
+        served.add(Request(name, list(range(100)), 9))
+    served.step()
+    served.drop(["a", "b", "unknown"])
+    held = served.kv_bytes
+    assert {token.request for token in served.step().generated} == {"c"}
+    assert held == 2 * CHUNK_BYTES
+    served.drop(["c"])
+    assert served.idle
+    assert served.kv_bytes == 0
+
+
+def test_a_seed_gives_the_same_tokens_beside_any_others() -> None:
+    hot = Request("hot", PROMPT, 12, Sampling(temperature=3.0, top_p=0.9, seed=5))
+    others = [Request(f"o{n}", [n, n + 1], 9, Sampling(temperature=2.0)) for n in range(5)]
+    alone = answers_of(engine(), hot)["hot"]
+    assert answers_of(engine(), *others, hot)["hot"] == alone
+    assert answers_of(engine(), replace(hot, sampling=replace(hot.sampling, seed=6)))["hot"] != alone
+    assert answers_of(engine(), replace(hot, sampling=Sampling()))["hot"] != alone
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("count", "longest"), [(12, 130), pytest.param(5000, 90, marks=pytest.mark.slow)])
+def test_a_soak_on_memory_that_forces_preemption(count: int, longest: int) -> None:
+    """Random sizes, a third of the clients go away: every kept answer equals that of an undisturbed engine.
+
+    Among thousands of answers a few may meet two tokens of nearly equal logits, which another batch can exchange.
+    """
+    chance = random.Random(11)
+    systems = [[chance.randrange(VOCABULARY) for _ in range(70)] for _ in range(1)]
+    requests = []
+    for n in range(count):
+        prompt = chance.choice([[], *systems]) + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
+        requests.append(Request(f"r{n}", prompt, chance.randrange(longest // 2, longest)))
+    gone = {request.id: chance.randrange(longest // 2) for request in requests if chance.random() < 1 / 3}
+    served = engine(chunks=6, max_batch=8, prompt_budget=64)
+    answers: dict[str, list[int]] = {request.id: [] for request in requests}
+    queue, preempted = list(requests), 0
+    while queue or not served.idle:
+        for request in queue[:2]:
+            served.add(request)
+        del queue[:2]
+        served.drop([name for name, after in gone.items() if len(answers[name]) >= after])
+        report = served.step()
+        preempted += report.preempted
+        assert report.kv_bytes <= 6 * CHUNK_BYTES
+        for made in report.generated:
+            answers[made.request].append(made.token)
+    assert preempted > 0
+    assert served.kv_bytes == 0
+    assert served.peak_kv_bytes > 4 * CHUNK_BYTES
+    undisturbed = answers_of(engine(chunks=64, prompt_budget=1000), *requests)
+    others = 0
+    for request in requests:
+        alone, answer = undisturbed[request.id], answers[request.id]
+        assert len(alone) == request.max_tokens
+        others += answer != alone[: len(answer)]
+        assert len(answer) == len(alone) or request.id in gone
+    assert others <= count // 200
+
+
+def test_a_model_without_our_kind_of_attention_is_refused() -> None:
+    import transformers
+
+    from chunkbench.server.engine import Model, ModelError
+    from chunkbench.server.engine.model import random_module
+    from tests.server.engine.models import SIZES
+
+    window = transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=64)
+    with pytest.raises(ModelError, match="sliding window of 64 tokens"):
+        Model(random_module(window, torch.float32))
+    capped = transformers.Gemma2Config(**SIZES, num_key_value_heads=2)
+    with pytest.raises(ModelError, match=r"sliding_attention|soft-capping"):
+        Model(random_module(capped, torch.float32))
+
+
+def test_a_model_is_served_as_far_as_its_positions_depend_on_itself_alone() -> None:
+    """Beyond the original length longrope takes other angles, for all sequences of a step; partial ones have few."""
+    import transformers
+
+    from chunkbench.server.engine import Model
+    from chunkbench.server.engine.llama import fits
+    from chunkbench.server.engine.model import random_module
+    from tests.server.engine.models import SIZES
+
+    scaled = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    longrope = transformers.LlamaConfig(**SIZES, rope_parameters={"rope_type": "longrope", **scaled, **factors})
+    assert Model(random_module(longrope, torch.float32)).max_length == 64
+    for part, native in ((1.0, True), (0.25, False)):
+        rope = {"rope_type": "yarn", **scaled, "partial_rotary_factor": part}
+        config = transformers.LlamaConfig(**SIZES, rope_parameters=rope)
+        assert fits(random_module(config, torch.float32)) == native

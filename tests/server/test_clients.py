@@ -1,0 +1,79 @@
+"""Clients that others wrote, as they are, against our server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
+from tests.server.processes import Served, serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+GUIDELLM = Path(sys.prefix) / "clients" / "bin" / "guidellm"
+MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sharp random weights, and a tokenizer of bytes."""
+    return write_byte_tokenizer(write_checkpoint("llama-grouped", tmp_path_factory.mktemp("checkpoint")))
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    options = ["--served-name", "sharp", "--dtype", "float32", "--kv-memory", "16MiB"]
+    with serve(tmp_path_factory.mktemp("log"), str(checkpoint), *options) as server:
+        yield server
+
+
+@pytest.mark.skipif(not GUIDELLM.is_file(), reason="`make nightly` installs guidellm")
+@pytest.mark.parametrize("route", ["", ",request_format=/v1/completions"])
+def test_guidellm(served: Served, checkpoint: Path, tmp_path: Path, route: str) -> None:
+    words = [str(GUIDELLM), "run", "--backend", f"kind=openai_http,target={served.url}{route}"]
+    words += ["--tokenizer", f"kind=huggingface_auto,model={checkpoint}"]
+    words += ["--data", "kind=synthetic_text,prompt_tokens=40,output_tokens=8"]
+    words += ["--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=12"]
+    words += ["--output", f"kind=json,path={tmp_path / 'out.json'}", "--disable-console"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (benchmark,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (12, 0, 0)
+    tokens = [request["output_metrics"]["text_tokens"] for request in benchmark["requests"]["successful"]]
+    assert tokens == [8] * 12
+
+
+class Number(BaseModel):
+    """An answer that follows a schema."""
+
+    n: Literal[1, 22]
+
+
+def test_openai_with_its_defaults(served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    whole = client.chat.completions.create(model="sharp", messages=MESSAGES)  # type: ignore[arg-type]
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == 2048  # to the end of what the model has
+    assert whole.choices[0].finish_reason == "length"
+    with client.chat.completions.stream(model="sharp", messages=MESSAGES, max_completion_tokens=9) as stream:  # type: ignore[arg-type]
+        stream.until_done()
+        assert stream.current_completion_snapshot.choices[0].message.content
+    answer = client.completions.create(model=client.models.list().data[0].id, prompt="The sky")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+    parsed = client.chat.completions.parse(model="sharp", messages=MESSAGES, response_format=Number)  # type: ignore[arg-type]
+    assert parsed.choices[0].message.parsed in (Number(n=1), Number(n=22))
+    again = [*MESSAGES, whole.choices[0].message.model_dump(), {"role": "user", "content": "Go on"}]
+    with pytest.raises(openai.BadRequestError, match="this server takes at most 2048"):
+        client.chat.completions.create(model="sharp", messages=again, max_completion_tokens=9)  # type: ignore[arg-type]

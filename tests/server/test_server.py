@@ -1,0 +1,567 @@
+"""The server as its clients see it: the real process, the real `openai` client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.main import cli
+from chunkbench.workloads.serving.servers.vllm import vllm_python
+from tests.server.engine.models import VOCABULARY, sharp_module, write_checkpoint
+from tests.server.processes import Served, serve
+from tests.torture.fuzz_http import Fuzz
+from tests.torture.soak import Soak
+from tests.torture.trials import Trial
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+POISON = VOCABULARY - 1
+"""A token of which the served model makes NaN. Other prompts lead to it with no probability that counts."""
+TEMPLATE = "{% for m in messages %}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"
+TEMPLATE += "{% if m.role == 'sum' %}{{ m.content + 1 }}{% endif %}w{{ loop.index }} {{ m.content }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with sharp random weights, a tokenizer of whole words w0, w1, ..., and a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    module = sharp_module("llama-grouped", "eager")
+    module.model.embed_tokens.weight.data[POISON] = float("nan")
+    module.lm_head.weight.data[POISON] = 0
+    module.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    log = tmp_path_factory.mktemp("log")
+    with serve(log, str(checkpoint), "--served-name", "sharp", "--dtype", "float32", "--kv-memory", "4MiB") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    body = {"model": "sharp", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, **fields}
+    own = ("ignore_eos", "min_tokens", "return_token_ids", "stop_token_ids")
+    extra = {name: body.pop(name) for name in own if name in body}
+    return client.completions.create(**body, extra_body=extra)
+
+
+def test_greedy_tokens_are_those_of_transformers(client: openai.OpenAI) -> None:
+    import torch
+
+    module = sharp_module("llama-grouped", "eager")
+    expected = module.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 8:]
+    answer = ask(client, return_token_ids=True)
+    assert answer.choices[0].token_ids == expected.tolist()
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].text == " ".join(f"w{token}" for token in expected.tolist())
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (8, 6, 14)
+
+
+def test_text_and_token_ids_are_the_same_prompt(client: openai.OpenAI) -> None:
+    text = " ".join(f"w{token}" for token in PROMPT)
+    assert ask(client, prompt=text).choices[0].text == ask(client).choices[0].text
+    assert ask(client, prompt=[PROMPT]).choices[0].text == ask(client).choices[0].text
+
+
+def test_a_stream_carries_the_same_tokens_one_by_one(client: openai.OpenAI) -> None:
+    whole = ask(client, return_token_ids=True).choices[0]
+    pieces = list(ask(client, stream=True, return_token_ids=True, stream_options={"include_usage": True}))
+    assert [piece.choices[0].token_ids for piece in pieces[:-1]] == [[token] for token in whole.token_ids]
+    assert "".join(piece.choices[0].text for piece in pieces[:-1]) == whole.text
+    assert [piece.choices[0].finish_reason for piece in pieces[:-1]] == [None] * 5 + ["length"]
+    assert pieces[-1].choices == []
+    assert pieces[-1].usage.completion_tokens == 6
+    assert all(piece.usage is None for piece in ask(client, stream=True))
+
+
+def test_stop_token_ids_end_an_answer(client: openai.OpenAI) -> None:
+    tokens = ask(client, return_token_ids=True).choices[0].token_ids
+    answer = ask(client, return_token_ids=True, stop_token_ids=[tokens[2]])
+    assert answer.choices[0].token_ids == tokens[: tokens.index(tokens[2]) + 1]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_stop_strings_end_an_answer_before_them(client: openai.OpenAI) -> None:
+    """Streamed or not, by both routes. The tokens of the stop string are generated, so they are counted."""
+    whole = ask(client, max_tokens=40).choices[0].text
+    words = whole.split()
+    third = f"{words[1][-1]} {words[2]}"  # it begins in the middle of a token
+    assert whole.index(third) > 0
+    expected = whole[: whole.index(third)]
+    assert len(expected.split()) <= 2
+    for stop in (third, ["not there", third], [third, words[30] + "x"]):
+        answer = ask(client, max_tokens=40, stop=stop)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+        assert answer.usage.completion_tokens == 3
+        pieces = list(ask(client, max_tokens=40, stop=stop, stream=True))
+        assert "".join(piece.choices[0].text for piece in pieces) == expected
+        assert [piece.choices[0].finish_reason for piece in pieces] == [None, None, "stop"]
+    later = ask(client, max_tokens=40, stop=third, min_tokens=3)
+    assert later.choices[0].text.startswith(expected)
+    assert later.usage.completion_tokens > 3
+    assert ask(client, max_tokens=40, stop="not there").choices[0].text == whole
+    assert ask(client, max_tokens=40, stop="").choices[0].text == whole
+
+
+def test_stop_strings_end_a_chat(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "w8"}]
+    fields: dict[str, Any] = {"model": "sharp", "messages": messages, "temperature": 0, "max_tokens": 20}
+    whole = client.chat.completions.create(**fields).choices[0].message.content
+    assert whole is not None
+    stop = whole.split()[4]
+    expected = whole[: whole.index(stop)]
+    choice = client.chat.completions.create(**fields, stop=[stop]).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (expected, "stop")
+    pieces = list(client.chat.completions.create(**fields, stop=stop, stream=True))
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected
+    assert pieces[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_stop_string_ends_the_work(client: openai.OpenAI, served: Served) -> None:
+    """The engine forgets the request: it has nothing to do long before 2,000 tokens, and counts it as finished."""
+    stop = ask(client).choices[0].text.split()[2]
+    answer = ask(client, max_tokens=2000, stop=stop, ignore_eos=True)
+    assert answer.usage.completion_tokens <= 3
+    deadline = time.monotonic() + 2
+    while "chunkbench_requests_running 0.0" not in (page := served.get("/metrics")):
+        assert time.monotonic() < deadline, page
+        time.sleep(0.02)
+
+
+def test_usage_names_the_cached_tokens(client: openai.OpenAI) -> None:
+    """The second request joins while the first still holds its chunks."""
+    prompt = [n % VOCABULARY for n in range(200)]
+    stream = ask(client, prompt=prompt, max_tokens=300, stream=True)
+    next(iter(stream))
+    answer = ask(client, prompt=[*prompt[:150], 9, 9])
+    stream.close()
+    assert answer.usage.prompt_tokens_details.cached_tokens == 128
+
+
+def test_sampling_with_a_seed_repeats(client: openai.OpenAI) -> None:
+    def hot(seed: int) -> str:
+        return str(ask(client, temperature=2, top_p=0.9, seed=seed, max_tokens=12).choices[0].text)
+
+    assert hot(1) == hot(1)
+    assert hot(1) != hot(2)
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1}, {"stream": True}], ids=str)
+def test_a_request_whose_logits_are_not_numbers_fails_alone(
+    served: Served, client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    prompt = [n % 250 for n in range(150)]
+    stream = ask(client, prompt=prompt, max_tokens=100, stream=True, return_token_ids=True)
+    whole = [next(iter(stream)).choices[0].token_ids[0]]
+    with pytest.raises(openai.APIError, match="logits for token 151 are NaN or infinite"):
+        list(ask(client, prompt=[*prompt, POISON], **fields))
+    whole += [piece.choices[0].token_ids[0] for piece in stream]
+    assert ask(client, prompt=prompt, max_tokens=100, return_token_ids=True).choices[0].token_ids == whole
+    assert served.metric('requests_total{outcome="failed"}') >= 1
+    assert json.loads(served.get("/health")) == {"status": "ok"}
+
+
+def test_chat_uses_the_template(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "system", "content": "w7"}, {"role": "user", "content": [{"type": "text", "text": "w8"}]}]
+    chat = client.chat.completions.create(model="sharp", messages=messages, max_tokens=4, temperature=0)
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens == 4
+    assert chat.choices[0].message.content == ask(client, prompt=[1, 7, 2, 8], max_tokens=4).choices[0].text
+    stream = client.chat.completions.create(
+        model="sharp", messages=messages, max_completion_tokens=4, temperature=0, stream=True
+    )
+    deltas = [piece.choices[0].delta for piece in stream]
+    assert [delta.role for delta in deltas] == ["assistant", None, None, None]
+    assert "".join(delta.content or "" for delta in deltas) == chat.choices[0].message.content
+
+
+def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) -> None:
+    (model,) = json.loads(served.get("/v1/models"))["data"]
+    assert (model["id"], model["server"]["attention"], model["server"]["dtype"]) == ("sharp", "two-phase", "float32")
+    assert model["max_model_len"] == 2048
+    assert [listed.id for listed in client.models.list()] == ["sharp"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message", "param"),
+    [
+        ({"model": "other"}, 404, "the model other does not exist; this server has sharp", "model"),
+        ({"prompt": [1] * 2100}, 400, "together 2106: this server takes at most 2048", "prompt"),
+        ({"prompt": []}, 400, "the prompt is empty", "prompt"),
+        ({"prompt": ""}, 400, "the prompt is empty", "prompt"),
+        ({"prompt": [VOCABULARY]}, 400, "token ids of the prompt must lie between 0 and 299", "prompt"),
+        ({"prompt": [[1], [2]]}, 400, "2 prompts in one request", "prompt"),
+        ({"prompt": {"a": 1}}, 400, "the field prompt is not valid", "prompt"),
+        ({"prompt": None}, 400, "the field prompt is missing", "prompt"),
+        ({"max_tokens": 0}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"max_tokens": 10**400}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"max_tokens": "6"}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"max_tokens": True}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"temperature": -1}, 400, "temperature must lie between", "temperature"),
+        ({"temperature": 10**400}, 400, "the field temperature is not valid", "temperature"),
+        ({"top_p": 0}, 400, "top_p must be above 0", "top_p"),
+        ({"seed": 2**64, "temperature": 1}, 400, "seed must lie between -2**63 and 2**64 - 1", "seed"),
+        ({"seed": -(2**63) - 1}, 400, "seed must lie between", "seed"),
+        ({"top_k": -2}, 400, "top_k must be at least 1", "top_k"),
+        ({"top_k": 2**64}, 400, "top_k must be at least 1", "top_k"),
+        ({"min_tokens": 7}, 400, "min_tokens must be at least 0 and at most max_tokens = 6, not 7", "min_tokens"),
+        ({"min_tokens": -1}, 400, "min_tokens must be at least 0", "min_tokens"),
+        ({"stop_token_ids": [-1]}, 400, "the field stop_token_ids is not valid", "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, 400, "the field stop_token_ids is not valid", "stop_token_ids"),
+        ({"prompt": [2**64]}, 400, "token ids of the prompt must lie between 0 and 299", "prompt"),
+        ({"prompt": [1, True]}, 400, "the field prompt is not valid", "prompt"),
+        ({"stream_options": {"include_usage": 1}}, 400, "the field stream_options is not valid", "stream_options"),
+        ({"stream_options": {"odd": 1}}, 400, "the field stream_options.odd = 1 is not supp", "stream_options"),
+        ({"model": "m" * 2000}, 400, "the field model is not valid", "model"),
+        ({"n": 2}, 400, "the field n = 2 is not supported; leave it out", "n"),
+        ({"logprobs": 5}, 400, "the field logprobs = 5 is not supported", "logprobs"),
+        ({"stop": ["w1", ""]}, 400, "the field stop is not valid: string should have at least 1 character", "stop"),
+        ({"stop": ["w1"] * 5}, 400, "the field stop is not valid: list should have at most 4 items", "stop"),
+        ({"stop": "w" * 257}, 400, "the field stop is not valid: string should have at most 256 characters", "stop"),
+        ({"stop": 7}, 400, "the field stop is not valid: input should be a valid list", "stop"),
+        ({"include_stop_str_in_output": True}, 400, "is not supported", "include_stop_str_in_output"),
+        ({"nonsense": 1}, 400, "the field nonsense = 1 is not supported", "nonsense"),
+        ({"logprobs": 0}, 400, "the field logprobs = 0 is not supported", "logprobs"),
+        ({"min_p": 0.1}, 400, "the field min_p = 0.1 is not supported", "min_p"),
+        ({"presence_penalty": 0.5}, 400, "the field presence_penalty = 0.5 is not supported", "presence_penalty"),
+        ({"tools": [{}]}, 400, "the field tools = [{}] is not supported", "tools"),
+        ({"reasoning_effort": "high"}, 400, "the field reasoning_effort = 'high' is not supp", "reasoning_effort"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    served: Served, change: dict[str, object], status: int, message: str, param: str | None
+) -> None:
+    got, body = served.post("/v1/completions", {"model": "sharp", "prompt": PROMPT, "max_tokens": 6, **change})
+    assert got == status
+    assert message in body["error"]["message"]
+    assert body["error"]["param"] == param
+    assert body["error"]["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+def test_fields_that_ask_for_nothing_are_taken(served: Served) -> None:
+    neutral = {"n": 1, "logprobs": None, "stop": None, "echo": False, "presence_penalty": 0, "best_of": 1}
+    neutral |= {"top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+    labels = {"user": "me", "metadata": {"run": "1"}, "store": True, "service_tier": "flex", "safety_identifier": "a"}
+    labels |= {"prompt_cache_key": "b", "request_id": "c", "parallel_tool_calls": True}
+    fields = {"model": "sharp", "max_tokens": 1, **neutral, **labels}
+    status, plain = served.post("/v1/completions", {"model": "sharp", "max_tokens": 1, "prompt": PROMPT, "seed": 1})
+    assert status == 200
+    status, answer = served.post("/v1/completions", {**fields, "prompt": PROMPT, "seed": 1})
+    assert (status, answer.get("choices")) == (200, plain["choices"])
+    message = {"role": "user", "content": "w8", "name": None, "tool_calls": [], "refusal": None}
+    chat = {"messages": [message], "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto"}
+    assert served.post("/v1/chat/completions", {**fields, **chat})[0] == 200
+
+
+def test_top_k_and_min_tokens_change_the_answer(served: Served, client: openai.OpenAI) -> None:
+    greedy = ask(client, return_token_ids=True).choices[0].token_ids
+    fields = {"temperature": 50, "seed": 3, "max_tokens": 6, "return_token_ids": True, "prompt": PROMPT}
+
+    def hot(**others: Any) -> Any:
+        return served.post("/v1/completions", {"model": "sharp", **fields, **others})[1]["choices"][0]["token_ids"]
+
+    assert hot(top_k=1) == greedy != hot()
+    longer = hot(top_k=1, min_tokens=5, stop_token_ids=[greedy[1]])
+    assert (longer[0], len(longer) >= 5, greedy[1] in longer[:4]) == (greedy[0], True, False)
+
+
+def test_usage_in_every_chunk_where_it_is_asked_for(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = list(ask(client, stream=True, stream_options=options))
+    assert [piece.usage.completion_tokens for piece in pieces] == [1, 2, 3, 4, 5, 6, 6]
+    assert {piece.usage.prompt_tokens for piece in pieces} == {8}
+
+
+def test_a_model_by_its_name(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("sharp").id == "sharp"
+    with pytest.raises(openai.NotFoundError, match="the model other/one does not exist"):
+        client.models.retrieve("other/one")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "message", "param"),
+    [
+        ("completions", b"[" * 100_000, "the body is not JSON: recursion limit exceeded", None),
+        ("completions", b'{"model": "sharp", "prompt": "\\ud800 "}', "the body is not JSON: ", None),
+        ("completions", b'{"model": "\\udc00", "prompt": "w1"}', "the body is not JSON: ", None),
+        ("completions", b'{"\\ud800": 1}', "the body is not JSON: ", None),
+        ("completions", b'{"model": "\xff"}', "the body is not JSON: ", None),
+        ("completions", b'{"temperature": NaN}', "the body is not JSON: ", None),
+        ("completions", b'{"model": "sharp", "prompt": "w1", "temperature": 1e999}', "must lie between", "temperature"),
+        ("chat/completions", b'{"model": "sharp", "messages": [{"role": "\\ud800"}]}', "the body is not JSON: ", None),
+        ("chat/completions", b'{"model": "sharp", "messages": []}', "the field messages is not valid", "messages"),
+        ("chat/completions", b'{"model": "sharp", "messages": [[]]}', "the field messages is not valid", "messages"),
+        ("chat/completions", b'{"model": "sharp", "messages": [{"role": 1}]}', "the field messages is", "messages"),
+        (
+            "chat/completions",
+            b'{"model": "sharp", "messages": [{"role": "user", "tool_calls": [{"id": 1}]}]}',
+            "the field messages.tool_calls = [{'id': 1}] is not supported",
+            "messages",
+        ),
+        ("chat/completions", b'{"model": "sharp", "messages": [{"role": "sum"}]}', "template refuses", "messages"),
+    ],
+)
+def test_bodies_that_no_client_should_send(
+    served: Served, route: str, body: bytes, message: str, param: str | None
+) -> None:
+    status, answer = served.post(f"/v1/{route}", body)
+    assert (status, answer["error"]["type"], answer["error"]["param"]) == (400, "invalid_request_error", param)
+    assert message in answer["error"]["message"]
+
+
+def test_a_body_that_is_too_large_keeps_nobody_waiting(served: Served) -> None:
+    """Neither does one that is as large as it may be."""
+    most = (1 << 20) + 32 * 2048
+    bodies = [
+        b'{"prompt": [' + b"1," * (20 << 20) + b"1]}",
+        b'{"model": "sharp", "prompt": [%s1]}' % (b"1," * (most // 2 - 99)),
+    ]
+    answers: list[tuple[int, Any]] = []
+    senders = [
+        threading.Thread(target=lambda body=body: answers.append(served.post("/v1/completions", body)))
+        for body in bodies
+    ]
+    for sender in senders:
+        sender.start()
+    slowest = 0.0
+    while any(sender.is_alive() for sender in senders):
+        begin = time.monotonic()
+        served.get("/health")
+        slowest = max(slowest, time.monotonic() - begin)
+    assert slowest < 1
+    by_status = {status: answer["error"]["message"] for status, answer in answers}
+    assert by_status[413] == f"the body has {len(bodies[0])} bytes: this server takes at most {most}"
+    assert "this server takes at most 2048" in by_status[400]
+
+
+def test_broken_bodies_and_routes(served: Served) -> None:
+    status, body = served.post("/v1/completions", b"{")
+    assert (status, body["error"]["message"][:20]) == (400, "the body is not JSON")
+    status, body = served.post("/v1/completions", [])
+    assert (status, body["error"]["message"]) == (400, "the body must be a JSON object")
+    status, body = served.post("/v1/embeddings", {})
+    assert (status, body["error"]["message"]) == (404, "POST /v1/embeddings: Not Found")
+    image = [{"role": "user", "content": [{"type": "image_url"}]}]
+    status, body = served.post("/v1/chat/completions", {"model": "sharp", "messages": image})
+    assert (status, body["error"]["message"]) == (400, "a message has a part of type 'image_url'; text only")
+    odd = [{"role": "odd", "content": "w1"}]
+    status, body = served.post("/v1/chat/completions", {"model": "sharp", "messages": odd})
+    assert (status, body["error"]["message"]) == (400, "the model's chat template refuses these messages: no odd roles")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_chunks(served: Served, stream: bool) -> None:
+    dropped = 'requests_total{outcome="dropped"}'
+    assert served.metric("kv_bytes") == 0
+    before = served.metric(dropped) if dropped in served.get("/metrics") else 0
+    host, port = served.url.removeprefix("http://").split(":")
+    endless = {"temperature": 0, "max_tokens": 2000, "ignore_eos": True}
+    body = json.dumps({"model": "sharp", "prompt": PROMPT, "stream": stream, **endless}).encode()
+    with socket.create_connection((host, int(port))) as line:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        line.sendall(head.encode() + body)
+        wait_for(lambda: served.metric("kv_bytes") > 0)
+    wait_for(lambda: served.metric("kv_bytes") == 0)
+    assert served.metric(dropped) == before + 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_bad_requests_change_no_good_one(served: Served, tmp_path: Path, number: int) -> None:
+    """The short version of `make torture PART="fuzz HTTP"`."""
+    Fuzz(served)(Trial(number, random.Random(number), tmp_path))
+
+
+def test_a_stretch_of_load_leaves_nothing(served: Served, tmp_path: Path) -> None:
+    """The short version of `make torture PART=soak`, without constraints: these tokens write no JSON."""
+    Soak(served, different=4, requests=12, constrained=0)(Trial(0, random.Random(0), tmp_path))
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(served: Served) -> None:
+    prompts = [[*PROMPT * 9, n, n + 1] for n in range(24)]
+    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+    async def one(prompt: list[int]) -> str:
+        answer = await client.completions.create(model="sharp", prompt=prompt, max_tokens=8, temperature=0)
+        return answer.choices[0].text
+
+    async def all_of(prompts: list[list[int]]) -> list[str]:
+        return await asyncio.gather(*map(one, prompts))
+
+    async def each(prompts: list[list[int]]) -> list[str]:
+        return [await one(prompt) for prompt in prompts]
+
+    async def both() -> tuple[list[str], list[str]]:
+        return await all_of(prompts), await each(prompts)
+
+    together, alone = asyncio.run(both())
+    assert together == alone
+
+
+def test_the_log_has_each_step_and_each_request(served: Served, client: openai.OpenAI) -> None:
+    before = time.perf_counter()
+    ask(client, max_tokens=3)
+    wait_for(lambda: any(line["received"] > before for line in lines(served, "requests")))
+    (request,) = [line for line in lines(served, "requests") if line["received"] > before]
+    assert (request["prompt_tokens"], request["generated"], request["outcome"]) == (8, 3, "finished")
+    assert before < request["received"] < request["first"] < request["last"]
+    steps = [line for line in lines(served, "steps") if line["ended"] > before and line["batch"]]
+    assert [step["prompt_tokens"] for step in steps] == [8, 0, 0]
+    assert [step["generated"] for step in steps] == [1, 1, 1]
+    assert all(step["kv_bytes"] > 0 and 0 < step["tree_s"] < step["overhead_s"] < step["s"] for step in steps)
+
+
+def test_a_full_queue_is_429_and_sigterm_answers_what_runs(checkpoint: Path, tmp_path: Path) -> None:
+    """The disk of its log is full, which changes nothing."""
+    (tmp_path / "log").mkdir()
+    for name in ("steps.jsonl", "requests.jsonl"):
+        (tmp_path / "log" / name).symlink_to("/dev/full")
+    limits = ["--max-batch", "1", "--max-waiting", "1", "--dtype", "float32", "--served-name", "sharp"]
+    with serve(tmp_path / "log", str(checkpoint), *limits) as server:
+        long = {"model": "sharp", "prompt": PROMPT, "max_tokens": 600, "temperature": 0, "ignore_eos": True}
+        answers: list[tuple[int, Any]] = []
+        clients = [threading.Thread(target=lambda: answers.append(server.post("/v1/completions", long))) for _ in "ab"]
+        clients[0].start()
+        wait_for(lambda: server.metric("requests_running") == 1)
+        clients[1].start()
+        wait_for(lambda: server.metric("requests_waiting") == 1)
+        status, body = server.post("/v1/completions", long)
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        assert server.stop() == 0
+        for client in clients:
+            client.join()
+        assert [status for status, _ in answers] == [200, 200]
+        assert all(answer["usage"]["completion_tokens"] == 600 for _, answer in answers)
+        errors = (tmp_path / "log.err").read_text()
+        assert errors.count("steps.jsonl ends here: No space left on device") == 1
+        assert errors.count("requests.jsonl ends here: No space left on device") == 1
+
+
+@pytest.mark.slow
+def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, client: openai.OpenAI) -> None:
+    options = ["--engine", "transformers", "--dtype", "float32", "--served-name", "sharp", "--kv-memory", "4MiB"]
+    with serve(tmp_path / "log", str(checkpoint), *options) as server:
+        theirs = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        for prompt in (PROMPT, [*range(100)]):
+            assert ask(theirs, prompt=prompt).choices[0].text == ask(client, prompt=prompt).choices[0].text
+        pieces = list(ask(theirs, stream=True))
+        assert [piece.choices[0].finish_reason for piece in pieces] == [None] * 5 + ["length"]
+        with pytest.raises(openai.BadRequestError, match="greedy"):
+            ask(theirs, temperature=1)
+        assert json.loads(server.get("/v1/models"))["data"][0]["server"]["engine"] == "transformers"
+        test_stop_strings_end_an_answer_before_them(theirs)
+        test_stop_strings_end_a_chat(theirs)
+        test_a_stop_string_ends_the_work(theirs, server)
+        assert server.stop() == 0
+
+
+@pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM's client")
+def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    sizes = ["--random-input-len", "40", "--random-output-len", "6", "--num-prompts", "5", "--ignore-eos"]
+    script = Path(__file__).with_name("vllm_bench_serve.py")
+    command = [str(vllm_python()), str(script), "--backend", "openai"]
+    command += ["--base-url", served.url, "--model", str(checkpoint), "--served-model-name", "sharp", *sizes]
+    command += ["--dataset-name", "random", "--save-result", "--save-detailed", "--result-filename", str(result)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    facts = json.loads(result.read_text())
+    assert (facts["completed"], facts["total_output_tokens"]) == (5, 30)
+    assert all(len(gaps) == 5 for gaps in facts["itls"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no folder of a checkpoint, no config.json, no name of a shape"),
+        (["small-llama", "--kv-memory", "much"], "--kv-memory much: not a size"),
+        (["small-llama", "--kv-memory", "1KiB", "--layers", "1"], "does not hold one chunk"),
+        (["small-llama", "--kv-memory", "1TiB", "--layers", "1"], "--kv-memory 1TiB: there are"),
+        (["small-llama", "--engine", "transformers", "--attention", "no-sharing"], "--attention is for our engine"),
+        (["small-llama", "--engine", "transformers", "--cache", "radix"], "--cache is for our engine"),
+        (["small-llama", "--attention", "no-sharing", "--cache", "radix"], "attention no-sharing does not share"),
+        (["none.json"], "none.json: transformers cannot read it"),
+        (["none.json", "--layers", "1"], "layers belongs to the named shapes"),
+        (["small-llama", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["serve", *arguments])
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "cannot read it: SafetensorError"),
+        ("tokenizer.json", "{", "cannot read it: JSONDecodeError"),
+        ("config.json", {"num_hidden_layers": 3}, "9 of the model's weights are missing"),
+        ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "cannot read it: ImportError"),
+        ("config.json", {"hidden_act": "nothing"}, "cannot read it: KeyError"),
+        ("generation_config.json", {"eos_token_id": ["2"]}, "eos_token_id is ['2']: no token id"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_refused(
+    tmp_path: Path, file: str, change: str | dict[str, Any], message: str
+) -> None:
+    path = write_checkpoint("llama-grouped", tmp_path) / file
+    if isinstance(change, dict):
+        change = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(change)
+    result = CliRunner().invoke(cli, ["serve", str(tmp_path), "--port", "0"])
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def lines(served: Served, name: str) -> list[dict[str, Any]]:
+    text = (served.log / f"{name}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wait_for(condition: Any, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+def test_a_checkpoint_is_served_under_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from chunkbench.server.build import ModelChoice
+
+    names = {"models/Llama-3.2-1B/": "Llama-3.2-1B", "small-llama": "small-llama", "shapes/tiny.json": "tiny"}
+    names |= {"shapes/Llama-3.2-1B.json": "Llama-3.2-1B", "models/Llama-3.2-1B/config.json": "Llama-3.2-1B"}
+    names |= {
+        "m\udcff": "m\ufffd",
+        "mine-1.0": "mine-1.0",
+        "odd.json": "odd.json",
+        "mine-1.0/../mine-1.0/.": "mine-1.0",
+    }
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.json").mkdir()
+    (tmp_path / "mine-1.0").symlink_to(tmp_path / "odd.json")
+    assert {model: ModelChoice(model, torch.float32).name for model in names} == names

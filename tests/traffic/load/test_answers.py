@@ -1,0 +1,207 @@
+"""What the client reads from answers of other servers."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from chunkbench.traffic import Chat, PlannedRequest
+from chunkbench.traffic.load import LoadOptions
+from chunkbench.traffic.load.answer import Tokens
+from tests.traffic.load.scripted import TOKENS, chunk, measure, plan, raw, stream
+
+
+@pytest.mark.parametrize("charset", ["hex", "x-unknown", "idna"])
+def test_the_charset_of_an_error_is_not_believed(charset: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        headers = {"Content-Type": f"text/plain; charset={charset}"}
+        return web.Response(status=500, body=b"broken \xff\x1b[31m", headers=headers)
+
+    (request,) = measure(answer, plan(1)).requests
+    assert (request.status, request.reason) == ("error", "status 500: broken \ufffd?[31m")
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_without_an_end(status: int) -> None:
+    """It ends long before the limit of time, and the other request is answered."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if (await request.json())["prompt"][0] == 1:
+            return await stream()(request)
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: " + b"x" * 100_000)
+
+    requests = [PlannedRequest(0, (number, 2), 3) for number in range(2)]
+    endless, honest = measure(answer, requests, LoadOptions(timeout_s=60)).requests
+    assert (endless.status, "the answer has no end" in endless.reason) == ("error", True)
+    assert (honest.status, honest.tokens) == ("ok", 3)
+
+
+@pytest.mark.parametrize("usage", [[], [{"choices": [], "usage": {"completion_tokens": 4}}]])
+@pytest.mark.serial
+def test_chunks_without_text_are_no_tokens(usage: list[dict[str, object]]) -> None:
+    """An empty chunk at once, four tokens after 0.3 s, an empty end after 0.6 s."""
+    (request,) = measure(raw(chunk(), 0.3, *TOKENS, 0.3, chunk(finish="length"), *usage), plan(1, 0, 4)).requests
+    assert (request.status, request.tokens) == ("ok", 4)
+    assert request.sent is not None
+    assert request.first is not None
+    assert request.last is not None
+    assert 0.3 <= request.first - request.sent < 0.5
+    assert 0.3 <= request.last - request.sent < 0.5
+
+
+def test_token_ids_are_tokens_without_text() -> None:
+    """A token may be a part of a character."""
+    part = {"choices": [{"index": 0, "text": "", "token_ids": [7]}]}
+    (request,) = measure(raw(chunk(), part, chunk("a"), chunk(finish="length")), plan(1, 0, 2)).requests
+    assert (request.status, request.tokens) == ("ok", 2)
+
+
+def test_event_streams_of_other_servers() -> None:
+    contents = (
+        b'\xef\xbb\xbf: hello\r\rdata: {"choices":\rdata: [{"text":"a","finish_reason":"stop"}]}\r\rdata: [DONE]\r\r',
+        b'data: {"choices": [{"finish_reason": "stop", "text":\ndata: "a"}]}\n\nevent: end\ndata: [DONE]\n\n',
+        b'data:{"choices":[{"text":"a","finish_reason":"stop"}]}\r\n\r\ndata:\r\n\r\ndata:[DONE]\r\n\r\n',
+    )
+    answers = iter(
+        [raw(*(content[i : i + size] for i in range(0, 150, size))) for content in contents for size in (3, 150)]
+    )
+
+    async def in_turn(request: web.Request) -> web.StreamResponse:
+        return await next(answers)(request)
+
+    for request in measure(in_turn, plan(6, 0, 1), LoadOptions(clients=1)).requests:
+        assert (request.status, request.reason, request.tokens) == ("ok", "", 1)
+
+
+MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
+    (chunk("a", "stop", usage={"completion_tokens": None, "prompt_tokens_details": None}), "ok", ""),
+    (chunk("a", usage="x"), "error", "usage: Input should be a valid dictionary"),
+    (chunk("a", usage=[]), "error", "usage: Input should be a valid dictionary"),
+    (chunk("a", usage={"completion_tokens": "1"}), "error", "usage.completion_tokens: Input should be a valid int"),
+    (chunk("a", usage={"completion_tokens": 1.5}), "error", "usage.completion_tokens: Input should be a valid int"),
+    (chunk("a", usage={"completion_tokens": -1}), "error", "usage.completion_tokens: Input should be greater"),
+    (chunk("a", usage={"completion_tokens": 10**30}), "error", "usage.completion_tokens: Input should be less"),
+    (chunk("a", usage={"prompt_tokens_details": [1]}), "error", "usage.prompt_tokens_details: Input should be"),
+    (
+        chunk("a", usage={"prompt_tokens_details": {"cached_tokens": -1}}),
+        "error",
+        "usage.prompt_tokens_details.cached_tokens: Input should be greater than or equal to 0",
+    ),
+    (
+        chunk("a", "stop", usage={"prompt_tokens_details": {"cached_tokens": 9}}),
+        "wrong",
+        "the server counts 9 cached tokens in a prompt of 4",
+    ),
+    ({"choices": "x"}, "error", "choices: Input should be a valid list"),
+    ({"choices": [None]}, "error", "choices.0: Input should be a valid dictionary"),
+    ({"choices": [{"text": 5}]}, "error", "choices.0.text: Input should be a valid string"),
+    ({"error": {"message": "half \ud800 and \x1b[31m red\n"}}, "error", "half ? and ?[31m red"),
+    ({"object": "error", "message": "out of memory", "code": 500}, "error", "out of memory"),
+    ({"error": "generation failed", "error_type": "generation"}, "error", "generation failed"),
+    (b'event: error\ndata: {"detail": [], "message": "overloaded"}\n\n', "error", "overloaded"),
+    (b"data: 5\n\n", "error", "an event is no JSON object: 5"),
+    (b"data: {\n\n", "error", "JSONDecodeError"),
+    (b"data: " + b"[" * 100_000 + b"\n\n", "error", "RecursionError"),
+    (b'{"choices": [{"text": "a"}]}', "error", 'no event came, but {"choices": [{"text": "a"}]}'),
+    (b'{"detail": "log in"}', "error", "no event came, but log in"),
+    (b": ping\n\n", "error", "no event came, but : ping"),
+    (b"", "error", "the stream ended without a finish_reason"),
+]
+
+
+def test_a_malformed_answer_fails_its_request_alone() -> None:
+    answers = iter([raw(part) for part, _, _ in MALFORMED] + [raw(chunk("a", "stop"))])
+
+    async def in_turn(request: web.Request) -> web.StreamResponse:
+        return await next(answers)(request)
+
+    *ended, last = measure(in_turn, plan(len(MALFORMED) + 1, 0, 1), LoadOptions(clients=1)).requests
+    for request, (part, status, reason) in zip(ended, MALFORMED, strict=True):
+        assert request.status == status, part
+        assert reason in request.reason
+        request.model_dump_json()
+    assert last.status == "ok"
+
+
+def test_a_part_of_a_call_of_a_tool_is_a_token() -> None:
+    tokens = Tokens()
+    call = {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+    deltas: list[dict[str, object]] = [{"role": "assistant", "content": None}, call, call, {}]
+    for at, delta in enumerate(deltas):
+        tokens.add({"choices": [{"index": 0, "delta": delta}]}, at)
+    assert (tokens.first, tokens.last, tokens.count) == (1, 2, 2)
+
+
+def delta(content: object, finish: object = None, **fields: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": {"content": content, **fields}, "finish_reason": finish}]}
+
+
+DONE = b"data: [DONE]\n\n"
+CUT_OFF = "the stream ended without a finish_reason: the answer may be cut off"
+BROKEN_OFF = "the server broke the answer off: finish_reason "
+ENDS: list[tuple[tuple[bytes | dict[str, object], ...], str]] = [
+    ((), CUT_OFF),
+    ((DONE,), CUT_OFF),
+    ((delta(None, ""), DONE), CUT_OFF),
+    ((delta(None, "abort"), DONE), BROKEN_OFF + "abort"),
+    ((delta(None, "error"),), BROKEN_OFF + "error"),
+    ((delta(None, "content_filter"), DONE), BROKEN_OFF + "content_filter"),
+    ((delta(None, {"type": "abort"}), DONE), BROKEN_OFF + "{'type': 'abort'}"),
+    ((delta(None, "stop"),), ""),
+    ((delta(None, "stop"), delta(None), DONE), ""),
+    ((delta(None, "length"), DONE), ""),
+    ((delta(None, "tool_calls"), DONE), ""),
+    ((delta(None, "eos_token"), DONE), ""),
+    ((delta(None, "STOP"), DONE), ""),
+]
+
+
+def test_only_a_whole_answer_is_an_answer() -> None:
+    """Three chunks of a chat that may have more, and how the stream goes on."""
+    answers = iter([raw(delta("a"), delta("b"), delta("c"), *end) for end, _ in ENDS])
+
+    async def in_turn(request: web.Request) -> web.StreamResponse:
+        return await next(answers)(request)
+
+    asked = [PlannedRequest(0, Chat(({"role": "user", "content": "x"},)), 9, exact=False)] * len(ENDS)
+    requests = measure(in_turn, asked, LoadOptions(clients=1)).requests
+    for request, (end, reason) in zip(requests, ENDS, strict=True):
+        assert (request.status, request.reason, request.tokens >= 3) == ("error" if reason else "ok", reason, True), end
+
+
+def text(said: str) -> dict[str, object]:
+    return {"type": "text", "text": said}
+
+
+THINKING = {"type": "thinking", "thinking": [text("hm")]}
+
+
+@pytest.mark.parametrize(
+    ("contents", "answer", "count"),
+    [
+        (["a", "b"], "ab", 2),
+        ([[text("a")], [text("b"), text("c")]], "abc", 2),
+        ([[THINKING], [THINKING], [text("a")]], "a", 3),
+        ([[THINKING, text("a")], "b"], "ab", 2),
+        ([[{"type": "reasoning", "text": "hm"}], [{"text": "a"}]], "a", 2),
+        ([[], [text("")], [text("a")], None], "a", 1),
+    ],
+)
+def test_a_content_of_parts(contents: list[object], answer: str, count: int) -> None:
+    """Parts of text are the answer; thoughts are tokens and no answer."""
+    tokens = Tokens()
+    for at, content in enumerate(contents):
+        tokens.add(delta(content, "stop" if content is contents[-1] else None), at)
+    assert (tokens.text, tokens.count, tokens.unfinished) == (answer, count, "")
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "tool_calls"])
+@pytest.mark.parametrize("value", ["hm", ["hm"], {"text": "hm"}])
+def test_the_form_of_what_is_no_text_does_not_matter(field: str, value: object) -> None:
+    tokens = Tokens()
+    tokens.add(delta(None, **{field: value}), 1)
+    assert (tokens.text, tokens.first) == ("", 1)

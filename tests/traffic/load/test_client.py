@@ -1,0 +1,204 @@
+"""The load's client against real servers that misbehave: what is sent when, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import time
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from chunkbench.traffic import Arrivals, PlannedRequest, due_times
+from chunkbench.traffic.load import LoadError, LoadOptions, ServerTarget, describe_server, send
+from tests.traffic.load.scripted import Handler, chunk, measure, plan, raw, server, stream
+
+
+@pytest.mark.serial
+def test_times_and_counts_of_an_answer() -> None:
+    before = time.perf_counter()
+    measured = measure(stream(wait=0.05), plan(2, due=0.1))
+    assert measured.started > before
+    for number, request in enumerate(measured.requests):
+        assert (request.status, request.reason) == ("ok", "")
+        assert (request.prompt_tokens, request.asked_tokens, request.tokens, request.cached_tokens) == (4, 3, 3, 1)
+        assert request.due == pytest.approx(0.1 * number)
+        assert request.sent is not None
+        assert request.first is not None
+        assert request.last is not None
+        assert request.due <= request.sent < request.due + 0.05
+        assert request.first - request.sent >= 0.05
+        assert request.last - request.first >= 0.1
+
+
+@pytest.mark.serial
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """Each answer takes 0.3 s, and ten are due within 0.1 s: a client that waited would need 3 s."""
+    measured = measure(stream(wait=0.3), plan(10, due=0.01, tokens=1))
+    assert all((request.sent or 9) - request.due < 0.1 for request in measured.requests)
+    assert max(request.last or 9 for request in measured.requests) < 1
+
+
+@pytest.mark.serial
+def test_more_requests_at_once_than_aiohttp_allows_by_default() -> None:
+    measured = measure(stream(wait=0.5), plan(130, tokens=1))
+    assert all((request.first or 9) < 2 for request in measured.requests)
+    assert {request.status for request in measured.requests} == {"ok"}
+
+
+@pytest.mark.parametrize("clients", [None, 3])
+def test_a_turn_waits_for_the_answer_before_it(clients: int | None) -> None:
+    """Also if that answer fails. The answer takes 0.3 s, the others are not held up."""
+    turns = [PlannedRequest(0, (0,), 3), PlannedRequest(0.1, (1,), 3, after=0), PlannedRequest(0.01, (2,), 3)]
+    turns.append(PlannedRequest(0, (3,), 3, after=1))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        number = (await request.json())["prompt"][0]
+        return await stream(wait=0.1 if number == 0 else 0, fault="500" if number == 1 else "")(request)
+
+    first, second, other, third = measure(answer, turns, LoadOptions(clients)).requests
+    assert (first.status, second.status, other.status, third.status) == ("ok", "error", "ok", "ok")
+    assert first.last is not None
+    assert second.sent is not None
+    assert second.due >= first.last + (0.1 if clients is None else 0)
+    assert second.sent >= second.due - 1e-6
+    assert other.due < 0.2
+    assert third.due >= second.sent
+
+
+def test_closed_loop_clients_take_turns() -> None:
+    measured = measure(stream(wait=0.02), plan(6), LoadOptions(clients=2))
+    dues = sorted(request.due for request in measured.requests)
+    ends = sorted(request.last or 0 for request in measured.requests)
+    assert dues[:2] == pytest.approx([0, 0], abs=0.05)
+    assert all(due >= end for due, end in zip(dues[2:], ends, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("handler", "status", "reason"),
+    [
+        (stream(fault="500"), "error", "status 500: broken inside"),
+        (stream(fault="400"), "refused", "status 400: too long"),
+        (stream(fault="cut"), "error", "ClientPayloadError"),
+        (stream(fault="event"), "error", "broke later"),
+        (stream(pieces=2), "wrong", "2 tokens generated, 3 asked for"),
+        (stream(pieces=2, tell=False), "wrong", "2 tokens generated, 3 asked for"),
+        (stream(pieces=0), "error", "the stream ended without a finish_reason"),
+        (raw(chunk("", "stop", usage={"completion_tokens": 0})), "wrong", "the stream ended without a token"),
+        (stream(prompt=5), "wrong", "the server counts 5 prompt tokens, 4 were sent"),
+        (stream(wait=1), "timeout", "no whole answer within 0.5 s"),
+    ],
+)
+def test_a_server_that_misbehaves(handler: Handler, status: str, reason: str) -> None:
+    limit = 0.5 if status == "timeout" else 10.0  # a busy machine answers late
+    (request,) = measure(handler, plan(1), LoadOptions(timeout_s=limit)).requests
+    assert request.status == status
+    assert reason in request.reason
+
+
+@pytest.mark.serial
+def test_requests_are_sent_when_they_are_due() -> None:
+    """The bar is 2 ms at 50 requests/s; a test on a shared machine allows ten times as much."""
+    dues = due_times(Arrivals(), 50.0, 50, 0)
+    requests = measure(stream(), [PlannedRequest(due, (1,), 1) for due in dues]).requests
+    delays = sorted((request.sent or 9) - request.due for request in requests)
+    assert delays[0] >= 0
+    assert delays[len(delays) // 2] < 0.02
+
+
+@pytest.mark.parametrize("clients", [None, 2])
+def test_requests_that_the_client_cuts_are_no_failures_of_the_server(clients: int | None) -> None:
+    """One is answered, two run, and the others are not sent: they are not in the result."""
+    told: list[tuple[str, str]] = []
+    heard: list[list[int]] = []
+    requests = [PlannedRequest(0.02 * number, (number,), 3) for number in range(3)]
+    requests += [PlannedRequest(60.0, (number,), 3) for number in range(3, 9)]
+
+    async def run() -> None:
+        over = asyncio.Event()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            heard.append((await request.json())["prompt"])
+            if heard[-1] == [0]:
+                return await stream()(request)
+            response = await raw(chunk("a"))(request)
+            await over.wait()
+            return response
+
+        async with server(answer) as url:
+            target = await describe_server(url)
+            before = asyncio.all_tasks()
+            sent = send(target, requests, LoadOptions(clients), lambda r, *_: told.append((r.status, r.reason)))
+            sending = asyncio.create_task(sent)
+            while len(heard) < 3 or not told:
+                await asyncio.sleep(0.01)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            left = {task for task in asyncio.all_tasks() - before if "send" in repr(task) or "_ask" in repr(task)}
+            over.set()
+            assert not left
+
+    asyncio.run(run())
+    assert told == [("ok", ""), *[("cancelled", "the client was interrupted")] * 2]
+
+
+def test_tokens_are_asked_for_unpacked() -> None:
+    """A compressor holds tokens back until it has enough of them."""
+    heard: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        heard.append(request.headers.get("Accept-Encoding"))
+        return await stream()(request)
+
+    assert measure(answer, plan(1)).requests[0].status == "ok"
+    assert heard == ["identity"]
+
+
+def test_connections_may_take_more_files_than_the_soft_limit() -> None:
+    """The server is in this process, too: 60 requests are 120 files. The limit is as before then."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 30
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+    try:
+        requests = measure(stream(wait=0.5), plan(60, tokens=1)).requests
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert {(request.status, request.reason) for request in requests} == {("ok", "")}
+
+
+@pytest.mark.parametrize("clients", [None, 2])
+@pytest.mark.parametrize(
+    ("number", "limit"),
+    [
+        (errno.EMFILE, r"it may not open more files, .* \(ulimit -Hn\)"),
+        (errno.ENFILE, r"the system may not open more files: raise fs\.file-max"),
+        (errno.EADDRNOTAVAIL, r"it has no free port .* net\.ipv4\.ip_local_port_range"),
+        (errno.ECONNREFUSED, ""),
+        (errno.ECONNRESET, ""),
+    ],
+)
+def test_a_limit_of_this_machine_is_no_failure_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, clients: int | None, number: int, limit: str
+) -> None:
+    """It ends the measurement with one message; what the server did fails its requests."""
+
+    async def connect(self: object, request: aiohttp.ClientRequest, **_: object) -> None:
+        raise aiohttp.ClientConnectorError(request.connection_key, OSError(number, os.strerror(number)))
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", connect)
+    target = ServerTarget("http://127.0.0.1:9/v1", "m")
+    if limit:
+        with pytest.raises(LoadError, match=f"the client is at its limit, not the server: {limit}, or use fewer"):
+            asyncio.run(send(target, plan(5), LoadOptions(clients)))
+        with pytest.raises(LoadError, match="the client is at its limit, not the server"):
+            asyncio.run(describe_server(target.url))
+    else:
+        requests = asyncio.run(send(target, plan(5), LoadOptions(clients))).requests
+        assert [request.status for request in requests] == ["error"] * 5
+        with pytest.raises(LoadError, match=r"nothing answers at 127\.0\.0\.1:9"):
+            asyncio.run(describe_server(target.url))

@@ -1,0 +1,201 @@
+"""Where the client sends requests: addresses, models, keys, redirects, and the page of metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from aiohttp import web
+
+from chunkbench.traffic import PlannedRequest
+from chunkbench.traffic.load import (
+    LoadError,
+    LoadOptions,
+    LoadResult,
+    ServerTarget,
+    cached_so_far,
+    describe_server,
+    send,
+)
+from tests.traffic.load.scripted import measure, plan, server, stream
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(LoadError, match=r"nothing answers at 127\.0\.0\.1:9 .*start a server there"):
+        asyncio.run(describe_server("http://127.0.0.1:9"))
+
+
+def test_the_model_of_a_server() -> None:
+    async def ask(models: object, model: str | None, suffix: str = "") -> str:
+        async with server(stream(), models) as url:
+            return (await describe_server(url + suffix, model)).model
+
+    two = {"data": [{"id": "a"}, {"id": "b"}]}
+    assert asyncio.run(ask(None, None, "/v1/")) == "m"
+    assert asyncio.run(ask(two, "b")) == "b"
+    with pytest.raises(LoadError, match="serves a, b; name one"):
+        asyncio.run(ask(two, None))
+    assert asyncio.run(ask({"data": [{"id": "a"}, {"id": "a"}]}, None)) == "a"
+    with pytest.raises(LoadError, match="serves a, b, not c"):
+        asyncio.run(ask(two, "c"))
+    with pytest.raises(LoadError, match="no server of OpenAI's protocol answers"):
+        asyncio.run(ask([1], None))
+
+
+def test_a_redirect_to_what_cannot_be_printed() -> None:
+    """Halves of surrogate pairs, which a line of --out cannot hold, and escape sequences."""
+
+    async def run() -> LoadResult:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 301 Moved\r\nContent-Length: 0\r\nLocation: \xe9\x1b[31m\r\n\r\n")
+            writer.close()
+
+        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        async with listener:
+            return await send(ServerTarget(f"http://127.0.0.1:{port}/v1", "m"), plan(1), LoadOptions())
+
+    (request,) = asyncio.run(run()).requests
+    assert request.status == "error"
+    assert request.reason.isprintable()
+    request.model_dump_json()
+
+
+def test_a_malformed_list_of_models_is_one_error() -> None:
+    lists: list[object] = [{"data": {}}, {"data": [{}]}, {"data": [{"id": 5}]}, {"data": [[]]}, {"models": []}, "x"]
+    lists += [b"{", b"[" * 100_000, b'{"data": [{"id": "\\ud800"}]}', {"data": [{"id": None}]}, b'{"data": null}']
+
+    async def ask(models: object) -> None:
+        async with server(stream(), models) as url:
+            await describe_server(url)
+
+    async def ask_all() -> None:
+        for models in lists:
+            with pytest.raises(LoadError, match="no server of OpenAI's protocol answers: its models: "):
+                await ask(models)
+
+    asyncio.run(ask_all())
+
+
+def test_redirects() -> None:
+    """Those that keep the body are followed; the others are named."""
+    rows = [
+        (307, "completions?moved=1", ""),
+        (308, "/v1/completions?moved=1", ""),
+        (302, "https://other/v1/completions", "status 302: redirected to https://other/v1/completions; give that addr"),
+        (307, "completions", "status 307: redirected to completions; give that address"),
+        (307, "http://[bad", "Invalid"),
+        (307, "ftp://other/", "ftp://other/"),
+    ]
+
+    async def moved(request: web.Request) -> web.StreamResponse:
+        if "moved" in request.query:
+            return await stream()(request)
+        code, location, _ = rows[(await request.json())["prompt"][0]]
+        return web.Response(status=code, headers={"Location": location})
+
+    numbered = [PlannedRequest(0, (number,), 3) for number in range(len(rows))]
+    for request, (_, location, reason) in zip(measure(moved, numbered).requests, rows, strict=True):
+        assert request.status == ("error" if reason else "ok"), location
+        assert reason in request.reason
+
+
+def test_the_key_is_sent_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str | None] = []
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        heard.append(request.headers.get("Authorization"))
+        return await stream()(request)
+
+    async def run() -> tuple[str, LoadResult]:
+        async with server(elsewhere) as other:
+
+            async def moved(request: web.Request) -> web.StreamResponse:
+                heard.append(request.headers.get("Authorization"))
+                return web.Response(status=307, headers={"Location": f"{other}/v1/completions"})
+
+            async with server(moved) as url:
+                target = await describe_server(url)
+                return repr(target), await send(target, plan(1), LoadOptions())
+
+    monkeypatch.setenv("OPENAI_API_KEY", " secret\n")
+    told, measured = asyncio.run(run())
+    assert heard == ["Bearer secret", None]
+    assert "secret" not in told + str(measured)
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    asyncio.run(run())
+    assert heard[2:] == [None, None]
+    monkeypatch.setenv("OPENAI_API_KEY", "sec\nret")
+    with pytest.raises(LoadError, match="OPENAI_API_KEY holds a line break"):
+        asyncio.run(run())
+
+
+def test_a_password_in_an_address_takes_the_place_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        heard.append(request.headers.get("Authorization"))
+        return await stream()(request)
+
+    async def run(models: object) -> None:
+        async with server(answer, models) as url:
+            target = await describe_server(url.replace("//", "//me:pass@"))
+            (request,) = (await send(target, plan(1), LoadOptions())).requests
+            assert request.status == "ok"
+
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    asyncio.run(run(None))
+    assert heard == ["Basic bWU6cGFzcw=="]
+    with pytest.raises(LoadError) as caught:
+        asyncio.run(run({"data": {}}))
+    assert "pass" not in str(caught.value)
+
+
+def test_forms_of_an_address() -> None:
+    ends = ("", "/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions/", "/v1/models")
+
+    async def ask() -> None:
+        async with server(stream()) as url:
+            for start, end in itertools.product((url, url.removeprefix("http://")), ends):
+                assert (await describe_server(start + end)).url == f"{url}/v1"
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("address", ["ftp://a", "http://", "", "http://a:99999", "file:///etc", "http://[::1"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(LoadError, match=r"not the address of a server, such as http://127\.0\.0\.1:8000"):
+        asyncio.run(describe_server(address))
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (
+            '# HELP x\nvllm:prefix_cache_hits_total{engine="0"} 30.0\nvllm:prefix_cache_hits_total{engine="1"} 12\n',
+            42.0,
+        ),
+        ("sglang:cached_tokens_total 7\n", 7.0),
+        ("vllm:prefix_cache_queries_total 9\n", None),
+        ("vllm:prefix_cache_hits_total many\n", None),
+        (None, None),
+    ],
+)
+def test_what_metrics_say_of_the_cache(page: str | None, expected: float | None) -> None:
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=page) if page is not None else web.Response(status=404)
+
+    async def run() -> float | None:
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            return await cached_so_far(ServerTarget(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m"))
+        finally:
+            await runner.cleanup()
+
+    assert asyncio.run(run()) == expected
