@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -41,12 +42,15 @@ def name_of(path: Path) -> str:
 
 
 def check(name: str, text: str, accept: bool) -> None:
-    """Compare a text with the kept one. After an intended change, `pytest tests/test_recorded.py --accept` keeps it."""
-    kept = KEPT / f"{name}.txt"
+    """Compare a text with the kept one: a section of a file. After an intended change, keep it with
+    `pytest tests/test_recorded.py --accept`."""
+    file, _, section = name.partition("/")
+    kept = KEPT / f"{file}.txt"
+    sections = dict(part.split("\n", 1) for part in kept.read_text().split("==== ")[1:]) if kept.exists() else {}
     if accept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(text)
-    assert text.splitlines() == kept.read_text().splitlines()
+        sections[section] = text
+        kept.write_text("".join(f"==== {title}\n{sections[title]}" for title in sorted(sections)))
+    assert text.splitlines() == sections[section].splitlines()
 
 
 @pytest.fixture
@@ -108,7 +112,8 @@ COMPARED = {
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_runs_are_compared_as_before(name: str, accept: bool) -> None:
+def test_runs_are_compared_as_before(name: str, accept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["chunkbench"])  # the report says how to repeat it
     paths = [str((RECORDED / path).relative_to(ROOT)) for path in COMPARED[name]]
     texts = {form: output_of("compare", *paths, "--format", form) for form in ("markdown", "csv", "json", "junit")}
     kept = [texts.pop("markdown"), *(f"{form}: {hash_of(text)}" for form, text in texts.items())]

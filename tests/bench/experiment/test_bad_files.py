@@ -1,4 +1,4 @@
-"""Bad experiment files: loading reports every problem with the message and the place of the table."""
+"""Bad experiment files: loading reports every problem with the message and the place that `bad_files.txt` states."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import pytest
 
 from chunkbench.bench.experiment import ExperimentError, load_experiment
 
-BAD = Path(__file__).parent / "bad"
 
+class Problem(NamedTuple):
+    """A place of a file, the text there, and the message."""
 
-class Expected(NamedTuple):
-    """A line of `problems.txt`: a place, the text there, and the message."""
-
-    name: str
     line: int
     column: int
     text: str
@@ -24,35 +21,34 @@ class Expected(NamedTuple):
     message: str
 
 
-def expected() -> dict[str, list[Expected]]:
-    """File -> its problems, in order."""
-    problems: dict[str, list[Expected]] = {}
-    for entry in (BAD / "problems.txt").read_text().splitlines():
-        place, text, message = entry.split(" | ")
-        name, line, column = place.split(":")
-        problem = Expected(name, int(line), int(column), ast.literal_eval(text), message)
-        problems.setdefault(name, []).append(problem)
-    return problems
+def problem(entry: str) -> Problem:
+    place, text, message = entry.split(" | ")
+    line, column = place.split(":")
+    return Problem(int(line), int(column), ast.literal_eval(text), message)
 
 
-PROBLEMS = expected()
+def bad_files() -> dict[str, tuple[str, list[Problem]]]:
+    """Name -> the file, and its problems in order."""
+    sections = Path(__file__).with_name("bad_files.txt").read_text().split("==== ")[1:]
+    files = {}
+    for section in sections:
+        name, content = section.split("\n", 1)
+        text, problems = content.split("----\n")
+        files[name] = (text, [problem(entry) for entry in problems.splitlines()])
+    return files
 
 
-def test_every_bad_file_has_expected_problems() -> None:
-    assert {file.stem for file in BAD.glob("*.yaml")} == PROBLEMS.keys()
-    assert len(PROBLEMS) >= 20
+FILES = bad_files()
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_all_problems_are_reported(name: str) -> None:
-    file = BAD / f"{name}.yaml"
+@pytest.mark.parametrize("name", FILES)
+def test_all_problems_are_reported(name: str, tmp_path: Path) -> None:
+    text, problems = FILES[name]
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(text)
     with pytest.raises(ExperimentError) as caught:
         load_experiment(file)
-    assert str(caught.value).splitlines() == [f"{file}:{p.line}:{p.column}: {p.message}" for p in PROBLEMS[name]]
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_expected_text_is_at_the_expected_place(name: str) -> None:
-    lines = [*(BAD / f"{name}.yaml").read_text().split("\n"), ""]
-    for problem in PROBLEMS[name]:
-        assert lines[problem.line - 1][problem.column - 1 :].startswith(problem.text)
+    assert str(caught.value).splitlines() == [f"{file}:{p.line}:{p.column}: {p.message}" for p in problems]
+    lines = [*text.split("\n"), ""]
+    for p in problems:
+        assert lines[p.line - 1][p.column - 1 :].startswith(p.text)
