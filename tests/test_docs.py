@@ -1,8 +1,10 @@
-"""Links, examples and commands in the documentation exist and work."""
+"""Pages: names, links, examples and figures."""
 
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 import shlex
 import subprocess
@@ -12,10 +14,19 @@ from typing import Any
 
 import click
 import pytest
+import torch
 import yaml
 
+import chunkbench
 from chunkbench.bench.experiment import Experiment, load_experiment
+from chunkbench.bench.runner.executor import LocalExecutor
+from chunkbench.bench.runner.run import run_experiment
+from chunkbench.bench.runner.target import resolve_target
 from chunkbench.cli.main import cli
+from chunkbench.cli.progress import RunProgress
+from chunkbench.kernels.reference import attention
+from chunkbench.report import write_all
+from examples import two_phase as example
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -97,3 +108,98 @@ def test_every_documented_command_is_valid(page: str, line: str) -> None:
 def test_workflow_files_are_yaml() -> None:
     for path in (ROOT / "docs" / "ci").glob("*.yml"):
         assert yaml.safe_load(path.read_text()), path
+
+
+EXAMPLE = Path(example.__file__)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 63, 64, 200])
+def test_both_kinds_of_attention_equal_the_reference(shared: int) -> None:
+    rng, vocabulary = random.Random(shared), 50
+    prefix = rng.choices(range(vocabulary), k=shared)
+    prompts = [prefix + rng.choices(range(vocabulary), k=130) for _ in range(4)]
+    prompts[3] = prompts[2][:-5] + prompts[3][-5:]  # a second prefix, of two sequences
+    k, v = torch.randn(2, 2, vocabulary, 16).double()
+    q = torch.randn(2, len(prompts), 16).double()
+    chunks = example.prefix_tree(prompts, k, v)
+    two_phase = example.two_phase_attention(q, chunks)
+    plain = example.plain_attention(q, k[:, prompts], v[:, prompts])
+    for sequence, prompt in enumerate(prompts):
+        expected = attention(q[:, sequence], k[:, prompt].transpose(0, 1), v[:, prompt].transpose(0, 1))
+        torch.testing.assert_close(two_phase[:, sequence], expected)
+        torch.testing.assert_close(plain[:, sequence], expected)
+
+
+def test_a_chunk_is_shared_where_everything_before_its_end_is_equal() -> None:
+    prompts = [[1] * 64 + [2] * 64, [1] * 64 + [3] * 64 + [4], [5] * 64 + [2] * 64]
+    k, v = torch.randn(2, 1, 6, 4)
+    sharers = [chunk.sequences for chunk in example.prefix_tree(prompts, k, v)]
+    assert sharers == [[0, 1], [0], [1], [1], [2], [2]]
+
+
+def test_it_runs_with_torch_alone_and_the_results_agree() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plain, two_phase, difference = done.stdout.splitlines()
+    assert (plain.split()[0], two_phase.split()[0]) == ("plain:", "two-phase:")
+    assert float(difference.split()[-1]) < 1e-5
+    imports = [line for line in EXAMPLE.read_text().splitlines() if line.startswith(("import ", "from "))]
+    assert "chunkbench" not in " ".join(imports)
+
+
+EXPERIMENT = """\
+name: recompute
+title: a run to recompute
+dtype: float32
+budget: 1s
+implementations: [naive, xformers, shared_prefix_matmul, chunk_attn]
+defaults: {n_c: 9, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}
+sweep:
+  - {n_p: 40, n_s: [0, 32]}
+"""
+FIGURES = (
+    "latency_us",
+    "append_us",
+    "plan_us",
+    "step_us",
+    "token_rate",
+    "roofline_fraction",
+    "bandwidth_fraction",
+    "ratio_to_baseline",
+)
+
+
+def snippet() -> str:
+    text = (Path(__file__).parents[1] / "docs" / "measuring.md").read_text()
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    return example.group(1)
+
+
+def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path) -> None:
+    spec = tmp_path / "recompute.yaml"
+    spec.write_text(EXPERIMENT)
+    experiment = load_experiment(spec)
+    run = run_experiment(
+        experiment, LocalExecutor(resolve_target(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
+    ).run
+    write_all(run)
+    names: dict[str, Any] = {"RUN": str(run.path)}
+    exec(snippet(), names)
+    recomputed = names["cases"].set_index("key")
+    reported = {case["key"]: case for case in json.loads((run.path / "report.json").read_text())}
+    loaded = chunkbench.load(run.path).set_index("key")
+    assert len(recomputed) == 6
+    assert len(loaded) == len(reported) == 8
+    for key, case in recomputed.iterrows():
+        for figure in FIGURES:
+            assert math.isclose(case[figure], reported[key][figure], rel_tol=1e-9), figure
+            assert math.isclose(case[figure], loaded.loc[key, figure], rel_tol=1e-9), figure
+    unavailable = [case for case in reported.values() if case["implementation"] == "xformers"]
+    assert {case["status"] for case in unavailable} == {"unavailable"}
+    assert all(case["latency_us"] is None for case in unavailable)
+
+
+def test_the_snippet_is_python_that_a_reader_can_paste() -> None:
+    compile(snippet(), "docs/measuring.md", "exec")
+    assert "chunkbench" not in snippet(), "the snippet must not use the code that it checks"

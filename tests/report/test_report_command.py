@@ -1,17 +1,25 @@
+"""`chunkbench report` and `chunkbench.load`: a run read again."""
+
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from chunkbench.bench.store import TORN, open_run
+import chunkbench
+from chunkbench.bench.store import TORN, RunWriter, open_run
 from chunkbench.cli.report import command
+from chunkbench.report import build, render
+from tests.test_docs import snippet
 
 
 @pytest.fixture
@@ -194,3 +202,90 @@ def test_figures_do_not_depend_on_the_users_matplotlib(run_directory, tmp_path) 
     ended = subprocess.run(words, env=os.environ | backend, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert theirs.read_bytes() == ours.read_bytes()
+
+
+def four_digits(value: float) -> str:
+    return f"{float(f'{value:.4g}'):,.0f}"
+
+
+def test_every_number_of_the_table_follows_from_the_run_directory(table3, tmp_path) -> None:
+    changed = [
+        # A second memory group, in which the machine was slower: the ratio must not mix the two groups.
+        case.model_copy(
+            update={
+                "samples_us": (*case.samples_us, *(tuple(2 * x for x in r) for r in case.samples_us)),
+                "append_samples_us": case.append_samples_us * 2,
+                "plan_samples_us": case.plan_samples_us * 2,
+                "peaks": case.peaks * 2,
+                "groups": (0, 0, 0, 1, 1, 1),
+            }
+        )
+        if case.implementation == "chunk_attn"
+        else case
+        for case in table3.cases
+    ]
+    table3.cases[:] = changed
+    (tmp_path / "manifest.json").write_text(table3.manifest.model_dump_json())
+    (tmp_path / "cases.jsonl").write_text("".join(case.model_dump_json() + "\n" for case in changed))
+
+    lines = render(build(table3), "table").splitlines()
+    starts = [
+        next(i for i, line in enumerate(lines) if line.startswith(t)) for t in ("Latency", "Ratio", "ChunkAttn and")
+    ]
+    latencies, ratios, details = (lines[a:b] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True))
+    names: dict[str, Any] = {"RUN": str(tmp_path)}
+    exec(snippet(), names)
+    assert len(names["cases"]) == 84
+    for (n_p, n_s), cases in names["cases"].groupby(["n_p", "n_s"]):
+        keys = re.compile(rf" *{n_p} +{n_s} ")
+        latency_row = next(line for line in latencies if keys.match(line)).split()
+        ratio_row = next(line for line in ratios if keys.match(line)).split()
+        detail_row = next(line for line in details if keys.match(line)).split()
+        for case in cases.itertuples():
+            assert four_digits(case.latency_us) in latency_row
+            if case.implementation != "chunk_attn":
+                decimals = 2 if case.ratio_to_baseline < 9.995 else 1
+                assert f"{case.ratio_to_baseline:.{decimals}f}x" in ratio_row
+            else:
+                assert four_digits(case.step_us) in detail_row
+                assert f"{case.roofline_fraction:.0%}" in detail_row
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_table_has_every_fact_and_figure(facts, tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path / "run", {"experiment": {"baseline": "chunk_attn"}})
+    writer.append([facts(), facts("xformers", status="unavailable", samples_us=(), steps=())])
+    writer.close()
+    table = chunkbench.load(tmp_path / "run")
+    assert list(table["implementation"]) == ["chunk_attn", "xformers"]
+    assert {"samples_us", "kv_bytes", "peaks", "latency_us", "roofline_fraction", "ratio_to_baseline"} <= set(table)
+    assert table["latency_us"][0] == 15.0
+    assert table["paper_us"][0] == 198.87
+    assert math.isnan(table["latency_us"][1])
+
+
+def test_the_table_of_an_empty_run_has_all_columns(tmp_path: Path) -> None:
+    RunWriter.create(tmp_path / "run", {}).close()
+    assert {"key", "latency_us"} <= set(chunkbench.load(tmp_path / "run").columns)
+
+
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code cells, one after the other, in the top folder of the checkout."""
+    import matplotlib as mpl
+
+    monkeypatch.chdir(ROOT)
+    mpl.use("agg")
+    notebook = json.loads((ROOT / "examples" / "analyse-a-run.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert len(names["ratios"]) == 12
+    assert set(names["slower"].index) == {(1024, 0), (4096, 0)}
+    assert names["figure"].get_ylabel() == "times as long as ChunkAttn"
+
+
+def test_the_public_names_can_be_completed() -> None:
+    assert {"ChunkAttention", "LayeredChunkAttention", "load"} <= set(dir(chunkbench))

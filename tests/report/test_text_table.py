@@ -1,13 +1,22 @@
+"""Tables as text: numbers, widths, footers, output."""
+
 from __future__ import annotations
 
 import itertools
 import re
+from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
 
 from chunkbench.bench.store import Manifest
-from chunkbench.report import build, text_table
-from chunkbench.report.model import Column, Table
+from chunkbench.report import build, render, text_table
+from chunkbench.report.formats import FORMATS
+from chunkbench.report.model import Cell, Check, Column, Output, Suite, Table
+from chunkbench.report.numbers import count, megabytes, micros, percent, significant, span, times
+from chunkbench.report.text_table import Screen
 from tests.workloads.drawings import drawn
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -283,3 +292,153 @@ def test_parts_of_a_table_are_equally_wide(width: int, sizes: list[int]) -> None
     columns = tuple(Column(f"c{number}", lambda text: text) for number in range(9))
     table = Table("T", (Column("k", lambda _: "1"), *columns), ["x" * 12])
     assert [len(part.columns) - 1 for part in text_table._split(table, width)] == sizes
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0123456, "0.01235"),
+        (5.2034, "5.203"),
+        (9.99996, "10.00"),
+        (56.0, "56.00"),
+        (332.5, "332.5"),
+        (999.96, "1,000"),
+        (5203.4, "5,203"),
+        (24913.0, "24,910"),
+        (405123.0, "405,100"),
+        (0, "0"),
+        (float("nan"), "-"),
+    ],
+)
+def test_four_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+@given(st.floats(1e-3, 1e9))
+def test_rounding_stays_within_half_a_digit(value: float) -> None:
+    text = significant(value)
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=5.1e-4)
+    assert len(text.replace(",", "").replace(".", "").lstrip("0")) >= 4
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.914, "0.91x"), (2.7582, "2.76x"), (9.996, "10.0x"), (28.34, "28.3x"), (99.96, "100x")]
+)
+def test_ratios(value: float, text: str) -> None:
+    assert times(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.951, "95%"), (0.0456, "4.6%"), (0.0996, "10%"), (1.07, "107%"), (4e-4, "<0.1%"), (0.0, "0.0%")],
+)
+def test_shares(value: float, text: str) -> None:
+    assert percent(value) == text
+
+
+def test_a_missing_value_is_a_dash() -> None:
+    assert [micros(None), times(None), percent(None), megabytes(None), span(None, 1.0)] == ["-"] * 5
+
+
+def test_counts_spans_and_megabytes() -> None:
+    assert (count(1, "point"), count(12, "point")) == ("1 point", "12 points")
+    assert span(27180.4, 28280.0) == "27,180..28,280"
+    assert megabytes(537_395_200) == "537.4"
+
+
+def test_each_dtype_has_its_error_and_its_tolerance(make_case, make_run) -> None:
+    run = make_run(
+        [
+            make_case("chunk_attn", dtype="float32", max_error=9e-6, tolerance=1e-5),
+            make_case("chunk_attn", dtype="bfloat16", max_error=3e-3, tolerance=2e-2),
+        ]
+    )
+    data = dict(build(run).footer)["data"]
+    assert "in float32 9.0e-06 (tolerance 1e-05)" in data
+    assert "in bfloat16 3.0e-03 (tolerance 2e-02)" in data
+
+
+def test_a_single_round_has_no_interval(make_case, make_run) -> None:
+    report = build(make_run([make_case("chunk_attn", us=[100.0]), make_case("naive", us=[200.0])]))
+    assert "interval" not in dict(report.footer)
+    detail = report.tables[2]
+    index = [column.name for column in detail.columns].index("interval µs")
+    assert [row[index].text for row in detail.rows] == ["-", "-"]
+
+
+def test_the_version_of_chunkbench_appears_once(make_case, make_run) -> None:
+    run = make_run([make_case("chunk_attn", package_version="chunkbench 0.1.0")])
+    assert dict(build(run).footer)["software"].count("chunkbench") == 1
+
+
+def test_the_pages_that_were_granted_are_named(make_case, make_run) -> None:
+    def pages(*shares: float | None) -> str | None:
+        cases = [make_case(name, huge_share=share) for name, share in zip(("naive", "chunk_attn"), shares, strict=True)]
+        return dict(build(make_run(cases)).footer).get("pages")
+
+    assert pages(0.91, 0.982) == "91 to 98% of the implementations' memory in huge pages"
+    assert pages(0.0, 0.0) == "small, for all implementations"
+    assert pages(None, None) is None
+
+
+COLUMNS = (
+    Column[tuple[str, int]]("name", lambda item: item[0], align="left", wrap=True),
+    Column[tuple[str, int]]("time (us)", lambda item: Cell(str(item[1]), "best"), ("time", "us")),
+)
+OUTPUT = Output(
+    title="Two kernels",
+    tables=(Table("Times", COLUMNS, [("a_b", 1), ("c", 2)]),),
+    data=[{"name": "a_b", "us": 1, "parts": [1, 2]}, {"name": "c", "us": float("nan")}],
+    suite=Suite("s", {}, [Check("n", "a_b", "a_b at 1", "slower", "2x", "failed")], "1 slower"),
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("table", "      time\nname    us\n──────────\na_b      1\nc        2\n"),
+        ("markdown", "| a_b | **1** |"),
+        ("latex", r"a\_b & \textbf{1} \\"),
+        ("csv", 'name,us,parts\na_b,1,"[1, 2]"\nc,nan,\n'),
+        ("json", '"us": null'),
+        ("junit", 'type="slower"'),
+        ("github", "::error title=slower%3A a_b at 1::2x"),
+    ],
+)
+def test_every_format_prints_an_output(form: str, expected: str) -> None:
+    assert expected in render(OUTPUT, form)
+    assert {"html", form} <= {known.name for known in FORMATS}
+
+
+def test_an_output_without_a_part_has_no_format_for_it() -> None:
+    for form in ("csv", "junit", "html"):
+        with pytest.raises(KeyError, match=form):
+            render(Output(title="t", data={}), form)
+
+
+def test_a_long_text_continues_on_the_next_line() -> None:
+    lines = render(Output(tables=(Table("", COLUMNS, [("word " * 40, 1)]),), data=None), "table").splitlines()
+    assert [line[:4] for line in lines[3:]] == ["word"] * (len(lines) - 3)
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 100
+
+
+NASTY = "a\x1b[31m\x00\x9b\ud800\ufffe|b_%"
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json", "junit", "github"])
+@pytest.mark.parametrize("colour", [False, True])
+def test_a_name_with_characters_that_no_file_holds_becomes_legal(form: str, colour: bool) -> None:
+    check = Check(NASTY, NASTY, NASTY, NASTY, NASTY, "failed")
+    table = Table(NASTY, COLUMNS, [(NASTY, 1)])
+    suite = Suite(NASTY, {NASTY: NASTY}, [check], "")
+    output = Output(title=NASTY, tables=(table,), data=[{"name": NASTY}], suite=suite)
+    text = render(output, form, Screen(colour=colour))
+    plain = Text.from_ansi(text).plain if form == "table" else text
+    assert not {"\x1b", "\x00", "\x9b", "\ufffe"} & set(plain)
+    assert form in ("json", "csv", "latex") or "a\ufffd[31m" in plain.replace("\\[", "[")
+    assert "b" in plain
+    text.encode()
+    if form == "junit":
+        root = ElementTree.fromstring(text)[0]
+        assert root.get("name") == root[1].get("name") == "a\ufffd[31m\ufffd\ufffd\ufffd\ufffd|b_%"

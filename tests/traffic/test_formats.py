@@ -1,4 +1,4 @@
-"""Traces in published formats: small files written here."""
+"""Files of traffic: formats, and damaged files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chunkbench.traffic import TraceError, TraceRequest, draw_traffic, read_traffic
 from chunkbench.traffic.replayed import read_replayed
+from chunkbench.traffic.sets import PromptsError, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -316,3 +319,55 @@ def test_bailian_has_seconds_and_small_blocks(tmp_path: Path) -> None:
     trace = read_traffic(write(tmp_path / "t.jsonl", *lines))
     assert (trace.format, trace.block_tokens) == ("Bailian", 16)
     assert trace.requests == (TraceRequest(0, 40, 9, (0, 1, 2)), TraceRequest(1, 40, 9, (0, 1, 3)))
+
+
+LINES = (
+    b'{"session_id": "a", "delay": 3, "timestamp": 0, "input_length": 700, "output_length": 4, "hash_ids": [1, 2]}',
+    b'{"prompt": [1, 2, 3], "max_tokens": 4, "due": 1.5}',
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44",
+    b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,472,18,490,API log",
+    b'{"conversations": [{"from": "human", "value": "x"}]}',
+    b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]',
+)
+BITS = (
+    *(
+        b"1e999",
+        b"null",
+        b"true",
+        b"[]",
+        b"{}",
+        b'""',
+        b"-1",
+        b"\xff",
+        b"\0",
+        b"\xef\xbb\xbf",
+        b"\n",
+        b"\r",
+        b'"',
+        b",",
+    ),
+    *(b"1" * 5000, b"[" * 5000, b"\\ud800", b"\xe2\x80\xa8", b"NaN", b"1.5", b"9" * 25, b":", b"0", b"_"),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    content = b"\n".join(draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=3)))
+    for _ in range(draw(st.integers(1, 3))):
+        begin = draw(st.integers(0, len(content)))
+        content = content[:begin] + draw(st.sampled_from(BITS)) + content[begin + draw(st.integers(0, 5)) :]
+    return content
+
+
+@given(damaged(), st.sampled_from([".json", ".jsonl", ".csv", ""]))
+@settings(max_examples=200, deadline=None)
+def test_damaged_files(tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str) -> None:
+    path = tmp_path_factory.getbasetemp() / f"damaged{suffix}"
+    path.write_bytes(content)
+    for reader, error in ((read_traffic, TraceError), (lambda path: read([path]), PromptsError)):
+        refusal = str(path)
+        try:
+            reader(path)
+        except error as refused:
+            refusal = str(refused)
+        assert refusal.startswith(str(path))

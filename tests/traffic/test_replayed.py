@@ -1,20 +1,30 @@
-"""Requests of replays: what their texts share."""
+"""Requests of replays: drawn, from texts, from files, and what is live of them."""
 
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import math
+import random
+from itertools import combinations, pairwise
 from pathlib import Path
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from chunkbench.bench.experiment.forest import prompt_paths
+from chunkbench.bench.experiment.tree import Forest, lengths_in, tokens_in
+from chunkbench.bench.experiment.tree_reader import read_forest
+from chunkbench.traffic import Arrivals, TraceRequest, due_times
 from chunkbench.traffic.conversations import Conversations, from_conversations
 from chunkbench.traffic.generated import GENERATED, Demand
-from chunkbench.traffic.lengths import LENGTHS
+from chunkbench.traffic.lengths import LENGTHS, LogNormal
+from chunkbench.traffic.live import LiveRequest, cut_forest, live_at
 from chunkbench.traffic.prompts import Prompts, draw_prompts
-from chunkbench.traffic.replayed import ReplayRequest, from_lengths, from_prompts, from_texts, truncated
+from chunkbench.traffic.replayed import ReplayRequest, from_lengths, from_prompts, from_texts, read_replayed, truncated
 from chunkbench.traffic.texts import read_texts
 
 
@@ -172,3 +182,178 @@ def test_texts_are_bytes_and_a_turn_repeats_what_was_said(tmp_path: Path) -> Non
 def test_what_traffic_cannot_use_is_refused(name: str, asked: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         GENERATED[name](Demand(1.0, 5, 0, **asked))
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def mooncake(seconds: float, tokens: int, answer: int, *ids: int) -> dict[str, Any]:
+    return {"timestamp": seconds * 1000, "input_length": tokens, "output_length": answer, "hash_ids": ids}
+
+
+def test_blocks_become_segments_and_the_last_one_is_partial(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.jsonl", mooncake(3, 1124, 7, 0, 1, 2), mooncake(6, 1024, 5, 0, 1), mooncake(9, 1124, 7, 0, 1, 2)
+    )
+    first, second, third = read_replayed(path, 9)
+    assert [(one.due, one.text.prompt, one.text.total, one.answer) for one in (first, second, third)] == [
+        (0, 1124, 1131, 7),
+        (3, 1024, 1029, 5),
+        (6, 1124, 1131, 7),
+    ]
+    keys = [one.text.keys(4) for one in (first, second, third)]
+    assert (keys[0][:256] == keys[1][:256]).all()
+    assert keys[0][256] != keys[1][256]
+    # 1124 tokens are 281 blocks of 4. The answers behind equal prompts differ.
+    assert (keys[0][:281] == keys[2][:281]).all()
+    assert keys[0][281] != keys[2][281]
+
+
+def test_traces_without_ids_share_nothing(tmp_path: Path) -> None:
+    rows = "".join(f"2023-11-16 18:15:4{n},374,4\n" for n in range(5))
+    requests = read_replayed(write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows), 3)
+    assert [one.due for one in requests] == [0, 1, 2]
+    assert len({int(key) for one in requests for key in one.text.keys(2)}) == 3 * 378 / 2
+
+
+def test_token_ids_are_kept_and_answers_are_nobodys(tmp_path: Path) -> None:
+    lines = [{"prompt": [5, 6, 7, 8, last], "max_tokens": 3, "due": 2 * last} for last in (1, 2)]
+    first, second = read_replayed(write(tmp_path / "t.jsonl", *lines), 9)
+    assert (second.due, second.text.prompt, second.text.total, second.answer) == (2, 5, 8, 3)
+    assert list(second.text.tokens(0, 5)) == [5, 6, 7, 8, 2]
+    answers = [int(token) for one in (first, second) for token in one.text.tokens(5, 8)]
+    assert len({*answers, 1, 2, 5, 6, 7, 8}) == 12
+
+
+def test_long_requests_are_left_out_before_they_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", *({"prompt": [1] * n, "max_tokens": 2} for n in (9, 3, 4, 5)))
+    assert [one.text.prompt for one in read_replayed(path, 2, longest=6)] == [3, 4]
+    with pytest.raises(ValueError, match="no request of the trace has at most 4 tokens"):
+        read_replayed(path, 2, longest=4)
+
+
+def test_a_trace_is_cut_in_the_same_way(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", *(mooncake(n, 512 * n, 8, *range(n)) for n in (3, 1, 2, 1)))
+    assert [one.text.prompt for one in read_replayed(path, 2, longest=1100)] == [512, 512]
+    with pytest.raises(ValueError, match="no request of the trace has at most 9 tokens"):
+        read_replayed(path, 2, longest=9)
+
+
+def test_drawn_times_replace_those_of_a_trace(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", *(mooncake(5, 512, 8, 0) for _ in range(400)))
+    assert {one.due for one in read_replayed(path, 400)} == {0.0}
+    drawn = [one.due for one in read_replayed(path, 400, rate=5.0, seed=1)]
+    assert drawn == due_times(Arrivals(), 5.0, 400, 1)
+
+
+def draws(law: LogNormal, count: int = 40_000) -> list[int]:
+    chance = random.Random("test")
+    return [law.draw(chance) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "answer"),
+    # Figure 11 of the PagedAttention paper, to whole tokens.
+    [("sharegpt", 161, 338), ("alpaca", 19, 58)],
+)
+def test_the_published_means(name: str, prompt: int, answer: int) -> None:
+    for law, mean in zip(LENGTHS[name], (prompt, answer), strict=True):
+        drawn = draws(law)
+        assert fmean(drawn) == pytest.approx(mean, rel=0.02)
+        assert median(drawn) == pytest.approx(mean / math.exp(0.5), rel=0.05)
+
+
+@pytest.mark.parametrize("law", [LogNormal(2, 1.0, 9), LogNormal(50, 2.0, 100), LogNormal(8.5, 0.3, 10)])
+def test_rounding_and_cutting_do_not_move_the_mean(law: LogNormal) -> None:
+    drawn = draws(law)
+    assert fmean(drawn) == pytest.approx(law.mean, rel=0.02)
+    assert all(isinstance(one, int) for one in drawn)
+    assert min(drawn) >= 1
+    assert max(drawn) == law.most
+
+
+def test_sigma_is_the_spread_of_the_logarithms() -> None:
+    assert pstdev(math.log(one) for one in draws(LogNormal(1000, 0.5, 10**4))) == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(("mean", "sigma", "most"), [(1, 1, 9), (9, 1, 9), (5, 0, 9), (float("nan"), 1, 9)])
+def test_impossible_laws_are_refused(mean: float, sigma: float, most: int) -> None:
+    with pytest.raises(ValueError, match="1 < mean < most and sigma > 0"):
+        LogNormal(mean, sigma, most)
+
+
+def request(due: float, prompt: int, answer: int, *blocks: int) -> TraceRequest:
+    return TraceRequest(due, prompt, answer, blocks)
+
+
+def test_a_request_is_live_from_its_due_time_until_its_last_token() -> None:
+    requests = [request(0, 8, 4, 0), request(1, 9, 2, 1), request(1, 7, 9, 2), request(4, 5, 3, 3)]
+    assert live_at(requests, 0.5) == (1, [LiveRequest((0,), 8, 2), LiveRequest((1,), 9, 0), LiveRequest((2,), 7, 0)])
+    assert live_at(requests, 0.5, most=1) == (1, [LiveRequest((0,), 8, 2)])
+    assert live_at(requests, 0.5, at=2) == (2, [LiveRequest((2,), 7, 2)])
+    assert live_at(requests, 0.5, at=4.25) == (4.25, [LiveRequest((2,), 7, 6), LiveRequest((3,), 5, 0)])
+
+
+@pytest.mark.parametrize(("token_s", "at"), [(0.5, 9), (0.5, -1), (0.5, float("nan")), (float("nan"), 1), (0, 0)])
+def test_an_instant_without_a_request_is_an_error(token_s: float, at: float) -> None:
+    with pytest.raises(ValueError, match=r"no request is live at|must be a number above 0"):
+        live_at([request(0, 8, 4)], token_s, at)
+
+
+def test_prompts_share_leading_blocks_and_part_of_a_partial_one() -> None:
+    live = [
+        LiveRequest((0, 1, 2), 1100, 50),  # 76 tokens of block 2
+        LiveRequest((0, 1, 2), 1100, 0),
+        LiveRequest((0, 9), 600, 30),
+        LiveRequest((0, 1, 2, 4), 1600, 7),  # all of block 2, so 76 tokens are shared
+        LiveRequest((5,), 10, 1),
+    ]
+    forest = cut_forest(live, 512)
+    assert forest == ((512, ((1100 - 512, (50, 0, 507)), (0, (118,)))), (0, (11,)))
+    assert read_forest(forest) == forest
+
+
+def test_a_trace_that_says_nothing_about_sharing_keeps_its_order() -> None:
+    assert cut_forest([LiveRequest((), 30, 2), LiveRequest((), 50, 0), LiveRequest((), 9, 1)], 0) == (
+        (0, (32, 50, 10)),
+    )
+
+
+def test_chains_of_prompts_are_deep_forests_and_too_deep_ones_errors() -> None:
+    chain = [LiveRequest(tuple(range(n)), 16 * n, 1) for n in range(1, 66)]
+    assert read_forest(cut_forest(chain, 16)) == cut_forest(chain, 16)
+    longer = [LiveRequest(tuple(range(n)), 16 * n, 1) for n in range(1, 400)]
+    with pytest.raises(ValueError, match="more than 64 levels"):
+        cut_forest(longer, 16)
+
+
+@st.composite
+def live_requests(draw: st.DrawFn) -> list[LiveRequest]:
+    """Prompts of blocks of 4 tokens whose ids name all blocks before them."""
+    live = []
+    for _ in range(draw(st.integers(1, 8))):
+        path = draw(st.lists(st.integers(0, 1), min_size=1, max_size=4))
+        blocks = tuple(int("1" + "".join(map(str, path[: n + 1])), 2) for n in range(len(path)))
+        live.append(LiveRequest(blocks, 4 * len(path) - draw(st.integers(0, 3)), draw(st.integers(0, 3))))
+    return live
+
+
+def shared(forest: Forest) -> list[int]:
+    """Tokens in common of each two sequences, sorted."""
+    paths = prompt_paths(lengths_in(forest), None, 1, forest)
+    return sorted(sum(s.tokens for s in one if s in other) for one, other in combinations(paths, 2))
+
+
+@settings(max_examples=80, deadline=None)
+@given(live_requests())
+def test_each_two_sequences_share_what_their_prompts_share(live: list[LiveRequest]) -> None:
+    tokens = [[(block, place) for block in one.blocks for place in range(4)][: one.prompt] for one in live]
+    common = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in combinations(tokens, 2)]
+    forest = cut_forest(live, 4)
+    assert shared(forest) == sorted(common)
+    assert sorted(lengths_in(forest)) == sorted(one.prompt + one.generated for one in live)
+    distinct = len({token for prompt in tokens for token in prompt}) + sum(one.generated for one in live)
+    # A lone sequence keeps its tokens to itself, so they are stored once, too.
+    assert tokens_in(forest) == distinct

@@ -1,8 +1,32 @@
+"""Derived figures: points, ratios, roofline, sharing, traffic, expectations."""
+
 from __future__ import annotations
 
+from itertools import takewhile
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chunkbench.bench.analysis.derive import derive
+from chunkbench.bench.analysis.expectations import outcomes
+from chunkbench.bench.analysis.points import describe, group, varying
+from chunkbench.bench.analysis.ratio import ratio
+from chunkbench.bench.analysis.roofline import (
+    bandwidth_fraction,
+    flops,
+    mean_roofline_us,
+    moved_bytes,
+    probe_error,
+    roofline_fraction,
+    roofline_us,
+)
+from chunkbench.bench.analysis.sharing import sharing
+from chunkbench.bench.analysis.traffic import traffic_numbers
+from chunkbench.bench.experiment.values import show_value
+from chunkbench.bench.store.manifest import ExpectationFacts
+from chunkbench.bench.store.results import Peaks
 
 
 def test_figures_of_a_measured_case(facts) -> None:
@@ -42,3 +66,319 @@ def test_an_incorrect_case_has_no_latency(facts) -> None:
 
 def test_without_a_baseline_there_are_no_ratios(facts) -> None:
     assert derive([facts("naive")])[0].derived.ratio_to_baseline is None
+
+
+def test_a_case_without_threads_belongs_to_its_point(facts) -> None:
+    ran, absent = (
+        facts("chunk_attn", threads=2),
+        facts("xformers", threads=None, status="unavailable", samples_us=()),
+    )
+    ((axes, members),) = group([ran, absent])
+    assert members == [ran, absent]
+    assert "threads" not in axes
+
+
+def test_swept_threads_separate_groups(facts) -> None:
+    cases = [facts(name, threads=threads) for threads in (2, 1) for name in ("chunk_attn", "naive")]
+    groups = group(cases)
+    assert [axes["threads"] for axes, _ in groups] == [1, 2]
+    assert varying(groups) == ["threads"]
+
+
+def test_groups_are_sorted_by_their_axes(facts) -> None:
+    cases = [
+        facts(n_p=n_p, n_s=n_s) for n_p, n_s in [(4096, 0), (1024, 512), (1024, 0), ((512, 1024), 0), (1024, None)]
+    ]
+    groups = group(cases)
+    assert [(axes["n_p"], axes["n_s"]) for axes, _ in groups] == [
+        ((512, 1024), 0),
+        (1024, None),
+        (1024, 0),
+        (1024, 512),
+        (4096, 0),
+    ]
+    assert varying(groups) == ["n_p", "n_s"]
+
+
+def test_protocol_and_cache_separate_groups(facts) -> None:
+    groups = group([facts(), facts(protocol="paper", cache="warm")])
+    assert varying(groups) == ["protocol", "cache"]
+
+
+def test_axes_as_text() -> None:
+    assert describe({"n_p": 1024, "n_s": None}, ["n_p", "n_s"]) == "n_p=1024 n_s=-"
+    assert show_value((512, 1024)) == "512-1024"
+    assert show_value(((512, ((64, 2), (0, 2))), (128, 4))) == "512x(64x2 0x2) 128x4"
+
+
+def rounds(*means: float) -> tuple[tuple[float, float], ...]:
+    return tuple((mean - 1, mean + 1) for mean in means)
+
+
+def test_only_rounds_of_shared_groups_count(facts) -> None:
+    # The baseline ran in both groups, Naive only in group 1, where the machine was twice as slow.
+    base = facts(samples_us=rounds(100, 110, 90, 200, 220, 180), groups=(0, 0, 0, 1, 1, 1))
+    other = facts("naive", samples_us=rounds(400, 440, 360), groups=(1, 1, 1))
+    result = ratio(other, base, 0.95)
+    assert result is not None
+    assert result.value == pytest.approx(2.0)
+    assert result.kind == "range"
+
+
+def test_rounds_are_paired_inside_their_group(facts) -> None:
+    # The latencies drift by a factor of ten, the ratio stays.
+    base = facts(samples_us=rounds(10, 100, 50), groups=(0, 1, 1))
+    other = facts("naive", samples_us=rounds(200, 100, 20), groups=(1, 1, 0))
+    assert ratio(other, base, 0.95) == pytest.approx((2.0, 2.0, 2.0, "range"))
+
+
+def test_cases_without_a_shared_group_have_no_ratio(facts) -> None:
+    base, other = facts(groups=(0, 0, 0)), facts("naive", groups=(1, 1, 1))
+    assert ratio(other, base, 0.95) is None
+
+
+@pytest.mark.parametrize("status", ["incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"])
+def test_only_measured_cases_have_a_ratio(facts, status: str) -> None:
+    # A failed case has no ratio, even if it has samples.
+    assert ratio(facts("naive", status=status), facts(), 0.95) is None
+    assert ratio(facts(), facts("naive", status=status), 0.95) is None
+
+
+def test_a_noisy_case_has_a_ratio(facts) -> None:
+    assert ratio(facts("naive", status="noisy"), facts(), 0.95) is not None
+
+
+def test_six_paired_rounds_give_a_confidence_interval(facts) -> None:
+    base = facts(samples_us=rounds(*[100.0] * 6))
+    other = facts("naive", samples_us=rounds(200, 210, 220, 230, 240, 250))
+    assert ratio(other, base, 0.95) == pytest.approx((2.25, 2.0, 2.5, "confidence"))
+
+
+@given(st.lists(st.tuples(st.floats(2, 1e6), st.floats(2, 1e6)), min_size=1, max_size=12))
+def test_the_interval_holds_the_ratio_and_inverts(pairs: list[tuple[float, float]]) -> None:
+    from types import SimpleNamespace
+
+    def case(means: list[float]) -> SimpleNamespace:
+        return SimpleNamespace(status="ok", rounds=[(mean,) for mean in means], round_groups=(0,) * len(means))
+
+    a, b = case([x for x, _ in pairs]), case([y for _, y in pairs])
+    forward, inverse = ratio(a, b, 0.95), ratio(b, a, 0.95)  # type: ignore[arg-type]
+    assert forward is not None
+    assert inverse is not None
+    assert forward.low <= forward.value <= forward.high
+    assert forward.value * inverse.value == pytest.approx(1)
+    assert forward.low * inverse.high == pytest.approx(1)
+
+
+def peaks(read: float, matrix: float = 1e15) -> Peaks:
+    return Peaks(read_bytes_per_s=read, matrix_flops_per_s=matrix, matrix_torch_flops_per_s=matrix)
+
+
+def test_roofline_of_table_3_without_sharing() -> None:
+    # 32 sequences of 1024 tokens, 32 heads of 128, two bytes: 537 MB of K and V, half a megabyte of q and out.
+    moved = moved_bytes(32 * 1024, 2 * 32 * 128 * 2, 32, 32, 128, 2)
+    assert moved == 536_870_912 + 524_288
+    # A GPU that reads 3.0 TB/s needs 179 us.
+    assert roofline_us(moved, flops(32 * 1024, 32, 128), peaks(3.0e12)) == pytest.approx(179, abs=0.5)
+
+
+def test_flops_of_the_papers_table_1() -> None:
+    # Table 1: 33.57e6 for one sequence, 1074.27e6 for 32, of 2049 tokens each.
+    assert flops(2049, 32, 128) == pytest.approx(33.57e6, rel=1e-4)
+    assert flops(32 * 2049, 32, 128) == pytest.approx(1074.27e6, rel=1e-4)
+
+
+def test_the_longer_of_memory_and_arithmetic_time_bounds_a_step() -> None:
+    assert roofline_us(1000, 10, peaks(1e9, 1e12)) == pytest.approx(1.0)
+    assert roofline_us(1000, 10_000_000, peaks(1e9, 1e12)) == pytest.approx(10.0)
+
+
+def test_fraction_sums_bounds_and_latencies_over_the_steps(facts) -> None:
+    case = facts()
+    # Bounds of 6 and 9 us against 10 and 20 us.
+    assert roofline_fraction(case) == pytest.approx(15 / 30)
+    assert bandwidth_fraction(case) == pytest.approx(21 / 30)
+    assert mean_roofline_us(case) == pytest.approx(7.5)
+
+
+def test_every_round_uses_its_own_peaks(facts) -> None:
+    # In the last two rounds the machine has half its speed and so has the kernel: the fraction stays.
+    slow = ((20.0, 40.0),) * 2
+    case = facts(samples_us=((10.0, 20.0), *slow), peaks=(peaks(1e9), peaks(0.5e9), peaks(0.5e9)))
+    assert roofline_fraction(case) == pytest.approx(0.5)
+
+
+def test_faster_than_the_machine_is_an_error_of_the_probe(facts) -> None:
+    assert probe_error(facts(samples_us=((7.0, 7.85),))) is None  # 101%
+    message = probe_error(facts(samples_us=((6.0, 8.0),)))  # 107%
+    assert message is not None
+    assert "107%" in message
+    assert "probe" in message
+    assert "warm" in (probe_error(facts(samples_us=((6.0, 8.0),), cache="warm")) or "")
+
+
+def test_without_peaks_or_samples_there_is_no_fraction(facts) -> None:
+    assert roofline_fraction(facts(peaks=())) is None
+    assert roofline_fraction(facts(samples_us=(), status="error")) is None
+    assert bandwidth_fraction(facts(read_bytes=())) is None
+    assert probe_error(facts(peaks=())) is None
+
+
+def common(*sequences: tuple[int, ...]) -> int:
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*sequences, strict=False)))
+
+
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
+
+
+@given(st.lists(tokens, min_size=1, max_size=8), st.integers(1, 4), st.integers(0, 5))
+def test_figures_follow_their_definitions(prompts: list[tuple[int, ...]], chunk_size: int, n_c: int) -> None:
+    (figures,) = sharing({"all": prompts}, chunk_size, n_c)
+    shared = [
+        max((common(prompt, other) for j, other in enumerate(prompts) if j != i), default=0)
+        for i, prompt in enumerate(prompts)
+    ]
+    assert figures.shared_mean == pytest.approx(sum(shared) / len(shared))
+    assert figures.shared_max == max(shared)
+    assert figures.common == (common(*prompts) if len(prompts) > 1 else 0)
+    assert figures.ratio == pytest.approx(
+        sum(s / (len(p) + n_c) for s, p in zip(shared, prompts, strict=True)) / len(shared)
+    )
+    assert figures.tokens == sum(map(len, prompts)) + n_c * len(prompts)
+    # Memory holds the nodes of a forest of whole chunks, and the tokens of each prompt that fill no chunk.
+    chunks = {p[: (i + 1) * chunk_size] for p in prompts for i in range(len(p) // chunk_size)}
+    private = sum(len(p) % chunk_size + n_c for p in prompts)
+    assert figures.held == len(chunks) * chunk_size + private
+    assert 0 <= figures.saved < 1
+
+
+PROMPTS = st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True)
+
+
+def slow_hits(prompts: list[list[int]], size: int) -> int:
+    """Blocks that a cache would hold, with its contents as a list, the least recent block first."""
+    held: list[int] = []
+    hits = 0
+    for prompt in prompts:
+        for block in prompt:
+            if block not in held:
+                break
+            hits += 1
+        held = [block for block in held if block not in prompt] + prompt[::-1]
+        held = held[len(held) - min(size, len(held)) :]
+    return hits
+
+
+@given(st.lists(PROMPTS, min_size=1, max_size=20), st.integers(1, 8))
+def test_hits_of_a_cache(prompts: list[list[int]], size: int) -> None:
+    tokens = [10 * len(prompt) - 3 for prompt in prompts]
+    numbers = traffic_numbers(list(range(len(prompts))), tokens, [1] * len(prompts), prompts, 10, [size])
+    small, endless = numbers.hits
+    total = sum(map(len, prompts))
+    assert small.blocks == pytest.approx(slow_hits(prompts, size) / total)
+    assert endless.blocks == pytest.approx(slow_hits(prompts, 10**9) / total)
+    assert small.tokens <= endless.tokens <= 1
+
+
+def test_numbers_of_a_trace() -> None:
+    prompts = [[1, 2], [1, 3], [1, 2]]
+    numbers = traffic_numbers([0.0, 2.0, 10.0], [15, 20, 15], [5, 6, 7], prompts, 10)
+    assert (numbers.requests, numbers.seconds, numbers.per_s) == (3, 10.0, 0.2)
+    assert (numbers.prompt_tokens.p50, numbers.answer_tokens.mean, numbers.answer_tokens.most) == (15, 6, 7)
+    assert (numbers.blocks, numbers.distinct_blocks) == (6, 3)
+    (endless,) = numbers.hits
+    # The second prompt hits one whole block, the third both, of which the last one holds 5 tokens.
+    assert (endless.blocks, endless.tokens) == (0.5, 0.5)
+    assert numbers.reuse_s is not None
+    assert (numbers.reuse_s.most, numbers.reuse_s.p50) == (10.0, 8.0)
+
+
+def test_a_trace_that_says_nothing_of_sharing() -> None:
+    numbers = traffic_numbers([0.0, 0.0], [15, 20], [5, 6], [(), ()], 0, [10])
+    assert (numbers.per_s, numbers.hits, numbers.reuse_s, numbers.blocks) == (None, (), None, 0)
+
+
+def expectation(**changes: Any) -> ExpectationFacts:
+    defaults = {"where": {}, "implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5}
+    return ExpectationFacts.model_validate(defaults | changes)
+
+
+@pytest.fixture
+def rows(facts):
+    def case(name: str, us: float, **changes: Any):
+        return facts(name, samples_us=((us, us),) * 3, **changes)
+
+    return derive(
+        [
+            case("chunk_attn", 20.0, n_s=512),
+            case("naive", 60.0, n_s=512),
+            case("chunk_attn", 30.0, n_s=0),
+            case("naive", 27.0, n_s=0),
+            facts("xformers", n_s=0, status="unavailable", samples_us=()),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "values", "verdicts"),
+    [
+        ({}, [0.9, 3.0], ["misses", "meets bar"]),
+        ({"aim": 3.0}, [0.9, 3.0], ["misses", "reaches aim"]),
+        ({"bar": None, "aim": 4.0}, [0.9, 3.0], ["misses", "misses"]),
+        ({"where": {"n_s": "0.5 n_p"}}, [3.0], ["meets bar"]),
+        ({"where": {"n_s": "1/2 n_p"}}, [3.0], ["meets bar"]),
+        ({"where": {"n_s": ["0.5 n_p", "n_p"], "n_p": [1024]}}, [3.0], ["meets bar"]),
+        ({"where": {"n_s": "n_p"}}, [], []),
+        ({"where": {"n_p": {"low": 512, "high": 1024}}}, [], []),
+        ({"where": {"tree": [[512, 32]]}}, [], []),
+        ({"where": {"n_s": [0, 512]}}, [0.9, 3.0], ["misses", "meets bar"]),
+        ({"where": {"n_s": 0, "n_p": 2048}}, [], []),
+        ({"metric": "latency_ratio", "bar": 1.0, "aim": 0.5}, [30 / 27, 1 / 3], ["misses", "reaches aim"]),
+        ({"metric": "roofline_fraction", "against": "roofline", "bar": 0.3}, [0.25, 0.375], ["misses", "meets bar"]),
+        ({"metric": "append_us", "against": None, "bar": 2.0}, [2.0, 2.0], ["meets bar", "meets bar"]),
+        ({"metric": "plan_us", "against": None, "bar": 0.4}, [0.5, 0.5], ["misses", "misses"]),
+    ],
+)
+def test_verdicts(rows, changes: dict[str, Any], values: list[float], verdicts: list[str]) -> None:
+    judged = outcomes(rows, [expectation(**changes)])
+    assert [outcome.value for outcome in judged] == pytest.approx(values)
+    assert [outcome.verdict for outcome in judged] == verdicts
+
+
+def test_an_unmeasured_expectation_has_a_reason(rows) -> None:
+    judged = outcomes(rows, [expectation(against="xformers"), expectation(implementation="nobody", where={"n_s": 0})])
+    assert [outcome.verdict for outcome in judged] == ["not measured"] * 3
+    assert [outcome.reason for outcome in judged] == [
+        "xformers: unavailable",
+        "xformers is not in this run",
+        "not in this run",
+    ]
+
+
+def test_a_fraction_above_the_roofline_has_no_verdict(facts) -> None:
+    rows = derive([facts(samples_us=((1.0, 1.0),))])
+    (outcome,) = outcomes(rows, [expectation(metric="roofline_fraction", bar=0.5)])
+    assert outcome.verdict == "not measured"
+    assert "probe" in outcome.reason
+
+
+def test_ranges_and_trees_are_selected_as_experiments_write_them(facts) -> None:
+    tree = ((512, ((64, 2), (0, 30))),)
+    rows = derive(
+        [
+            *(facts(name, n_p=(512, 1024)) for name in ("chunk_attn", "naive")),
+            *(facts(name, n_s=None, tree=tree) for name in ("chunk_attn", "naive")),
+        ]
+    )
+
+    def selected(**where: Any) -> list[Any]:
+        return [(o.axes["n_p"], o.axes["tree"]) for o in outcomes(rows, [expectation(where=where)])]
+
+    assert selected(n_p=[{"low": 512, "high": 1024}]) == [((512, 1024), None)]
+    assert selected(n_p=[512, 1024]) == [(1024, tree)]  # two values, not a range
+    assert selected(tree=[[512, [[64, 2], [0, 30]]]]) == [(1024, tree)]
+
+
+def test_an_unknown_metric_is_not_judged(rows) -> None:
+    verdicts = {(outcome.verdict, outcome.reason) for outcome in outcomes(rows, [expectation(metric="beauty")])}
+    assert verdicts == {("not measured", "this version does not know the metric beauty")}

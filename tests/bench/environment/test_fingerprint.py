@@ -1,4 +1,4 @@
-"""The fingerprint: complete, plain JSON, and without anything that identifies the owner."""
+"""What is known of a machine: fingerprint, id, revision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from chunkbench.bench.environment import Environment, fingerprint, hardware_id, scrub
+from chunkbench.bench.environment import Environment, fingerprint, git_state, hardware_id, scrub
+from chunkbench.bench.environment.doctor import check_machine
+from chunkbench.bench.environment.machine import id_file, machine_id
 from scripts import build_chunk_attn_authors
 
 
@@ -134,3 +136,88 @@ def test_variables_that_change_speed_are_facts(monkeypatch: pytest.MonkeyPatch) 
 def test_scrub_knows_the_home_folder(home: str, text: str, scrubbed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.expanduser", lambda path: home)
     assert scrub(text) == scrubbed
+
+
+HERE = {"cpu": {"model": "Invented", "cores": 2}, "memory_bytes": 2**34, "gpus": []}
+
+
+@pytest.fixture(autouse=True)
+def no_id_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CHUNKBENCH_MACHINE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def test_a_new_container_on_the_same_hardware_is_the_same_machine() -> None:
+    assert machine_id(HERE).id == hardware_id(dict(HERE)) == machine_id({**HERE, "python": "another", "torch": {}}).id
+    assert machine_id(HERE).id != machine_id({**HERE, "gpus": [{"name": "G", "compute_capability": "9.0"}]}).id
+
+
+def test_a_host_can_store_an_id_and_the_variable_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    id_file().parent.mkdir()
+    id_file().write_text("lab-3\n")
+    assert machine_id(HERE).id == "lab-3"
+    monkeypatch.setenv("CHUNKBENCH_MACHINE", "lab-7")
+    assert machine_id(HERE).id == "lab-7"
+    monkeypatch.setenv("CHUNKBENCH_MACHINE", " ")
+    assert machine_id(HERE).id == "lab-3"
+
+
+def test_an_unreadable_stored_id_is_ignored() -> None:
+    id_file().parent.mkdir()
+    id_file().write_bytes(b"\xff\xfe")
+    assert machine_id(HERE).id == hardware_id(HERE)
+
+
+def test_doctor_shows_the_id_and_how_to_choose_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHUNKBENCH_MACHINE", "lab-7")
+    finding = check_machine()
+    assert finding.detail.startswith("lab-7 (CHUNKBENCH_MACHINE)")
+    monkeypatch.delenv("CHUNKBENCH_MACHINE")
+    assert "from the hardware" in check_machine().detail
+    assert "set CHUNKBENCH_MACHINE or write it to" in check_machine().detail
+
+
+def test_a_user_without_a_home_has_no_stored_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what Python does without HOME and without a name
+    assert id_file() is None
+    assert machine_id(HERE).id == hardware_id(HERE)
+    assert check_machine().detail.endswith("to choose one, set CHUNKBENCH_MACHINE")
+
+
+def git(path: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(path), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    return tmp_path
+
+
+def test_untracked_files_make_a_checkout_dirty_and_ignored_files_do_not(checkout: Path) -> None:
+    commit = git(checkout, "rev-parse", "HEAD")
+    (checkout / "ignored").write_text("")
+    assert git_state(checkout) == {"commit": commit, "dirty": False}
+    (checkout / "new.py").write_text("")
+    assert git_state(checkout) == {"commit": commit, "dirty": True}
+
+
+def test_a_folder_inside_another_repository_has_no_revision(checkout: Path) -> None:
+    (checkout / "site-packages").mkdir()
+    assert git_state(checkout / "site-packages") is None
+
+
+def test_without_a_repository_a_commit_or_git_there_is_no_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert git_state(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert git_state(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path) is None

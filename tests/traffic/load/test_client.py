@@ -1,12 +1,16 @@
-"""The load's client against real servers that misbehave: what is sent when, and what becomes of it."""
+"""The load client: sending, timing, metrics of servers."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import resource
+import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import aiohttp
 import pytest
@@ -14,6 +18,9 @@ from aiohttp import web
 
 from chunkbench.traffic import Arrivals, PlannedRequest, due_times
 from chunkbench.traffic.load import LoadError, LoadOptions, ServerTarget, describe_server, send
+from chunkbench.traffic.load.prometheus import sum_of
+from chunkbench.traffic.load.timing import at_due_times, punctual
+from chunkbench.workloads.serving.servers.vllm import MetricsWatch
 from tests.traffic.load.scripted import Handler, chunk, measure, plan, raw, server, stream
 
 
@@ -202,3 +209,126 @@ def test_a_limit_of_this_machine_is_no_failure_of_the_server(
         assert [request.status for request in requests] == ["error"] * 5
         with pytest.raises(LoadError, match=r"nothing answers at 127\.0\.0\.1:9"):
             asyncio.run(describe_server(target.url))
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    before = gc.isenabled(), sys.getswitchinterval()
+    with punctual():
+        assert not gc.isenabled()
+        assert sys.getswitchinterval() < before[1]
+    assert (gc.isenabled(), sys.getswitchinterval()) == before
+
+
+def test_times_are_met_in_order_and_never_early() -> None:
+    dues = [time.perf_counter() + wait for wait in (0.0, 0.05, 0.05, 0.1)]
+    launched: list[tuple[int, float]] = []
+    asyncio.run(at_due_times(dues, lambda number: launched.append((number, time.perf_counter()))))
+    assert [number for number, _ in launched] == [0, 1, 2, 3]
+    assert all(at >= due for (_, at), due in zip(launched, dues, strict=True))
+
+
+def test_the_waiting_thread_ends_when_the_measurement_is_cancelled() -> None:
+    async def run() -> None:
+        task = asyncio.create_task(at_due_times([time.perf_counter() + 60], lambda number: None))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    started = time.perf_counter()
+    asyncio.run(run())
+    assert time.perf_counter() - started < 20
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
+
+
+PAGES = [
+    ("m 1\n", 1),
+    ("m 1", 1),
+    ("# TYPE m counter\nm 1\n", 1),
+    ('m{a="1"} 30.0\nm{a="2"} 12\n', 42),
+    ('m{a="x}y"} 2\n', 2),
+    ('m{a="x\\"} 9\\\\"} 2\n', 2),
+    ('m{a="b # c",} 2\n', 2),
+    ("m 3 1700000000000\n", 3),
+    ('m{a="b"} 3 1700000000000\n', 3),
+    ('m 1\r\nm{a="b"} 2\r\n', 3),
+    ('m\t1\nm{a="b"}\t2\n', 3),
+    ('m  1\nm{a="b"}  2\n', 3),
+    ('m {a="b"} 4\n', 4),
+    ("m 1e3\n", 1000),
+    ("m 0\n", 0),
+    ("other 1\nbroken {\n# m 3\nm 2\nmore 5\nm_total 7\n", 2),
+    ("m_total 7\n", None),
+    ("", None),
+    ("m NaN\nm 1\n", None),
+    ("m +Inf\n", None),
+    ("m many\n", None),
+    ("m\n", None),
+    ('m{a="b} 1\n', None),
+    ('m{ ="b"} 1\n', None),
+    (f"m 1{'0' * 400}\n", None),
+]
+
+
+@pytest.mark.parametrize(("page", "expected"), PAGES)
+def test_the_sum_of_a_metric(page: str, expected: float | None) -> None:
+    assert sum_of(page, "m") == expected
+
+
+class Pages:
+    """A server that sends one answer after the other, the last one again and again."""
+
+    def __init__(self, *answers: bytes) -> None:
+        left = list(answers)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.wfile.write(left.pop(0) if len(left) > 1 else left[0])
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def page(usage: str) -> bytes:
+    text = f"vllm:num_requests_running 3\nvllm:kv_cache_usage_perc {usage}\n"
+    return b"HTTP/1.0 200 OK\r\n\r\n" + text.encode()
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chunkbench.workloads.serving.servers.vllm.SAMPLE_S", 0.01)
+
+
+def watched(*answers: bytes, samples: int) -> list[tuple[int | None, int | None]]:
+    """The first samples of a watch of a server with these answers."""
+    pages, start = Pages(*answers), time.perf_counter()
+    watch = MetricsWatch(pages.url, 100)
+    try:
+        watch.begin()
+        while len(watch._moments) < samples and time.perf_counter() < start + 10:
+            time.sleep(0.01)
+        return [(moment.batch, moment.kv_bytes) for moment in watch.between(start, time.perf_counter())[:samples]]
+    finally:
+        watch.close()
+        pages.close()
+
+
+def test_the_watch_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert watched(page("0.5"), samples=2) == [(3, 50), (3, 50)]
+
+
+def test_a_page_that_cannot_be_read_does_not_end_the_watch() -> None:
+    ok = b"HTTP/1.0 200 OK\r\n"
+    bad = [b"no HTTP\r\n\r\n", ok + b"Content-Length: 99\r\n\r\nshort", ok + b"\r\n\xff\xfe"]
+    assert watched(*bad, page("NaN"), page("0.25"), samples=2) == [(3, None), (3, 25)]

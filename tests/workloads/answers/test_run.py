@@ -1,18 +1,30 @@
-"""A run of `kind: answers` with the small trained model, and what is refused."""
+"""`kind: answers`: runs, recall, claims."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from chunkbench.attention.windows import HeadPolicy
+from chunkbench.bench.analysis.derive import derive
 from chunkbench.bench.experiment import ExperimentError, load_experiment
 from chunkbench.bench.store import open_run
+from chunkbench.bench.store.results import DecodeResult
 from chunkbench.cli.main import cli
 from chunkbench.report import build
+from chunkbench.report.claims import Claim, claims
+from chunkbench.server.engine import Engine, EngineOptions, Request
+from chunkbench.workloads.answers.haystack import NEEDLES, haystack
 from chunkbench.workloads.answers.metrics import METRICS, by_depth
-from tests.workloads.answers.test_claims import answers
+from chunkbench.workloads.answers.recall import CompressedContext, deviation, read
+from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
+from tests.invented_facts import MakeFacts
+from tests.server.engine.models import VOCABULARY, answers_of, small_model
 
 EXPERIMENT = """
 kind: answers
@@ -76,3 +88,125 @@ def test_only_needles_that_the_model_finds_count() -> None:
     found = [METRICS[name].value(facts) for name in ("found", "findable", "needles", "found_share")]
     assert found == [6, 8, 10, 0.75]
     assert by_depth(facts) == [*(1.0,) * 6, *(0.0,) * 2, None, None]
+
+
+def words(text: str) -> list[int]:
+    """A token for each character."""
+    return list(text.encode())
+
+
+def test_needles_lie_at_equal_distances_in_real_text() -> None:
+    text = haystack(words, 6000, 50, seed=3)
+    context = bytes(text.context).decode()
+    assert (len(text.context), len(text.held)) == (6000, 50)
+    for place, (question, value) in enumerate(zip(text.questions, text.values, strict=True)):
+        needle = f"{bytes(question).decode().strip()} {value}."
+        assert abs(context.index(needle) - (2 * place + 1) / (2 * NEEDLES) * 6000) < 300
+    assert haystack(words, 6000, 50, seed=3) == text != haystack(words, 6000, 50, seed=4)
+
+
+def test_answers_are_those_of_the_engine() -> None:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(VOCABULARY, (300,), generator=generator).tolist()
+    model, questions = small_model(), [[1, 2, 3], [7]]
+    context = read(model, tokens)
+    asked = [Request(str(n), tokens + question, 5) for n, question in enumerate(questions)]
+    expected = answers_of(Engine(model, EngineOptions(kv_bytes=1 << 24)), *asked)
+    full = HeadPolicy(((True, True),) * 2, 64, compress="all")
+    wide = HeadPolicy(((False, False),) * 2, 400, compress="all")
+    for policy in (None, full, wide):
+        compressed = CompressedContext(model, context, policy)
+        assert compressed.answers(questions, 5) == list(expected.values())
+        held = tokens[:20]
+        one_by_one = [compressed.next_tokens(held[: n + 1])[-1] for n in range(len(held))]
+        assert compressed.next_tokens(held) == one_by_one
+    assert deviation(context, full) < 1e-12
+    narrow = HeadPolicy(((False, True), (True, False)), 64, compress="all")
+    small = CompressedContext(model, context, narrow)
+    assert small.kv_bytes < CompressedContext(model, context, None).kv_bytes
+    assert small.answers(questions, 5) != list(expected.values())
+    assert deviation(context, narrow) > 0.01
+
+
+NEEDLES_CLAIMS = 10
+
+
+def judge(*results: Any, baseline: str = "chunk_attn") -> dict[str, Claim]:
+    return {claim.id: claim for claim in claims([derive(list(results), baseline)])}
+
+
+@pytest.fixture
+def cache(facts: MakeFacts) -> Callable[..., DecodeResult]:
+    def make(name: str, kv_bytes: int, deviation: float | None = None, **axes: Any) -> DecodeResult:
+        return facts(implementation=name, kv_bytes=kv_bytes, deviation=deviation, **axes)
+
+    return make
+
+
+def answers(name: str, found: int, findable: int = NEEDLES_CLAIMS) -> AnswersResult:
+    context = AnswersContext(
+        context_seed=0,
+        found=tuple(place < found for place in range(NEEDLES_CLAIMS)),
+        found_by_all=tuple(place < findable for place in range(NEEDLES_CLAIMS)),
+        agreement=0.5,
+        deviation=0.1,
+        kv_bytes=3,
+        full_bytes=10,
+    )
+    return AnswersResult.model_validate(
+        {
+            **{
+                "key": name,
+                "experiment": "razor-answers",
+                "implementation": name,
+                "label": name,
+                "device": "cpu",
+            },
+            **{"dtype": "bfloat16", "status": "ok", "n_p": 4000, "window": 256, "contexts": [context]},
+        }
+    )
+
+
+def test_bytes_that_the_methods_own_numbers_save(cache: Callable[..., DecodeResult]) -> None:
+    long = {"n_p": 32704, "n_c": 64}
+    saved = judge(cache("chunk_attn", 1000, **long), cache("razor_attn", 320, 0.5, **long))["RZ-bytes"]
+    assert (saved.verdict, round(saved.measured or 0, 2)) == ("does not hold", 0.68)
+    assert "68.0% at 32,768 tokens" in saved.reason
+    assert "0% at 4,000, 42% at 8,000, 68% at 20,000" in saved.reason
+    given = judge(cache("chunk_attn", 1000, **long), cache("razor_attn", 100, 0.5, window=512, **long))["RZ-bytes"]
+    assert given.verdict == "not measured"
+
+
+def test_protected_heads() -> None:
+    rows = [
+        answers("retrieval_heads", 9),
+        answers("random_heads", 3),
+        answers("no_heads", 2),
+    ]
+    judged = judge(*rows, baseline="all_heads")["RZ-heads"]
+    assert (judged.verdict, round(judged.measured or 0, 2)) == ("holds", 0.6)
+    rows[0] = answers("retrieval_heads", 3)
+    assert judge(*rows, baseline="all_heads")["RZ-heads"].verdict == "does not hold"
+    assert judge(*rows[:2], baseline="all_heads")["RZ-heads"].verdict == "not measured"
+
+
+def test_what_is_lost_without_a_part() -> None:
+    judged = judge(
+        answers("retrieval_heads", 8),
+        answers("retrieval_heads_plain", 4),
+        answers("induction_heads", 8),
+        baseline="x",
+    )
+    assert (judged["RZ-compensation"].verdict, judged["RZ-compensation"].measured) == ("holds", 0.5)
+    assert (judged["RZ-echo"].verdict, judged["RZ-echo"].measured) == ("different here", 0.0)
+    none = judge(answers("retrieval_heads", 0), answers("retrieval_heads_plain", 0), baseline="x")
+    assert none["RZ-compensation"].verdict == "cannot tell"
+
+
+def test_a_shared_prefix_that_stays_whole(cache: Callable[..., DecodeResult]) -> None:
+    axes = {"n_p": 1000, "n_s": 960, "n_c": 64, "batch_size": 8, "window": 64}
+    rows = [cache("chunk_attn", 1000, **axes), cache("razor_attn", 400, 0.5, **axes)]
+    judged = judge(*rows, cache("razor_attn_own", 980, 0.2, **axes))["RZ-prefix"]
+    assert judged.verdict == "holds"
+    assert "98% if a shared prefix stays whole, 40% if it is compressed, too" in judged.reason
+    assert judge(*rows)["RZ-prefix"].verdict == "not measured"
