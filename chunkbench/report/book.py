@@ -16,8 +16,8 @@ from chunkbench.report import ranking
 from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims
 from chunkbench.report.claims.document import document, headline
+from chunkbench.report.layout import Report
 from chunkbench.report.model import Document, Table
-from chunkbench.report.report import Report
 from chunkbench.report.unmeasured import tables
 
 _LEADING = ("table3", "figure5")
@@ -130,7 +130,7 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
     first, judged_claims = runs[0].manifest, claims([chapter.report.rows for chapter in chapters])
     commit = first.git.named(10)
     return Book(
-        title=_title(chapters) if len(experiments) == 1 else "The ChunkAttention paper, rerun",
+        title=first.experiment.heading if len(experiments) == 1 else "The ChunkAttention paper, rerun",
         machine="; ".join(_machines(runs)),
         version=f"chunkbench {first.chunkbench_version}{f', git {commit}' if commit else ''}",
         chapters=chapters,
@@ -153,12 +153,6 @@ def _rankings(chapters: Sequence[Chapter]) -> list[Table]:
             table = ranking.ranking_table(machine, standings(chain(*compared)), ranked[0].report.columns.name)
             found.append(table)
     return found
-
-
-def _title(chapters: Sequence[Chapter]) -> str:
-    """The title of one experiment, without the kind of machine where it was measured on several."""
-    title, kind = chapters[0].report.title, chapters[0].machine_kind
-    return title.removesuffix(f", on {kind}") if kind else title
 
 
 def _machines(runs: Sequence[Run]) -> list[str]:

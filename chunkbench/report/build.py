@@ -14,8 +14,8 @@ from chunkbench.bench.store import Manifest, Run
 from chunkbench.report import printed
 from chunkbench.report.columns import columns_of
 from chunkbench.report.footer import footer
+from chunkbench.report.layout import Report
 from chunkbench.report.numbers import count
-from chunkbench.report.report import Report
 from chunkbench.report.statuses import probe_lines, status_lines
 from chunkbench.report.view import Body, View
 
@@ -41,7 +41,7 @@ def build(run: Run) -> Report:
     layout = workload.get(experiment.kind).layout()
     body = layout.body(view) if groups else Body("", ())
     return Report(
-        title=experiment.title or experiment.name or "ChunkBench run",
+        title=f"{experiment.heading}, on {run.part}" if run.part else experiment.heading,
         warnings=(*partial, *probe_lines(groups, axes, columns)),
         verdict=body.verdict,
         headline=body.headline,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.bench.store.manifest import MachineFacts
 from chunkbench.cli.main import cli
 from chunkbench.report import build_book, render
 
@@ -230,3 +231,15 @@ def test_the_command_writes_a_page_for_one_run_and_for_several_runs(table3, tmp_
     refused = CliRunner().invoke(cli, ["report", str(tmp_path / "one"), str(tmp_path / "two"), "--format", "csv"])
     assert refused.exit_code == 2
     assert "csv takes one RUN" in refused.output
+
+
+def test_a_run_on_two_kinds_of_machines_has_a_chapter_of_each(make_case, make_run) -> None:
+    run = make_run([make_case("naive", machine=machine) for machine in "ah"])
+    machines = {"a": MachineFacts(kind="A100"), "h": MachineFacts(kind="H100")}
+    run.manifest = run.manifest.model_copy(update={"machines": machines})
+    book = build_book(run.by_machine_kind(), run.path)
+    assert book.title == run.manifest.experiment.title
+    assert [chapter.report.title for chapter in book.chapters] == [
+        f"{book.title}, on {kind}00" for kind in ("A1", "H1")
+    ]
+    assert book.machine_kinds == ["A100", "H100"]

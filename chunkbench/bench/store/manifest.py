@@ -108,6 +108,11 @@ class ExperimentFacts(_Part):
     """Devices that `kind: ring` counts for."""
     source: str = ""
 
+    @property
+    def heading(self) -> str:
+        """How reports call it."""
+        return self.title or self.name or "ChunkBench run"
+
 
 class GitFacts(_Part):
     """The revision that was measured."""

@@ -53,11 +53,13 @@ class Run:
     cases: list[Result] = field(default_factory=list)
     torn: bool = False
     """Whether the last line is incomplete (after a power cut); `cases` leaves it out."""
+    part: str = ""
+    """The kind of machine, where this is the part of a run on several kinds; else empty."""
 
     def by_machine_kind(self) -> list[Run]:
         """One run for each kind of machine that measured the whole experiment, in order; usually this run alone.
 
-        A part has the machines, the cases and the planned points of its kind, and the kind in its title.
+        A part has the machines, the cases and the planned points of its kind.
         """
         kinds_here = {id: machine.kind for id, machine in self.manifest.machines.items()}
         several = sorted({kinds_here[case.machine] for case in self.cases if case.machine in kinds_here})
@@ -66,17 +68,10 @@ class Run:
         return [self._part(kind, [id for id in kinds_here if kinds_here[id] == kind], len(several)) for kind in several]
 
     def _part(self, kind: str, machines: Collection[str], parts: int) -> Run:
-        manifest = self.manifest
-        experiment = manifest.experiment
-        title = f"{experiment.title or experiment.name}, on {kind}"
-        part = manifest.model_copy(
-            update={
-                "experiment": experiment.model_copy(update={"title": title}),
-                "machines": {id: manifest.machines[id] for id in machines},
-                "points": manifest.points and manifest.points // parts,
-            }
-        )
-        return Run(self.path, part, [case for case in self.cases if case.machine in machines], self.torn)
+        points = self.manifest.points and self.manifest.points // parts
+        its_machines = {id: self.manifest.machines[id] for id in machines}
+        manifest = self.manifest.model_copy(update={"machines": its_machines, "points": points})
+        return Run(self.path, manifest, [case for case in self.cases if case.machine in machines], self.torn, kind)
 
 
 @contextmanager

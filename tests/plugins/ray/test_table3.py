@@ -48,7 +48,8 @@ def test_table3_has_the_keys_of_a_local_run_and_both_kinds_can_be_compared(
     assert {case.key for case in first.cases} == {case.key for case in second.cases}
     assert len(recorded.cases) == 2 * len(first.cases) == 2 * len(local.cases)
     for part in (first, second):
-        assert part.manifest.experiment.title in " ".join(text.split())  # a long title has several lines
+        title = f"{recorded.manifest.experiment.title}, on {part.part}"
+        assert title in " ".join(text.split())  # a long title has several lines
     assert "Partial run" not in text
     assert len((each / "table.csv").read_text().splitlines()) == 1 + len(recorded.cases)
     assert {row["machine"] for row in json.loads((each / "report.json").read_text())} >= {"h"}
