@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from chunkbench.cli.options import Decorated
+from chunkbench.errors import Remedy, RunError
 from chunkbench.pins import SERVING_INSTALL
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("results/runs")
 """The folder of runs, below the current directory. `--out` replaces it."""
-_REMEDY_OPTIONS = {
+_REMEDY_OPTIONS: Mapping[Remedy, str] = {
     "resume": "--resume continues the run",
     "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
     "elsewhere": "--out DIR names another folder",
@@ -116,10 +117,10 @@ def fail(problem: str | Exception) -> NoReturn:
 
 def explain(problem: str | Exception) -> str:
     """The message, with the options that solve the problem, as a terminal can show it."""
-    from chunkbench.report.characters import legal
+    from chunkbench.report.model import legal
 
-    options = _REMEDY_OPTIONS.get(getattr(problem, "remedy", None) or "", "")
-    return legal(f"{problem} ({options})" if options else str(problem)).replace("\r", "\ufffd")
+    remedy = problem.remedy if isinstance(problem, RunError) else None
+    return legal(f"{problem} ({_REMEDY_OPTIONS[remedy]})" if remedy else str(problem)).replace("\r", "\ufffd")
 
 
 def command_line() -> list[str]:

@@ -162,10 +162,8 @@ def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
     """The point in words that tell it from others: `--where` takes those with an axis."""
     from chunkbench.bench.experiment.values import show_value
 
-    brief = point.brief.replace("b=", "batch_size=").split()
-    said = {word.split("=")[0] for word in brief}
-    values = {axis: getattr(point, axis) for axis in varying if axis not in said}
-    return " ".join([*brief, *(f"{axis}={show_value(value)}" for axis, value in values.items() if value is not None)])
+    others = {axis: value for axis in varying if (value := getattr(point, axis)) is not None}
+    return " ".join(f"{axis}={show_value(value)}" for axis, value in (point.usually_swept | others).items())
 
 
 def _picture(folder: Path | None, experiment: str, implementation: str) -> Path:

@@ -68,19 +68,23 @@ class Point(BaseModel):
         return {name: value for name, value in values.items() if value is not None or name in _IN_EVERY_KEY}
 
     @property
-    def brief(self) -> str:
-        """Short text of the axes that differ between the points of most experiments."""
-        words = []
+    def usually_swept(self) -> dict[str, Any]:
+        """The axes that differ between the points of most experiments."""
+        found = {}
         for name in self.axes():
             value, field = getattr(self, name), type(self).model_fields[name]
             usual = value == (getattr(self, "heads", None) if name == "kv_heads" else field.default)
-            if name == "batch_size":
-                words.append(f"b={value}")
-            elif name == "n_s" and getattr(self, "tree", None) is not None:
-                words.append(f"tree={show_value(getattr(self, 'tree', None))}")
-            elif name not in _SELDOM_SWEPT and value is not None and not usual:
-                words.append(f"{name}={show_value(value)}")
-        return " ".join(words)
+            if name == "n_s" and getattr(self, "tree", None) is not None:
+                found["tree"] = getattr(self, "tree", None)
+            elif name == "batch_size" or (name not in _SELDOM_SWEPT and value is not None and not usual):
+                found[name] = value
+        return found
+
+    @property
+    def brief(self) -> str:
+        """Short text of these axes."""
+        names = {"batch_size": "b"}
+        return " ".join(f"{names.get(name, name)}={show_value(value)}" for name, value in self.usually_swept.items())
 
     @property
     def element_bytes(self) -> int:

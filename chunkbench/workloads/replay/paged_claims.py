@@ -15,6 +15,7 @@ from chunkbench.report.claims.judges import fixed
 from chunkbench.report.printed import PAGED_ATTENTION_SETUP, paged_attention
 from chunkbench.workloads.replay.claims import NEAR, replays
 from chunkbench.workloads.replay.metrics import METRICS
+from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
 from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios
 
@@ -205,13 +206,13 @@ def _stated(figure: str, **named: str) -> float:
 def _rows(evidence: Evidence, manager: str, **axes: Any) -> list[tuple[Row, ReplayResult]]:
     """Replays of a manager in the paper's setup: one answer, no shared prefix, blocks of 16 tokens, unless `axes` says
     otherwise; `...`: any."""
-    blocks = {} if manager in (_EXACT, _MAX) else {"block_size": 16}
+    blocks, step_time = {} if manager in (_EXACT, _MAX) else {"block_size": 16}, Opt13bA100().words
     wanted = {"samples": None, "beams": None, "n_s": 0, "schedule": None, **blocks, **axes}
     return [
         (row, facts)
         for row, facts in replays(evidence)
         if (str(facts.model), facts.memory, facts.implementation) == (*PAGED_ATTENTION_SETUP, manager)
-        and facts.step_time.startswith("OPT-13B")
+        and facts.step_time.startswith(step_time)  # the time of copies may follow
         and all(value is ... or (getattr(facts, name) or None) == (value or None) for name, value in wanted.items())
     ]
 

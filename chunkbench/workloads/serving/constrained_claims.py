@@ -48,9 +48,9 @@ def faster_than_free(evidence: Evidence, stated: Stated) -> Judgement:
         return latency_ratio(point.rows, RETOKENIZE, "unconstrained", f"at {point.axes['forced']}%") if rows else None
 
     found = _sorted(evidence, figure, lambda figure: figure.rows[0].facts.axis("forced"))
-    faster = [figure.place.removeprefix("at ") for figure in found if figure.high < 1]
+    faster = [figure.rows[0].facts.axis("forced") for figure in found if figure.high < 1]
     words = "time per token over that of unconstrained answers: {each}"
-    words += f"; faster from {faster[0]} of forced bytes on" if faster else ""
+    words += f"; faster from {faster[0]}% of forced bytes on" if faster else ""
     needs = "jumps and unconstrained answers at several shares of forced bytes", "constrained-share"
     return bounded(found, stated, words, needs, order=smallest)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chunkbench.llama import SHAPES
+from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
 from chunkbench.workloads.replay.result import MemoryMoment, ReplayResult, ReplaySeed
 
 
@@ -52,7 +53,7 @@ def replay_facts(
         status="ok",
         us_per_token=(seconds * 1e6,) * len(replays),
         replays=replays,
-        step_time="OPT-13B",
+        step_time=Opt13bA100().words,
         **values,
     )
 
