@@ -176,14 +176,14 @@ def command(
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     from chunkbench.bench.environment import available_memory
+    from chunkbench.bench.runner.memory_guard import lacking, usable
 
     try:
         kv_bytes = int(TypeAdapter(ByteSize).validate_python(kv_memory))
     except ValidationError:
         fail(f"--kv-memory {kv_memory}: not a size; write it as 512MiB or 4GiB")
-    room = available_memory()
-    if device == "cpu" and kv_bytes > room:
-        fail(f"--kv-memory {kv_memory}: there are {room / 2**30:.1f} GiB of memory for the weights and K/V; give less")
+    if device == "cpu" and (told := lacking(kv_bytes, usable(available_memory()))):
+        fail(f"--kv-memory {kv_memory} {told}")
     for option, value, usual in (
         ("--attention", attention, "two-phase"),
         ("--cache", cache, "live"),

@@ -500,7 +500,7 @@ def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path
         (["nowhere"], "nowhere: no folder of a checkpoint, no config.json, no name of a shape"),
         (["small-llama", "--kv-memory", "much"], "--kv-memory much: not a size"),
         (["small-llama", "--kv-memory", "1KiB", "--layers", "1"], "does not hold one chunk"),
-        (["small-llama", "--kv-memory", "1TiB", "--layers", "1"], "--kv-memory 1TiB: there are"),
+        (["small-llama", "--kv-memory", "1TiB", "--layers", "1"], "--kv-memory 1TiB needs 1099.5 GB, "),
         (["small-llama", "--engine", "transformers", "--attention", "no-sharing"], "--attention is for our engine"),
         (["small-llama", "--engine", "transformers", "--cache", "radix"], "--cache is for our engine"),
         (["small-llama", "--attention", "no-sharing", "--cache", "radix"], "attention no-sharing does not share"),

@@ -1,4 +1,4 @@
-"""The memory guard: groups the implementations of a point so that each group fits in memory."""
+"""The memory guard: how much may be taken of free memory, and groups of implementations that fit in it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,20 @@ def touched_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int
     return (tokens + point.batch_size) * point.token_bytes
 
 
+def usable(free: int) -> int:
+    """Bytes that the processes of a run, or a server, may take of those that are free."""
+    return int(free * (1 - _OTHERS))
+
+
+def lacking(needed: int, room: int) -> str:
+    """Why so many bytes do not fit into the room, with the figures; empty if they do."""
+    told = f"needs {gigabytes(needed)}, {gigabytes(room)} are available: {gigabytes(needed - room)} are missing"
+    return told if needed > room else ""
+
+
 def room_of(free: int) -> int:
     """Bytes that a worker may fill with K and V; `free` are the bytes that are available or that it already holds."""
-    return max(0, int(free * (1 - _OTHERS)) - WORKER_BYTES)
+    return max(0, usable(free) - WORKER_BYTES)
 
 
 def probe_bytes(available: int) -> int:
@@ -86,11 +97,7 @@ def one_by_one(sizes: Mapping[str, int], order: Sequence[str], room: int) -> Gro
 
 
 def _too_large(sizes: Mapping[str, int], order: Sequence[str], room: int) -> dict[str, str]:
-    return {
-        name: f"needs {gigabytes(sizes[name])} of K/V, {gigabytes(room)} are available"
-        for name in order
-        if sizes[name] > room
-    }
+    return {name: told for name in order if (told := lacking(sizes[name], room))}
 
 
 def gigabytes(size: int) -> str:

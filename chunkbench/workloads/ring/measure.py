@@ -13,7 +13,7 @@ from chunkbench.bench.environment.memory import available_memory
 from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.experiment.sessions import TOLERANCE
 from chunkbench.bench.runner.case_facts import now
-from chunkbench.bench.runner.memory_guard import gigabytes
+from chunkbench.bench.runner.memory_guard import lacking, usable
 from chunkbench.bench.runner.passes import Workplace
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
@@ -103,8 +103,8 @@ class RingMeasurer:
             one.failed("unavailable", answer.reason)
         elif point.device == "cuda" and len(self._target.environment.gpus) < point.ranks and self._given is None:
             one.failed("unavailable", f"{point.ranks} ranks need as many GPUs")
-        elif (needed := task_of(point).bytes(method.scheme, point.ranks)) > (free := available_memory()):
-            one.failed("oom", f"it needs about {gigabytes(needed)}, and {gigabytes(free)} are free")
+        elif told := lacking(task_of(point).bytes(method.scheme, point.ranks), usable(available_memory())):
+            one.failed("oom", told)
         elif size != point.ranks:
             one.failed("unsupported", f"this run was started with WORLD_SIZE={size}")
         elif reason := method.supports(point):

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from chunkbench.bench.runner.memory_guard import gigabytes, group
 
-_OTHERS = 0.05
-"""Share of the memory that is left to other processes, and to this one."""
-
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -23,11 +20,6 @@ class MemoryPlan:
     """Systems that do not fit even alone -> reason, with the figures."""
     told: str
     """What differs from what was asked; empty: nothing."""
-
-
-def room_for_servers(free: int) -> int:
-    """Bytes that servers may take of those that are available."""
-    return int(free * (1 - _OTHERS))
 
 
 def plan_memory(
@@ -53,17 +45,12 @@ def plan_memory(
         return MemoryPlan(kv_bytes, (names,), {}, told + smaller)
     grouping = group(sizes, names, baseline, room)
     groups = sorted(grouping.groups, key=lambda members: reference not in members)
-    too_large = {
-        name: f"its server needs {gigabytes(sizes[name])}, {gigabytes(room)} are available: "
-        f"{gigabytes(sizes[name] - room)} are missing"
-        for name in grouping.too_large
-    }
     parts = [smaller] if kv_bytes < asked else []
     if len(groups) > 1:
         parts.append(f"measured in groups, one after the other: {_words(groups)}")
-    if too_large:
-        parts.append(f"left out: {', '.join(too_large)}")
-    return MemoryPlan(kv_bytes, tuple(groups), too_large, told + "; ".join(parts))
+    if grouping.too_large:
+        parts.append(f"left out: {', '.join(grouping.too_large)}")
+    return MemoryPlan(kv_bytes, tuple(groups), grouping.too_large, told + "; ".join(parts))
 
 
 def _words(groups: Sequence[Sequence[str]]) -> str:

@@ -14,6 +14,7 @@ from chunkbench.bench.environment import available_memory
 from chunkbench.bench.experiment.values import spell_value
 from chunkbench.bench.runner.dry_run import words_of
 from chunkbench.bench.runner.estimate import read_bandwidth
+from chunkbench.bench.runner.memory_guard import usable
 from chunkbench.bench.runner.target import Target
 from chunkbench.errors import RunError
 from chunkbench.server.smollm2 import checkpoint_of
@@ -28,7 +29,7 @@ from chunkbench.workloads.serving.budget import (
     fit,
     took_s,
 )
-from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory, room_for_servers
+from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory
 from chunkbench.workloads.serving.result import ServingPoint, ServingResult
 from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import Setting, System
@@ -99,9 +100,9 @@ def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[
     besides = {name: system.besides(setting) for name, system in systems.items()}
     if setting.device != "cpu":
         return MemoryPlan(setting.kv_bytes, (tuple(systems),) if systems else (), {}, "")
-    room = room_for_servers(available_memory())
     reference = next((name for name in (experiment.reference, *systems) if name in systems), "")
-    return plan_memory(besides, setting.kv_bytes, kv_needed(setting), experiment.baseline, reference, room)
+    needed, room = kv_needed(setting), usable(available_memory())
+    return plan_memory(besides, setting.kv_bytes, needed, experiment.baseline, reference, room)
 
 
 def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:

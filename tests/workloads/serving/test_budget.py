@@ -104,7 +104,7 @@ def test_a_server_elsewhere_takes_no_memory() -> None:
 def test_what_does_not_fit_alone_is_named_with_what_is_missing() -> None:
     found = plan_memory({"c": GIB, "v": 4 * GIB}, 4 * GIB, 4 * GIB, "c", "v", 6 * GIB)
     assert found.groups == (("c",),)
-    assert found.too_large == {"v": "its server needs 8.6 GB, 6.4 GB are available: 2.1 GB are missing"}
+    assert found.too_large == {"v": "needs 8.6 GB, 6.4 GB are available: 2.1 GB are missing"}
 
 
 @given(

@@ -193,7 +193,7 @@ def test_servers_that_do_not_fit_even_alone_are_refused(
     monkeypatch.setattr(plan, "available_memory", lambda: 900_000_000)
     refused = CliRunner().invoke(cli, ["run", str(run[0]), "--out", str(tmp_path / "refused")])
     assert isinstance(refused.exception, CannotRunError)
-    assert "no system of this experiment fits into memory: chunk_llama_no_sharing: its server needs 1.0 GB" in str(
+    assert "no system of this experiment fits into memory: chunk_llama_no_sharing: needs 1.0 GB" in str(
         refused.exception
     )
     assert "are missing" in str(refused.exception)
