@@ -9,7 +9,7 @@ from chunkbench.bench.store import Run
 from chunkbench.report.book import build_book
 from chunkbench.report.build import build
 from chunkbench.report.formats import names, render
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.report.text_table import FILE, Screen
 
 _TABLES = {"table.csv": "csv", "table.tex": "latex", "report.json": "json"}

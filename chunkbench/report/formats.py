@@ -1,4 +1,4 @@
-"""The formats of everything that commands print. A format is one module, and one line here."""
+"""The formats of everything that commands print. A format is one function, and one line here."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chunkbench.report import csv, github, json, junit, latex, markdown, text_table
+from chunkbench.report import latex, machine_formats, markdown, text_table
 from chunkbench.report.book import Book
-from chunkbench.report.characters import legal
-from chunkbench.report.model import Document
+from chunkbench.report.model import Document, legal
 from chunkbench.report.text_table import FILE, Screen
 
 Part = Literal["documents", "records", "data", "book", "suite"]
@@ -44,11 +43,11 @@ FORMATS = (
     Format("table", ".txt", "documents", _each(text_table.render)),
     Format("markdown", ".md", "documents", _each(lambda document, _: markdown.render(document))),
     Format("latex", ".tex", "documents", _each(lambda document, _: latex.render(document))),
-    Format("csv", ".csv", "records", lambda records, _: csv.render(records)),
-    Format("json", ".json", "data", lambda data, _: json.render(data)),
+    Format("csv", ".csv", "records", lambda records, _: machine_formats.csv_text(records)),
+    Format("json", ".json", "data", lambda data, _: machine_formats.json_text(data)),
     Format("html", ".html", "book", _html),
-    Format("junit", ".xml", "suite", lambda suite, _: junit.render(suite)),
-    Format("github", ".log", "suite", lambda suite, _: github.render(suite)),
+    Format("junit", ".xml", "suite", lambda suite, _: machine_formats.junit_xml(suite)),
+    Format("github", ".log", "suite", lambda suite, _: machine_formats.github_commands(suite)),
 )
 
 

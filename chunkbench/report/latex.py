@@ -6,8 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from chunkbench.report.characters import legal
-from chunkbench.report.model import Cell, Column, Document, Table
+from chunkbench.report.model import Cell, Column, Document, Table, legal
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",

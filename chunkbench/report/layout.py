@@ -1,19 +1,51 @@
-"""How the runs of a kind of work are shown, compared and judged."""
+"""The report of a run, and how a kind of work fills it: its tables, its figure, its metrics, its claims."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from chunkbench.bench.analysis.derive import Group, Row
+from chunkbench.bench.analysis.expectations import ExpectationOutcome
 from chunkbench.bench.store import Manifest
+from chunkbench.report import records
 from chunkbench.report.claims.judgement import Judge
+from chunkbench.report.columns import Columns
 from chunkbench.report.metric import Metric
-from chunkbench.report.report import Report
+from chunkbench.report.model import Document
 from chunkbench.report.view import Body, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Document):
+    """The document of one run, with its rows and expectations."""
+
+    baseline: str
+    columns: Columns
+    varying: tuple[str, ...]
+    """Axes that lead the tables."""
+    groups: tuple[Group, ...]
+    rows: Sequence[Row]
+    """In the order of the run's cases."""
+    outcomes: Sequence[ExpectationOutcome]
+    metrics: Mapping[str, Metric]
+    """The figures of the kind."""
+    partial: tuple[str, ...]
+    """The warning that points are missing."""
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """The content of the JSON format."""
+        return records.data(self.rows, self.outcomes, self.metrics)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The content of the CSV format."""
+        return records.records(self.groups, self.metrics)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from chunkbench.report.characters import legal
-from chunkbench.report.model import Column, Document, Emphasis, Table
+from chunkbench.report.model import Column, Document, Emphasis, Table, legal
 
 _BRIEF_TOPICS = ("machine", "software", "judged by")
 """Lines of the footer that a brief report has."""

@@ -16,7 +16,7 @@ from chunkbench.bench import workload
 from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import StyleName, plain, styled
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 
 _SMALLER = 0.65
 """Lines and marks of the style for papers."""

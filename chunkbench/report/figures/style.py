@@ -23,10 +23,10 @@ from chunkbench.bench.experiment.axes import AXES
 from chunkbench.bench.experiment.values import show_value
 from chunkbench.bench.store import Manifest
 from chunkbench.bench.store.results import TimedResult
-from chunkbench.report.characters import legal
 from chunkbench.report.columns import LineStyle
+from chunkbench.report.layout import Report
+from chunkbench.report.model import legal
 from chunkbench.report.numbers import count
-from chunkbench.report.report import Report
 
 MOST_PANELS = 9
 DASHES = (0, (4, 2))

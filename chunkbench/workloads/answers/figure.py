@@ -16,7 +16,7 @@ from chunkbench.report.figures.style import (
     sheet,
     ticks_at,
 )
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.workloads.answers.metrics import METRICS
 
 _FIGURES = {"found_share": "needles found, %", "agreement": "next tokens, % equal"}

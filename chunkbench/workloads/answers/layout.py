@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
-from chunkbench.report.layout import Layout
+from chunkbench.report.layout import Layout, Report
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, percent
 from chunkbench.report.quantities import Quantity, quantities
-from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.answers import claims
 from chunkbench.workloads.answers.metrics import METRICS, by_depth

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.contract import Implementation
 from chunkbench.bench.experiment import AttentionPoint, SessionExperiment
 from chunkbench.bench.experiment.point import passes
-from chunkbench.bench.registry import REGISTRY, Registry
+from chunkbench.bench.registry import Registry
 from chunkbench.bench.runner.sessions import Amounts, SessionWorkload
 from chunkbench.bench.store.results import DecodeResult, SessionResult
 from chunkbench.workloads.decode.spec import DecodeExperiment

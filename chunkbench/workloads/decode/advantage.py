@@ -25,8 +25,8 @@ from chunkbench.report.figures.style import (
     sheet,
     values,
 )
+from chunkbench.report.layout import Report
 from chunkbench.report.numbers import times
-from chunkbench.report.report import Report
 from chunkbench.workloads.decode.headline import Match, matches
 
 _COLOURS = "PuOr_r"

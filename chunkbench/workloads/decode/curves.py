@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from chunkbench.bench.analysis.derive import Group
 from chunkbench.report.figures.style import Values, axis_label, by_values
+from chunkbench.report.layout import Report
 from chunkbench.report.printed import STANDS_FOR
-from chunkbench.report.report import Report
 
 SHARE = "n_s / n_p"
 

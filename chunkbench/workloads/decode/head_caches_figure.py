@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet, ticks_at
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.workloads.decode.head_cache_numbers import FULL, HeadCache, head_caches, paper_share
 
 _GREY = "#777777"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from chunkbench.bench.analysis.ranking import contests, standings
 from chunkbench.bench.store import Manifest
 from chunkbench.report import ranking
-from chunkbench.report.layout import Layout
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Layout, Report
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode import checks, claims, head_caches, headline, tables, tree_claims
 from chunkbench.workloads.decode.metrics import METRICS

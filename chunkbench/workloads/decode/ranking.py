@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from chunkbench.bench.analysis.ranking import contests, standings
 from chunkbench.bench.store import Manifest
 from chunkbench.report.figures.style import caption, conditions, handle, sheet, ticks_at
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 
 _WIDEST = 4.0
 """Ratio at the right end of the figure."""

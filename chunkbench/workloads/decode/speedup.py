@@ -22,8 +22,8 @@ from chunkbench.report.figures.style import (
     sheet,
     ticks_at,
 )
+from chunkbench.report.layout import Report
 from chunkbench.report.numbers import count
-from chunkbench.report.report import Report
 from chunkbench.workloads.decode.curves import Curve, Panel, panels, undrawn, x_label
 
 _BAR_ROOM = 2.0

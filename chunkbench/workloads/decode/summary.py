@@ -5,8 +5,8 @@ from __future__ import annotations
 from chunkbench.bench.analysis.derive import Row
 from chunkbench.llama import LlamaShape
 from chunkbench.report.cells import NOISY_MARK
+from chunkbench.report.layout import Report
 from chunkbench.report.numbers import count, significant, times
-from chunkbench.report.report import Report
 from chunkbench.report.statuses import noise_line
 from chunkbench.workloads.decode.headline import matches
 

@@ -25,8 +25,8 @@ from chunkbench.report.figures.style import (
     sheet,
     ticks_at,
 )
+from chunkbench.report.layout import Report
 from chunkbench.report.printed import SETUP, StatedRate, stated_token_rates
-from chunkbench.report.report import Report
 from chunkbench.workloads.decode.curves import Curve, Panel, Spot, by_x
 
 

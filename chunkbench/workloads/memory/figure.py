@@ -23,7 +23,7 @@ from chunkbench.report.figures.style import (
     ticks_at,
     values,
 )
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.workloads.memory.saving import PAKV, saving_of
 
 _AXES = ("n_s", "batch_size", "n_p")

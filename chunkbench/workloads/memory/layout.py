@@ -9,10 +9,9 @@ from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
 from chunkbench.bench.store.results import MEASURED
 from chunkbench.report.cells import ABSENT, word
-from chunkbench.report.layout import Layout
+from chunkbench.report.layout import Layout, Report
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import count, megabytes, percent, times
-from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode.metrics import HELD
 from chunkbench.workloads.memory import claims

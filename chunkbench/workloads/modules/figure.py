@@ -23,7 +23,7 @@ from chunkbench.report.figures.style import (
     sheet,
     ticks_at,
 )
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:

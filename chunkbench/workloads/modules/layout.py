@@ -10,11 +10,10 @@ from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
 from chunkbench.llama import LlamaShape
 from chunkbench.report.cells import ABSENT, measured
-from chunkbench.report.layout import Layout
+from chunkbench.report.layout import Layout, Report
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, micros, percent
 from chunkbench.report.printed import paper_rows
-from chunkbench.report.report import Report
 from chunkbench.report.view import Body, Line, View
 from chunkbench.workloads.decode.metrics import METRICS
 from chunkbench.workloads.modules import claims

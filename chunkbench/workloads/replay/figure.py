@@ -25,7 +25,7 @@ from chunkbench.report.figures.style import (
     ticks_at,
     values,
 )
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.printed import printed, stated_by_paged_attention
 from chunkbench.workloads.replay.result import ReplayResult

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
-from chunkbench.report.layout import Layout
+from chunkbench.report.layout import Layout, Report
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, count, extent, percent, significant, times
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
-from chunkbench.report.report import Report
 from chunkbench.report.view import Body, Line, View
 from chunkbench.workloads.replay import claims, paged_claims, prefill_claims
 from chunkbench.workloads.replay.metrics import METRICS

@@ -13,7 +13,7 @@ from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import LineStyle
 from chunkbench.report.figures.style import DASHES, caption, conditions, panel_title, sheet, ticks_at
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.workloads.ring.methods import CHOICES
 from chunkbench.workloads.ring.metrics import METRICS
 from chunkbench.workloads.ring.rates import break_even

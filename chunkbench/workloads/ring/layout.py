@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
 from chunkbench.report.cells import fastest, measured, word
-from chunkbench.report.layout import Layout
+from chunkbench.report.layout import Layout, Report
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import (
     NOTHING,
@@ -24,7 +24,6 @@ from chunkbench.report.numbers import (
     times,
 )
 from chunkbench.report.printed import ring_devices
-from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.ring import claims
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, busy

@@ -26,7 +26,7 @@ from chunkbench.report.figures.style import (
     ticks_at,
     values,
 )
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.workloads.serving import strip
 from chunkbench.workloads.serving.objective import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult

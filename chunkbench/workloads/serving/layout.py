@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
-from chunkbench.report.layout import Layout
+from chunkbench.report.layout import Layout, Report
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, extent, significant, times
 from chunkbench.report.printed import table4
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
-from chunkbench.report.report import Report
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.serving import claims, constrained, constrained_claims, sustained
 from chunkbench.workloads.serving.metrics import METRICS

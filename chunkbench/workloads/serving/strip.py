@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from chunkbench.report.figures.style import plain
-from chunkbench.report.report import Report
+from chunkbench.report.layout import Report
 from chunkbench.workloads.serving.result import ConstrainedAnswers
 from chunkbench.workloads.serving.speed_ratio import JUMP, MASK, RETOKENIZE, answers
 
