@@ -9,8 +9,8 @@ from typing import Any
 from chunkbench.bench import workload
 from chunkbench.bench.analysis.derive import Row
 from chunkbench.report.claims import analytic
-from chunkbench.report.claims.evidence import Evidence, RunRows
-from chunkbench.report.claims.judgement import Bound, ClaimVerdict, Judge
+from chunkbench.report.claims.evidence import Evidence, Judge, RunRows
+from chunkbench.report.claims.judgement import Bound, ClaimVerdict
 from chunkbench.report.printed import paper_rows
 
 __all__ = ["Claim", "ClaimVerdict", "claims", "differing"]

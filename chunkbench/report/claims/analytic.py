@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chunkbench.report.claims.judgement import Judge, held
+from chunkbench.report.claims.evidence import Judge
+from chunkbench.report.claims.judgement import held
 from chunkbench.report.claims.judges import fixed
 from chunkbench.report.printed import stated_token_rates, table3
 

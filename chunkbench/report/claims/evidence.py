@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 from chunkbench.bench.analysis.derive import Group, Row, groups
 from chunkbench.bench.analysis.ratio import ratio
 from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.report.claims.judgement import Figure
+from chunkbench.report.claims.judgement import Figure, Judgement
 from chunkbench.report.printed import SETUP
 
 T = TypeVar("T")
@@ -151,3 +151,7 @@ class Evidence:
     def point(self, **axes: Any) -> MeasuredPoint | None:
         """The first point that `points` gives, or None."""
         return next(self.points(**axes), None)
+
+
+Judge: TypeAlias = Callable[[Evidence], Judgement]
+"""Judges one claim by the measured rows."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from chunkbench.bench.analysis.derive import Row
-
-if TYPE_CHECKING:
-    from chunkbench.report.claims.evidence import Evidence
 
 ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "replayed", "not measured"]
 """cannot tell: the figure was measured, but its interval allows more than one verdict. replayed: the figure comes from
@@ -52,10 +49,6 @@ class Judgement:
     high: float | None = None
     rows: tuple[str, ...] = ()
     bound: Bound = ""
-
-
-Judge: TypeAlias = "Callable[[Evidence], Judgement]"
-"""Judges one claim by the measured rows."""
 
 
 @dataclass(frozen=True)

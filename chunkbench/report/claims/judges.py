@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from chunkbench.report.claims.judgement import ClaimVerdict, Figure, Judge, Judgement, Stated, absent, decided, listed
+from chunkbench.report.claims.evidence import Judge
+from chunkbench.report.claims.judgement import ClaimVerdict, Figure, Judgement, Stated, absent, decided, listed
 
 
 def largest(figures: Sequence[Figure]) -> Sequence[Figure]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from chunkbench.bench.analysis.derive import Row
-from chunkbench.report.claims.evidence import Evidence
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
+from chunkbench.report.claims.evidence import Evidence, Judge
+from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, decided, held, judged
 from chunkbench.report.claims.judges import bounded, largest
 from chunkbench.workloads.answers.metrics import METRICS
 from chunkbench.workloads.answers.result import AnswersResult

@@ -11,8 +11,8 @@ from statistics import median
 from chunkbench.bench.analysis.derive import Row
 from chunkbench.bench.analysis.points import measured as timed
 from chunkbench.bench.analysis.statistics import spread
-from chunkbench.report.claims.evidence import PAGED, STAR, Evidence
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, judged, listed
+from chunkbench.report.claims.evidence import PAGED, STAR, Evidence, Judge
+from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, decided, judged, listed
 from chunkbench.report.claims.judges import bounded
 
 CHUNK = "chunk_attn"

@@ -10,8 +10,8 @@ from functools import partial
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from chunkbench.report.claims.evidence import Evidence
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided
+from chunkbench.report.claims.evidence import Evidence, Judge
+from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, decided
 from chunkbench.report.claims.judges import bounded, fixed, largest
 from chunkbench.report.printed import printed_of_trees
 

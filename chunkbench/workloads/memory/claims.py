@@ -8,8 +8,8 @@ from functools import cache
 
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.bench.store.results import DecodeResult
-from chunkbench.report.claims.evidence import Evidence
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, absent, held, judged
+from chunkbench.report.claims.evidence import Evidence, Judge
+from chunkbench.report.claims.judgement import Figure, Judgement, absent, held, judged
 from chunkbench.report.claims.judges import largest
 from chunkbench.workloads.memory.result import MemoryResult
 from chunkbench.workloads.memory.saving import CONTIGUOUS, PAKV, saving

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chunkbench.llama import SHAPES
-from chunkbench.report.claims.judgement import Judge, Judgement, held
+from chunkbench.report.claims.evidence import Judge
+from chunkbench.report.claims.judgement import Judgement, held
 from chunkbench.report.printed import paper_rows
 from chunkbench.workloads.modules.layer_costs import FIGURES, MODULES
 

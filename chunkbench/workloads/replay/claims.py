@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 
 from chunkbench.bench.analysis.derive import Row
-from chunkbench.report.claims.evidence import Evidence
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, absent, replayed
+from chunkbench.report.claims.evidence import Evidence, Judge
+from chunkbench.report.claims.judgement import Figure, Judgement, absent, replayed
 from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.result import ReplayResult
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from chunkbench.bench.analysis.derive import Row
 from chunkbench.llama import SHAPES
-from chunkbench.report.claims.evidence import Evidence
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, replayed
+from chunkbench.report.claims.evidence import Evidence, Judge
+from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, decided, held, replayed
 from chunkbench.report.claims.judges import fixed
 from chunkbench.report.printed import PAGED_ATTENTION_SETUP, paged_attention
 from chunkbench.workloads.replay.claims import NEAR, replays

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 
 from chunkbench.attention.tree import PrefixTree
-from chunkbench.report.claims.evidence import Evidence
-from chunkbench.report.claims.judgement import Judge, Judgement, held
+from chunkbench.report.claims.evidence import Evidence, Judge
+from chunkbench.report.claims.judgement import Judgement, held
 from chunkbench.workloads.replay import claims as managers
 
 _BATCHES = 200

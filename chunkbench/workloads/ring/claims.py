@@ -9,8 +9,8 @@ from statistics import median
 from chunkbench.bench.analysis.derive import Row
 from chunkbench.bench.analysis.ratio import ratio
 from chunkbench.bench.analysis.statistics import interval
-from chunkbench.report.claims.evidence import Evidence, latency_ratio
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, decided, held, judged
+from chunkbench.report.claims.evidence import Evidence, Judge, latency_ratio
+from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, decided, held, judged
 from chunkbench.report.claims.judges import bounded, fixed, largest
 from chunkbench.report.printed import RingDevice, ring_devices
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, imbalance, most_sent

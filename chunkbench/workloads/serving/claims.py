@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from chunkbench.bench.analysis.derive import Group
-from chunkbench.report.claims.evidence import Evidence, latency_ratio
-from chunkbench.report.claims.judgement import Bound, Figure, Judge, Judgement, Stated, absent
+from chunkbench.report.claims.evidence import Evidence, Judge, latency_ratio
+from chunkbench.report.claims.judgement import Bound, Figure, Judgement, Stated, absent
 from chunkbench.report.claims.judges import bounded
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import SustainedRate, objective_s, spots, sustained_rate

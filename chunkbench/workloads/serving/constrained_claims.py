@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from chunkbench.bench.analysis.derive import Group, Row
-from chunkbench.report.claims.evidence import Evidence, latency_ratio
-from chunkbench.report.claims.judgement import Figure, Judge, Judgement, Stated, absent, held, judged
+from chunkbench.report.claims.evidence import Evidence, Judge, latency_ratio
+from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, held, judged
 from chunkbench.report.claims.judges import bounded, smallest
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.speed_ratio import COMPILED, JUMP, MASK, RETOKENIZE, equal_answers, speed_ratio
