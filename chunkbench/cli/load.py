@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from chunkbench.traffic import PlannedRequest, Prompt
     from chunkbench.traffic.cache_hits import CacheHits, Exchange
     from chunkbench.traffic.load import Tokens
-    from chunkbench.traffic.request_result import RequestResult
-    from chunkbench.traffic.requests import LoadNumbers, Quantiles
+    from chunkbench.traffic.request_result import LoadNumbers, Quantiles, RequestResult
 
 EPILOG = """\b
 Examples:
@@ -122,7 +121,7 @@ def command(url: str, **options: Any) -> None:
         fail(str(error))
     from chunkbench.traffic import Chat, TraceError, control
     from chunkbench.traffic.cache_hits import Exchange, cache_hits
-    from chunkbench.traffic.requests import load_numbers
+    from chunkbench.traffic.request_result import load_numbers
 
     if options["rate"] is not None and options["clients"] is not None:
         fail("give --rate for an open loop or --clients for a closed one, not both")

@@ -1,7 +1,11 @@
-"""The facts about one request that a client sent to a server."""
+"""What came back of requests: the facts about each, and the numbers of a measurement (`docs/design.md`)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from pydantic import NonNegativeFloat
@@ -35,3 +39,106 @@ class RequestResult(Facts):
     """ok: answered; wrong: the server's token counts are not those asked for; refused: an answer of status 4xx;
     error: another failure; timeout: no whole answer in time; cancelled: the client was interrupted."""
     reason: str = ""
+
+
+LATE_SHARE = 0.01
+"""A client whose mean sending delay is above this share of the mean latency held requests up."""
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Mean and percentiles of a time, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class LoadNumbers:
+    """One measurement of a server. Times in seconds; None where no request gives the number."""
+
+    requests: int
+    answered: int
+    failed: int
+    cancelled: int
+    """Requests that an interrupt of the client cut; neither answered nor failed."""
+    seconds: float
+    """From the first request's due time to the last token."""
+    normalized_latency: Quantiles | None
+    """(last token - due) / tokens: the paper's measure (section 4.2); queueing counts."""
+    latency: Quantiles | None
+    """last token - due."""
+    time_to_first_token: Quantiles | None
+    """first token - due."""
+    time_per_token: Quantiles | None
+    """(last - first) / (tokens - 1)."""
+    requests_per_s: float
+    tokens_per_s: float
+    """Generated tokens."""
+    goodput_per_s: float | None
+    """Requests per second whose normalized latency meets the objective; None without an objective."""
+    cached_share: float | None
+    """Prompt tokens that the server did not compute, over all; None if it does not say."""
+    sending_delay: Quantiles | None
+    """sent - due."""
+
+    @property
+    def client_late(self) -> bool:
+        """Whether the client held requests up, so that latencies are partly its own."""
+        if self.sending_delay is None or self.latency is None:
+            return False
+        return self.sending_delay.mean > LATE_SHARE * self.latency.mean
+
+
+def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = None) -> LoadNumbers:
+    """Numbers of the requests of one measurement. `objective_s`: most seconds per generated token."""
+    done = [request for request in requests if request.status == "ok" and request.last is not None]
+    seconds = max((r.last or 0.0 for r in done), default=0.0) - min((r.due for r in requests), default=0.0)
+    per_s = 1 / seconds if seconds > 0 else 0.0
+    cancelled = sum(request.status == "cancelled" for request in requests)
+    good = None
+    if objective_s is not None:
+        good = per_s * sum(normalized_latency(request) <= objective_s for request in done)
+    told = [request for request in done if request.cached_tokens is not None and request.prompt_tokens]
+    cached = sum(r.cached_tokens or 0 for r in told) / sum(r.prompt_tokens or 0 for r in told) if told else None
+    return LoadNumbers(
+        requests=len(requests),
+        answered=len(done),
+        failed=len(requests) - len(done) - cancelled,
+        cancelled=cancelled,
+        seconds=max(seconds, 0.0),
+        normalized_latency=_quantiles(done, normalized_latency),
+        latency=_quantiles(done, lambda r: (r.last or 0.0) - r.due),
+        time_to_first_token=_quantiles(done, lambda r: (r.first or 0.0) - r.due),
+        time_per_token=_quantiles(
+            [r for r in done if r.tokens > 1], lambda r: ((r.last or 0.0) - (r.first or 0.0)) / (r.tokens - 1)
+        ),
+        requests_per_s=per_s * len(done),
+        tokens_per_s=per_s * sum(request.tokens for request in done),
+        goodput_per_s=good,
+        cached_share=cached,
+        sending_delay=_quantiles([r for r in requests if r.sent is not None], lambda r: (r.sent or 0.0) - r.due),
+    )
+
+
+def normalized_latency(request: RequestResult) -> float:
+    """(last token - due) / tokens of an answered request, in seconds per token."""
+    assert request.last is not None
+    return (request.last - request.due) / request.tokens
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed. Raises ValueError for no values."""
+    if not values:
+        raise ValueError("no values: a quantile needs at least one")
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _quantiles(requests: Sequence[RequestResult], value: Callable[[RequestResult], float]) -> Quantiles | None:
+    values = [value(request) for request in requests]
+    if not values:
+        return None
+    return Quantiles(fmean(values), *(quantile(values, share) for share in (0.5, 0.9, 0.99)))

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkbench.traffic.cache_hits import CacheHits, Exchange, cache_hits
-from chunkbench.traffic.request_result import RequestResult
-from chunkbench.traffic.requests import load_numbers, quantile
+from chunkbench.traffic.request_result import RequestResult, load_numbers, quantile
 
 
 def request(due: float, first: float, last: float, tokens: int = 5, **others: object) -> RequestResult:

@@ -18,7 +18,7 @@ from chunkbench.bench.store import Run, open_run
 from chunkbench.cli.main import cli
 from chunkbench.llama import shape_of
 from chunkbench.report import build
-from chunkbench.workloads.memory.saving import saving
+from chunkbench.workloads.memory.result import saving
 from chunkbench.workloads.modules.layer_costs import MODULES
 
 CONFIG = {

@@ -1,4 +1,4 @@
-"""Keys of experiments that are measured in sessions, and of those whose calls are timed."""
+"""Keys of experiments that are measured in sessions, whose calls are timed, or whose points are requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from chunkbench.bench.experiment.fields import (
     Modes,
     Positive,
     Protocols,
+    Seconds,
     Whole,
 )
+from chunkbench.bench.experiment.forest import prompt_conflicts
 from chunkbench.bench.experiment.point import Case, PointT
 from chunkbench.bench.experiment.spec import Experiment
 from chunkbench.bench.experiment.sweep import Sweep, read_filter, selects
 from chunkbench.bench.experiment.terms import Cache, Device, Dtype, Mode, Pages, Protocol
+from chunkbench.bench.experiment.tree import sequences_in
 from chunkbench.bench.experiment.tree_reader import is_tree_file, read_forest
 from chunkbench.text_file import did_you_mean
 
@@ -186,3 +189,18 @@ class TimedExperiment(SessionExperiment[PointT]):
             for mode in modes
             for implementation in self.implementations
         )
+
+
+class RequestExperiment(Experiment[PointT]):
+    """One case for each point and implementation; nothing takes turns in rounds."""
+
+    confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
+    case_limit_s: Seconds = Field(600.0, alias="case_limit", description="what would take longer is a timeout")
+    requests: Annotated[Whole, Field(ge=1)] = Field(24, description="requests of one arrival seed")
+    arrival_seeds: Annotated[Whole, Field(ge=1)] = Field(3, description="sequences of due times and requests")
+
+
+def request_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
+    """Conflicts among prompts and sharing. Requests are not a batch: they may be more or fewer than the prefixes."""
+    sequences = sequences_in(given["tree"]) if "tree" in given else values["prompts"]
+    yield from prompt_conflicts({**given, "n_c": values["n_c"]}, sequences, values["prompts"])

@@ -1,12 +1,31 @@
-"""What a server's page for Prometheus says."""
+"""Pages of metrics for Prometheus: what a server's page says."""
 
 from __future__ import annotations
 
+import math
+
 import aiohttp
 
+from chunkbench.pins import SERVING_INSTALL
 from chunkbench.traffic.load.answer import text_of
 from chunkbench.traffic.load.client import ServerTarget
-from chunkbench.traffic.load.prometheus import sum_of
+
+try:
+    from prometheus_client.parser import text_string_to_metric_families
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"pages of metrics need prometheus_client: {SERVING_INSTALL}", name=error.name) from error
+
+
+def sum_of(metrics: str, name: str) -> float | None:
+    """Sum of the samples of a metric; None if there is none, or one is no finite number."""
+    lines = "\n".join(line for line in metrics.split("\n") if line.lstrip().startswith(name))  # a page is long
+    try:
+        samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+        values = [float(sample.value) for sample in samples if sample.name == name]
+    except (ValueError, IndexError, OverflowError):  # the parser's, for lines that are not in the format
+        return None
+    return sum(values) if values and math.isfinite(sum(values)) else None
+
 
 _CACHED = ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total")
 """Counters of prompt tokens that a server did not compute."""

@@ -11,8 +11,7 @@ from chunkbench.bench.store.results import DecodeResult
 from chunkbench.report.claims.evidence import Evidence, Judge
 from chunkbench.report.claims.judgement import Figure, Judgement, absent, held, judged
 from chunkbench.report.claims.judges import largest
-from chunkbench.workloads.memory.result import MemoryResult
-from chunkbench.workloads.memory.saving import CONTIGUOUS, PAKV, saving
+from chunkbench.workloads.memory.result import CONTIGUOUS, PAKV, MemoryResult, saving
 from chunkbench.workloads.replay import claims as managers
 
 _ABOUT = 0.15

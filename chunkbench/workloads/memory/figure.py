@@ -24,7 +24,7 @@ from chunkbench.report.figures.style import (
     values,
 )
 from chunkbench.report.layout import Report
-from chunkbench.workloads.memory.saving import PAKV, saving_of
+from chunkbench.workloads.memory.result import PAKV, saving_of
 
 _AXES = ("n_s", "batch_size", "n_p")
 _GREY = "#777777"

@@ -15,7 +15,7 @@ from chunkbench.report.numbers import count, megabytes, percent, times
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode.metrics import HELD
 from chunkbench.workloads.memory import claims
-from chunkbench.workloads.memory.saving import Saving, saving_of
+from chunkbench.workloads.memory.result import Saving, saving_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,10 +1,64 @@
-"""The facts about the K/V that implementations hold."""
+"""K/V that implementations hold; what a shared prefix saves of it, and what whole chunks waste (section 3.1)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from chunkbench.bench.analysis.derive import Group
 from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.bench.store.results import SessionResult
+from chunkbench.bench.store.results import DecodeResult, SessionResult
 
 
 class MemoryResult(AttentionPoint, SessionResult):
     """The K/V that an implementation of decode attention holds."""
+
+
+CONTIGUOUS, PAKV = "naive", "chunk_attn"
+"""The implementation that holds each sequence in one contiguous piece, and the one that holds shared chunks once."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The saving at one point, after the last decode step. Ratios are memory without sharing over memory with it."""
+
+    ratio: float
+    """r = n_s / (n_p + n_c)."""
+    measured: float | None
+    """Bytes of the contiguous cache over bytes of the prefix-aware cache; None unless both were measured."""
+    at_batch: float
+    """The ratio if every shared token were held exactly once, for the point's numbers of sequences and prompts."""
+    limit: float
+    """1 / (1 - r): the limit of `at_batch` for many sequences."""
+    empty: float | None
+    """Slots of the cache's chunks that hold no token, over the tokens of all sequences."""
+    bound: float
+    """(c - 1) / n, the upper bound of `empty`: a sequence fills all its chunks except the last."""
+
+
+def saving(contiguous: DecodeResult | MemoryResult | None, cache: DecodeResult | MemoryResult) -> Saving | None:
+    """The saving of `cache` over `contiguous`; None for ragged prompts and trees, which have no single r."""
+    n_p, n_s, b = cache.n_p, cache.n_s, cache.batch_size
+    if not isinstance(n_p, int) or n_s is None:
+        return None
+    n = n_p + cache.n_c
+    shared = n_s - n_s % cache.chunk_size  # only whole chunks are shared
+    distinct = cache.prompts * shared + b * (n - shared)
+    held = cache.kv_bytes / cache.token_bytes if cache.kv_bytes else None
+    contiguous_bytes = contiguous.kv_bytes if contiguous is not None else None
+    return Saving(
+        ratio=n_s / n,
+        measured=contiguous_bytes / cache.kv_bytes if contiguous_bytes and cache.kv_bytes else None,
+        at_batch=b * n / (cache.prompts * n_s + b * (n - n_s)),
+        limit=n / (n - n_s),
+        empty=(held - distinct) / (b * n) if held is not None else None,
+        bound=(cache.chunk_size - 1) / n,
+    )
+
+
+def saving_of(group: Group) -> Saving | None:
+    """What the prefix-aware cache saves at a point; None if its bytes are unknown."""
+    cache, contiguous = group.rows.get(PAKV), group.rows.get(CONTIGUOUS)
+    if cache is None or cache.kv_bytes is None or not isinstance(cache.facts, MemoryResult):
+        return None
+    other = contiguous.facts if contiguous is not None else None
+    return saving(other if isinstance(other, MemoryResult) else None, cache.facts)

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Whole
+from chunkbench.bench.experiment.sessions import RequestExperiment, request_conflicts
 from chunkbench.bench.experiment.spec import FROM_MODEL
 from chunkbench.bench.experiment.sweep import Required
 from chunkbench.bench.experiment.units import parse_duration
@@ -20,7 +21,6 @@ from chunkbench.server.scheduling import ORDERS
 from chunkbench.text_file import did_you_mean
 from chunkbench.traffic.generated import DRAWN_SYSTEM_PROMPTS, GENERATED
 from chunkbench.workloads.replay.result import ReplayPoint
-from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 
 PAPER, PAGED_ATTENTION = "paper", "paged-attention"
 _REQUESTS = Required(

@@ -25,8 +25,7 @@ from chunkbench.errors import CannotRunError
 from chunkbench.traffic import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
 from chunkbench.traffic.load import LoadError, LoadOptions, LoadResult, ServerTarget, send
 from chunkbench.traffic.load.answer import Tokens
-from chunkbench.traffic.request_result import RequestResult
-from chunkbench.traffic.requests import load_numbers, normalized_latency
+from chunkbench.traffic.request_result import RequestResult, load_numbers, normalized_latency
 from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
 from chunkbench.workloads.serving.following import constrained_answers, first_invalid

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from chunkbench.report.metric import BYTES, COUNT, NUMBER, SECONDS, SHARE, Metric, Samples, by_name
-from chunkbench.traffic.requests import LoadNumbers
+from chunkbench.traffic.request_result import LoadNumbers
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 
 Work = dict[str, float]

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from chunkbench.bench.analysis.derive import Row
-from chunkbench.traffic.requests import load_numbers
+from chunkbench.traffic.request_result import load_numbers
 from chunkbench.workloads.serving.result import ServingResult
 
 OBJECTIVE_LOAD = 90

@@ -15,8 +15,7 @@ from chunkbench.bench.experiment.point import RequestPoint
 from chunkbench.bench.experiment.terms import Count
 from chunkbench.bench.store.results import Facts, Result, Samples
 from chunkbench.llama import SHAPES, LlamaShape
-from chunkbench.traffic.request_result import RequestResult
-from chunkbench.traffic.requests import LoadNumbers, load_numbers
+from chunkbench.traffic.request_result import LoadNumbers, RequestResult, load_numbers
 
 
 class ServingPoint(RequestPoint):

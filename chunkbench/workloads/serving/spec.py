@@ -9,11 +9,11 @@ from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
 from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Positive, Whole
+from chunkbench.bench.experiment.sessions import RequestExperiment, request_conflicts
 from chunkbench.bench.experiment.spec import FROM_MODEL, N_P, N_S
 from chunkbench.bench.experiment.sweep import Required, Sweep
 from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.traffic import read_texts
-from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 from chunkbench.workloads.serving.result import ServingPoint
 from chunkbench.workloads.serving.tasks import Task
 

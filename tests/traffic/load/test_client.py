@@ -18,7 +18,7 @@ from aiohttp import web
 
 from chunkbench.traffic import Arrivals, PlannedRequest, due_times
 from chunkbench.traffic.load import LoadError, LoadOptions, ServerTarget, describe_server, send
-from chunkbench.traffic.load.prometheus import sum_of
+from chunkbench.traffic.load.metrics import sum_of
 from chunkbench.traffic.load.timing import at_due_times, punctual
 from chunkbench.workloads.serving.servers.vllm import MetricsWatch
 from tests.traffic.load.scripted import Handler, chunk, measure, plan, raw, server, stream

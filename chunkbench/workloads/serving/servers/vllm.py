@@ -74,7 +74,7 @@ class MetricsWatch(Watch):
         self._thread.join(2 * SAMPLE_S)
 
     def _run(self) -> None:
-        from chunkbench.traffic.load.prometheus import sum_of  # needs the extra `serving`
+        from chunkbench.traffic.load.metrics import sum_of  # needs the extra `serving`
 
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server runs on this machine
         while True:
