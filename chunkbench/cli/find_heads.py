@@ -60,7 +60,7 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
         from chunkbench.server.engine.model import ModelNumbers, load_module
         from chunkbench.server.find_heads import INTERFACE, find_heads, tokens_for
         from chunkbench.server.heads import PAPERS_TOKENS, REPEATS
-    from chunkbench.report.figures.heads import write_picture
+    from chunkbench.report.figures.head_scores import write_picture
 
     choice = ModelChoice(model, getattr(torch, dtype))
     try:

@@ -82,7 +82,7 @@ def command(
     from chunkbench.report.numbers import count
     from chunkbench.text_file import did_you_mean
     from chunkbench.workloads.decode import DecodeWorkload
-    from chunkbench.workloads.decode.profile import document
+    from chunkbench.workloads.decode.profile_document import document
     from chunkbench.workloads.decode.profile_figure import draw
 
     if out is not None and out.suffix in PICTURES and out.is_dir():

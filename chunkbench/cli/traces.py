@@ -82,8 +82,8 @@ def command(
     file with a bad line is refused, and the message names the line.
     """
     from chunkbench.bench.analysis.traffic import traffic_numbers
-    from chunkbench.report.traffic import document
-    from chunkbench.report.traffic import experiment as as_experiment
+    from chunkbench.report.trace_document import document
+    from chunkbench.report.trace_document import experiment as as_experiment
     from chunkbench.text_file import is_stream, is_text
     from chunkbench.traffic import TraceError, read_traffic
 
@@ -113,7 +113,7 @@ def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, mo
     """Write the forest at an instant, which has to be a valid tree, or end with a message."""
     from chunkbench.bench.experiment.errors import Findings
     from chunkbench.bench.experiment.tree_reader import read_forest
-    from chunkbench.report.traffic import cut_lines
+    from chunkbench.report.trace_document import cut_lines
     from chunkbench.text_file import is_text
     from chunkbench.traffic.live import cut_forest, live_at
 

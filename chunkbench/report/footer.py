@@ -9,7 +9,7 @@ from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.analysis.points import AXES, describe
 from chunkbench.bench.store.manifest import MachineFacts, Manifest
 from chunkbench.bench.store.results import TimedResult
-from chunkbench.report import gpu
+from chunkbench.report import gpu_facts
 from chunkbench.report.columns import Columns
 from chunkbench.report.numbers import count, extent, gigabytes, significant
 from chunkbench.report.statuses import one_line
@@ -43,8 +43,8 @@ def footer(
         ("point", _constants(groups[0], varying)),
         ("data", _data(rows, timed)),
         ("timing", _timing([row.timed for row in rows if row.timed], in_rounds) if timing is None else timing),
-        ("samples", gpu.samples(in_rounds)),
-        ("gpu", gpu.conditions(in_rounds)),
+        ("samples", gpu_facts.samples(in_rounds)),
+        ("gpu", gpu_facts.conditions(in_rounds)),
         ("interval", _interval(manifest, timed)),
         ("peaks", _peaks(in_rounds)),
         ("pages", _pages(timed)),

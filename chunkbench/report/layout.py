@@ -10,7 +10,7 @@ from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.analysis.expectations import ExpectationOutcome
 from chunkbench.bench.store import Manifest
 from chunkbench.report import records
-from chunkbench.report.claims.judgement import Judge
+from chunkbench.report.claims.evidence import Judge
 from chunkbench.report.columns import Columns
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Document

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chunkbench.bench.measure.profile import thread_count
+from chunkbench.bench.measure.profiler import thread_count
 
 
 @pytest.fixture(params=[1, 2, 3])

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chunkbench.bench.measure.profile import thread_count
+from chunkbench.bench.measure.profiler import thread_count
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.cpu.planner import Grain, arrays, cut

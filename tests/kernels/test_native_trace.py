@@ -8,7 +8,7 @@ import torch
 
 from chunkbench import ChunkAttention
 from chunkbench.attention import Partition, WrongTensor
-from chunkbench.bench.measure.profile import thread_count
+from chunkbench.bench.measure.profiler import thread_count
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.trace import PARTS, Trace, TracedCall

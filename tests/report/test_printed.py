@@ -10,7 +10,7 @@ from chunkbench.bench.store.results import GpuSampling, GpuState, Peaks
 from chunkbench.report import build, build_book, render
 from chunkbench.report.printed import paper_ratio, paper_us, rows, table3
 from chunkbench.report.ranking import TITLE
-from chunkbench.workloads.decode import ranking
+from chunkbench.workloads.decode import ranking_figure
 
 COLUMNS = {"naive", "xformers", "flash_attn", "paged_attn", "paged_attn_star", "chunk_attn"}
 
@@ -108,7 +108,7 @@ def test_rows_stand_against_the_fastest_row_of_each_point_ablations_too(trees) -
 
 
 def test_the_figure_has_a_step_for_each_point(trees) -> None:
-    drawn = ranking.draw(build(trees), trees.manifest)
+    drawn = ranking_figure.draw(build(trees), trees.manifest)
     assert drawn is not None
     (plot,) = drawn.axes
     first = plot.lines[0]

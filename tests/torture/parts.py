@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.torture import (
     advisories,
+    allocations,
     disk,
     forests,
     fuzz_clients,
@@ -14,7 +15,6 @@ from tests.torture import (
     hosts,
     judged,
     kill,
-    memory,
     power_cut,
     processors,
     ray_hosts,
@@ -34,7 +34,7 @@ PARTS: tuple[Part, ...] = (
     kill.PART,
     power_cut.PART,
     disk.PART,
-    memory.PART,
+    allocations.PART,
     time.PART,
     fuzz_files.PART,
     fuzz_experiments.PART,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chunkbench.bench.experiment import TimedExperiment
 from chunkbench.bench.experiment.point import AttentionPoint, Case
 from chunkbench.bench.measure.perf_counters import NoCounters, counted
-from chunkbench.bench.measure.profile import TIMED, TRACED
+from chunkbench.bench.measure.profiler import TIMED, TRACED
 from chunkbench.bench.runner.attempt import Attempt
 from chunkbench.bench.runner.passes import RunOptions
 from chunkbench.bench.runner.session_measurer import SessionMeasurer

@@ -16,7 +16,7 @@ import torch
 
 from chunkbench.bench import workload
 from chunkbench.bench.measure.gpu_loop import CaptureError
-from chunkbench.bench.workers.gpu import lost
+from chunkbench.bench.workers.gpu_rounds import lost
 from chunkbench.bench.workers.heap import shift
 from chunkbench.bench.workers.pages import keep_small
 from chunkbench.bench.workers.protocol import OUT_OF_MEMORY, TIMED

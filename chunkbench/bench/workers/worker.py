@@ -18,9 +18,9 @@ from chunkbench.bench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.bench.measure.calibration import CalibrationMeter
 from chunkbench.bench.measure.loop import run_round
 from chunkbench.bench.measure.peaks import PeakProbe
-from chunkbench.bench.measure.profile import TIMED, TRACED, TimedCall, repeat, timed_call, traced_call, watched_call
+from chunkbench.bench.measure.profiler import TIMED, TRACED, TimedCall, repeat, timed_call, traced_call, watched_call
 from chunkbench.bench.workers.checks import Check
-from chunkbench.bench.workers.gpu import GpuRounds, cuda_rounds
+from chunkbench.bench.workers.gpu_rounds import GpuRounds, cuda_rounds
 from chunkbench.bench.workers.heap import make_room, reserve
 from chunkbench.bench.workers.inputs import PointInputs, prime
 from chunkbench.bench.workers.pages import huge_share

@@ -10,7 +10,7 @@ from chunkbench.bench.store import Manifest
 from chunkbench.report import ranking
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.decode import checks, claims, head_caches, headline, tables, tree_claims
+from chunkbench.workloads.decode import check_table, claims, head_caches, headline, tables, tree_claims
 from chunkbench.workloads.decode.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _ranked(view: View) -> Body:
 
 
 _BODIES: Mapping[str, Callable[[View], Body]] = {
-    "checks": checks.body,
+    "checks": check_table.body,
     "head_caches": head_caches.body,
     "ranking": _ranked,
 }
@@ -71,7 +71,7 @@ _BODIES: Mapping[str, Callable[[View], Body]] = {
 
 def _draw(report: Report, manifest: Manifest) -> Figure | None:
     # Imported late: matplotlib loads slowly, and tables do not need it.
-    from chunkbench.workloads.decode import advantage, head_caches_figure, ranking, speedup, token_rate
+    from chunkbench.workloads.decode import advantage, head_caches_figure, ranking_figure, speedup, token_rate
 
     if manifest.experiment.figure == "checks":
         return None
@@ -80,7 +80,7 @@ def _draw(report: Report, manifest: Manifest) -> Figure | None:
         "token_rate": token_rate.draw,
         "advantage": advantage.draw,
         "head_caches": head_caches_figure.draw,
-        "ranking": ranking.draw,
+        "ranking": ranking_figure.draw,
     }
     return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
 

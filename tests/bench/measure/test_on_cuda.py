@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
 from chunkbench.bench.measure.peaks import PeakProbe
-from chunkbench.bench.registry import REGISTRY
 from chunkbench.bench.runner.executor import LocalExecutor
 from chunkbench.bench.runner.run import run_experiment
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.workers.checks import make_check
-from chunkbench.bench.workers.gpu import cuda_rounds
+from chunkbench.bench.workers.gpu_rounds import cuda_rounds
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.cli.progress import RunProgress
 

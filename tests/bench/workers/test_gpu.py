@@ -20,8 +20,8 @@ from chunkbench.bench.runner.passes import RunOptions
 from chunkbench.bench.runner.session_measurer import SessionMeasurer
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store.results import DecodeResult
-from chunkbench.bench.workers import gpu, main, worker
-from chunkbench.bench.workers.gpu import GpuRounds
+from chunkbench.bench.workers import gpu_rounds, main, worker
+from chunkbench.bench.workers.gpu_rounds import GpuRounds
 from tests.bench.measure.conftest import freeze_heap  # noqa: F401 - a fixture
 from tests.bench.measure.fake_gpu import FakeDevice
 
@@ -204,4 +204,4 @@ def test_an_error_that_destroys_the_context_crashes_only_the_implementation_at_f
 
 
 def test_without_a_cuda_context_none_is_lost() -> None:
-    assert torch.cuda.is_initialized() or not gpu.lost()
+    assert torch.cuda.is_initialized() or not gpu_rounds.lost()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.contract import Session
 from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.bench.measure.profile import TIMED, TRACED, repeat, thread_count, timed_call, traced_call, watched_call
-from chunkbench.bench.registry import REGISTRY
+from chunkbench.bench.measure.profiler import TIMED, TRACED, repeat, thread_count, timed_call, traced_call, watched_call
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels import cpu
 

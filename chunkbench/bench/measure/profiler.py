@@ -1,0 +1,108 @@
+"""Calls of one session for a profile: timed in several ways, traced, and watched by PyTorch's profiler.
+
+Each call is a round of its own: rewind, append and plan up to the last step, then decode there. So calls of all ways
+take turns in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Literal, get_args
+
+import torch
+
+from chunkbench.bench.contract import Session
+from chunkbench.bench.measure.loop import Feed, Round, no_collections, run_round
+from chunkbench.bench.store.profile import Operator, TraceFacts, Unit, WatchedFacts
+from chunkbench.kernels.trace import PARTS, Trace, TracedCall
+
+TimedCall = Literal["cold", "warm", "one_thread"]
+TIMED: tuple[TimedCall, ...] = get_args(TimedCall)
+TRACED: tuple[TracedCall, ...] = get_args(TracedCall)
+
+
+def timed_call(
+    session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, call: TimedCall, sweep: Callable[[], None]
+) -> Round:
+    """Time the decode of step n_c: with cold caches, the same with one thread, or right after an untimed decode."""
+    q = feed.queries(nonce, n_c)
+    before = sweep if call != "warm" else lambda: session.decode(q, out)
+    with thread_count(1 if call == "one_thread" else torch.get_num_threads()):
+        return run_round(session, feed, out, n_c, (n_c,), nonce, before)
+
+
+def traced_call(
+    session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, call: TracedCall, sweep: Callable[[], None]
+) -> TraceFacts | None:
+    """Trace step n_c with cold caches; None if the session cannot.
+
+    Computing alone reads from the caches: that call runs once before, untimed.
+    """
+    q = _to_last_step(session, feed, out, n_c, nonce)
+    if call == "compute":
+        session.trace(q, out, call)
+    else:
+        sweep()
+    with no_collections():
+        trace = session.trace(q, out, call)
+    return None if trace is None else trace_facts(trace)
+
+
+def trace_facts(trace: Trace) -> TraceFacts:
+    """A trace as facts. Of the parts, starting rows and leaving results are what the others leave over."""
+    parts = [trace.parts[:, PARTS.index(part)] for part in ("scores", "softmax", "values")]
+    columns = (trace.thread, trace.shared, trace.begin, trace.ready, trace.end, *parts, trace.read_bytes, trace.flops)
+    units = zip(*(column.tolist() for column in columns), strict=True)
+    return TraceFacts(
+        threads=trace.threads,
+        seconds=trace.seconds,
+        place_bytes=trace.place_bytes,
+        units=tuple(Unit(*unit) for unit in units),
+    )
+
+
+def watched_call(
+    session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, sweep: Callable[[], None]
+) -> WatchedFacts | None:
+    """Decode step n_c with cold caches while PyTorch's profiler watches; None if no operator runs.
+
+    Not `torch.profiler`: its first use takes seconds.
+    """
+    q = _to_last_step(session, feed, out, n_c, nonce)
+    sweep()
+    with no_collections(), torch.autograd.profiler.profile() as watched:
+        started = perf_counter()
+        session.decode(q, out)
+        seconds = perf_counter() - started
+    found = [Operator(each.key, each.count, float(each.self_cpu_time_total)) for each in watched.key_averages()]
+    ordered = tuple(sorted(found, key=lambda each: -each.self_us))
+    return WatchedFacts(us=seconds * 1e6, operators=ordered) if ordered else None
+
+
+def repeat(session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, seconds: float) -> int:
+    """Decode for about so long, with warm caches. Returns the number of decodes."""
+    q = _to_last_step(session, feed, out, n_c, nonce)
+    end, calls = perf_counter() + seconds, 0
+    while calls == 0 or perf_counter() < end:
+        session.decode(q, out)
+        calls += 1
+    return calls
+
+
+def _to_last_step(session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int) -> Any:
+    """Bring the session to step n_c. Returns the queries of that step."""
+    run_round(session, feed, out, n_c, (), nonce, None)
+    return feed.queries(nonce, n_c)
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    """Let PyTorch, and what follows it, use so many threads in this block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
