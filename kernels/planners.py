@@ -8,6 +8,7 @@ items for a machine are the same for all planners: they differ only in what is m
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +21,34 @@ Planner = Callable[[Plan, int], Bools]
 """Whether each segment of a plan is merged with the segment before it; the second argument is the number of query heads
 per KV head. Values of segments that begin a sequence have no effect."""
 
-PARTIAL_TOKENS = 160
-"""Tokens of arithmetic that take as long as one partial result: written by one item, read by another one."""
-REREAD_QUERIES, HIDDEN_QUERIES = 2.0, 24
-"""A chunk that another item has just read costs as much time as arithmetic for two queries. Under many queries a core
-reads ahead while it computes: the cost falls evenly, to nothing at HIDDEN_QUERIES, but never below an eighth."""
-CHUNK_TOKENS = 32
-"""Reading a chunk again takes as long as if it had so many tokens more."""
-FEWEST_QUERIES = 4
-"""With fewer queries, an item of several rows reads no faster than its rows one after the other."""
 MOST_MERGED = 64
 """At most so many shared segments in a row are read together. It bounds the work for deep trees."""
+
+
+class Costs(NamedTuple):
+    """What a kernel's time goes to, in tokens that it computes for one query. The defaults are measured on CPUs
+    (docs/notes/cpu-kernels.md)."""
+
+    item: float = 0
+    """An item, whatever it reads."""
+    partial: float = 160
+    """One partial result: written by one item, read by another one."""
+    chunk: float = 32
+    """Reading a chunk again takes as long as if it had so many tokens more."""
+    reread_queries: float = 2
+    hidden_queries: float = 24
+    """A token that another item has just read costs as much time as arithmetic for `reread_queries`. Under many queries
+    a core reads ahead while it computes: the cost falls evenly, to nothing at `hidden_queries`, but never below an
+    eighth."""
+    fewest_queries: int = 4
+    """With fewer queries, an item of several rows reads no faster than its rows one after the other."""
+
+    def reread(self, queries: Ints) -> npt.NDArray[np.float64]:
+        """Cost of reading a token once more for so many queries, beside their arithmetic."""
+        return self.reread_queries * np.maximum(0.125, 1 - queries / self.hidden_queries)
+
+
+CPU = Costs()
 
 
 def node_wise(plan: Plan, group: int) -> Bools:
@@ -49,24 +67,27 @@ def cascade(plan: Plan, group: int) -> Bools:
     return plan.parents[plan.parents] >= 0
 
 
-def two_phase(plan: Plan, group: int) -> Bools:
-    """A shared segment has an item of its own if that saves more time than its partial results cost.
+def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
+    """A shared segment has an item of its own if that saves more time than the item and its partial results cost.
 
     Else the items behind it read it, one after the other, with all that is merged before it: all but the first from the
     cache. So the cost of a segment is known for each number of segments before it that it is merged with, first of the
-    deepest ones. The constants are measured (docs/notes/cpu-kernels.md).
+    deepest ones.
     """
-    widths, parents = plan.ends - plan.begins, plan.parents
-    shared = np.flatnonzero(widths > 1)
-    if not len(shared):
+    widths, lengths = plan.ends - plan.begins, np.diff(plan.starts) * float(plan.chunk_size + costs.chunk)
+    queries, shared = widths * group, np.flatnonzero(widths > 1)
+    reread = costs.reread(queries)
+    able = queries >= costs.fewest_queries
+    # At least two items are behind a segment that matters. So reading it again costs at least as much as reading it.
+    if (able & (reread * lengths > costs.item + costs.partial * queries))[shared].all():
         return node_wise(plan, group)
+    parents = plan.parents
     depth = np.zeros(len(widths) + 1, np.int64)  # the last entry stands for what begins a sequence
     depth[-1] = -1
     for segment in shared.tolist():
         depth[segment] = depth[parents[segment]] + 1
     levels = [shared[depth[shared] == level] for level in range(depth[shared].max() + 1)]
     place = np.zeros(len(widths), np.int64)  # in its level
-    lengths = np.diff(plan.starts) * float(plan.chunk_size + CHUNK_TOKENS)
     # Tokens of each segment of a level with the 0, 1, 2, ... segments before it.
     tokens: list[npt.NDArray[np.float64]] = []
     for level, segments in enumerate(levels):
@@ -77,16 +98,16 @@ def two_phase(plan: Plan, group: int) -> Bools:
         tokens.append(run)
     behind = np.bincount(parents + 1, widths, len(widths) + 1)[1:]
     private = np.bincount(parents + 1, widths == 1, len(widths) + 1)[1:]
-    ending, queries = widths - behind, widths * group  # rows without a segment behind it are one item
-    reread = _reread(queries)
-    reread_merged = private * _reread(np.array(group)) + (ending > 0) * _reread(ending * group)
-    partials = np.where(queries < FEWEST_QUERIES, np.inf, PARTIAL_TOKENS * group * behind)
+    ending = widths - behind  # rows without a segment behind it are one item
+    reread_merged = private * costs.reread(np.array(group)) + (ending > 0) * costs.reread(ending * group)
+    items_merged = costs.item * (ending > 0)
+    made = np.where(able, costs.item + costs.partial * group * behind, np.inf)
     apart_before: list[Bools] = []
     cost = np.zeros((0, 1))
     for level in reversed(range(len(levels))):
         segments, run = levels[level], tokens[level]
-        merged_cost = run * reread_merged[segments, None]
-        apart_cost = run * reread[segments, None] + partials[segments, None]
+        merged_cost = run * reread_merged[segments, None] + items_merged[segments, None]
+        apart_cost = run * reread[segments, None] + made[segments, None]
         if level + 1 < len(levels):
             at = place[parents[levels[level + 1]]]
             np.add.at(merged_cost[:, : cost.shape[1] - 1], at, cost[:, 1:])
@@ -101,11 +122,6 @@ def two_phase(plan: Plan, group: int) -> Bools:
         apart[segments] = choice[np.arange(len(segments)), before[segments]]
     merged: Bools = ~apart[parents] & (parents >= 0)
     return merged
-
-
-def _reread(queries: Ints) -> npt.NDArray[np.float64]:
-    """Time to read a chunk from the cache for so many queries, beside their arithmetic; that of one query is 1."""
-    return REREAD_QUERIES * np.maximum(0.125, 1 - queries / HIDDEN_QUERIES)
 
 
 def tree_fused(plan: Plan, group: int) -> Bools:

@@ -13,7 +13,7 @@ from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import StoredHeads, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.plan import Plan
-from chunkbench.kernels.planners import flat, node_wise, two_phase
+from chunkbench.kernels.planners import flat, two_phase
 from chunkbench.kernels.tpp_torch import TppTorch
 
 Partition = Literal["two-phase", "sequence-first"]
@@ -106,7 +106,7 @@ def assemble(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[C
         from chunkbench.kernels.triton.store import TritonStore
 
         triton_store = TritonStore(*sizes, shape.device, shape.layers)
-        return triton_store, TppTriton(triton_store, shape.heads, node_wise if chunk_first else flat)
+        return triton_store, TppTriton(triton_store, shape.heads, None if chunk_first else flat)
     store = ChunkStore(*sizes, shape.device, shape.layers)
     return store, TppTorch(store, shape.heads, chunk_first)
 

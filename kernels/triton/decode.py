@@ -6,6 +6,7 @@ two-phase partition without its chunk-first phase.
 
 from __future__ import annotations
 
+from functools import partial
 from math import log2
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import torch
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import Items, items_of_forest
 from chunkbench.kernels.plan import Plan
-from chunkbench.kernels.planners import Planner, node_wise
+from chunkbench.kernels.planners import Planner, two_phase
 from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
 from chunkbench.kernels.triton.buffers import Buffers, Capacity
@@ -218,12 +219,13 @@ class TritonDecode:
 class TppTriton(TritonDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 
-    With the planner `flat` there is no first phase: every sequence reads all of its chunks by itself.
+    planner: None: `two_phase` with the costs of this GPU. With `flat` there is no first phase: every sequence reads all
+    of its chunks by itself.
     """
 
-    def __init__(self, store: Places, heads: int, planner: Planner = node_wise, tuning: Tuning | None = None) -> None:
+    def __init__(self, store: Places, heads: int, planner: Planner | None = None, tuning: Tuning | None = None) -> None:
         super().__init__(store, heads, tuning)
-        self._planner = planner
+        self._planner = planner or partial(two_phase, costs=self._shape.costs)
         self._plan: Plan | None = None
 
     def plan(self, plan: Plan) -> None:

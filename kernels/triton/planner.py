@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from chunkbench.kernels.integers import Ints, ranges
 from chunkbench.kernels.items import Items
+from chunkbench.kernels.planners import Costs
 
 ITEM_TOKENS = 24
 """Cost of an item in addition to its tokens: start, load of the queries, write."""
@@ -42,6 +43,11 @@ class Shape(NamedTuple):
     """Cost to write and read one float32 head vector, in tokens of K and V: 2 for 16-bit K and V."""
     growth: int = 8
     """Chunks that a row's own run can take before the planner must plan anew."""
+
+    @property
+    def costs(self) -> Costs:
+        """A block reads a token in the same time for any number of queries."""
+        return Costs(ITEM_TOKENS, self.head_tokens, chunk=0, reread_queries=1, hidden_queries=np.inf, fewest_queries=0)
 
 
 class Descriptors(NamedTuple):
@@ -75,7 +81,6 @@ class Descriptors(NamedTuple):
 
 def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     """Cut and order items for a machine. Every key of every row is in exactly one item or tail."""
-    items = fold_short(items, shape)
     items = split_rows(items, shape)
     tails = find_tails(items, batch)
     tails &= items.chunk_count * shape.chunk_size <= TAIL_TOKENS
@@ -104,52 +109,6 @@ def room_to_grow(work: Descriptors, own: Ints, shape: Shape) -> Ints:
     longest = 2 * TAIL_TOKENS // shape.chunk_size
     tails = np.where(work.rows[:, 3] > 0, np.clip(longest - work.rows[:, 3], 0, shape.growth), 0)
     return np.where(own >= 0, shape.growth, tails)
-
-
-def fold_short(items: Items, shape: Shape) -> Items:
-    """Move short shared runs into the runs of their children, if several reads of them cost less than a merge.
-
-    The items must be in depth-first order, as `items_of_forest` makes them.
-    """
-    tokens = items.chunk_count * shape.chunk_size
-    # What this saves: the item, and one partial result per row to write and read.
-    saved = ITEM_TOKENS + items.row_count * (shape.group * shape.head_tokens)
-    shared = np.flatnonzero(items.row_count > 1)
-    if not (tokens[shared] <= saved[shared]).any():
-        return items
-    parent = np.full(len(tokens), -1)
-    stops = np.searchsorted(items.first_row, (items.first_row + items.row_count)[shared])
-    for index, stop in zip(shared.tolist(), stops.tolist(), strict=True):
-        parent[index + 1 : stop] = index  # deeper items overwrite this with their own parent
-    children = np.flatnonzero(parent >= 0)
-    parts = np.bincount(parent[children], minlength=len(tokens))
-    covered = np.bincount(parent[children], items.row_count[children], len(tokens))
-    # A row that ends in a run would need an own item instead, so every row must continue in a child.
-    can_fold = (items.row_count > 1) & (covered == items.row_count)
-    if not (can_fold & ((parts - 1) * tokens <= saved)).any():
-        return items
-    inherited = [list[int]() for _ in tokens]
-    folded = np.zeros(len(tokens), bool)
-    for index in range(len(tokens)):
-        upper = int(parent[index])
-        if upper >= 0 and folded[upper]:
-            inherited[index] = [*inherited[upper], upper]
-        if can_fold[index]:
-            length = sum(int(tokens[i]) for i in (*inherited[index], index))
-            folded[index] = (parts[index] - 1) * length <= saved[index]
-    chunks, starts, counts = [items.chunks], items.first_chunk.copy(), items.chunk_count.copy()
-    end = len(items.chunks)
-    for index in np.flatnonzero(~folded).tolist():
-        if inherited[index]:
-            pieces = [
-                items.chunks[items.first_chunk[i] : items.first_chunk[i] + items.chunk_count[i]]
-                for i in (*inherited[index], index)
-            ]
-            chunks += pieces
-            starts[index], counts[index] = end, sum(map(len, pieces))
-            end += int(counts[index])
-    longer = items._replace(chunks=np.concatenate(chunks), first_chunk=starts, chunk_count=counts)
-    return longer.take(np.flatnonzero(~folded))
 
 
 def split_rows(items: Items, shape: Shape) -> Items:

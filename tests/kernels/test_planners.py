@@ -12,19 +12,7 @@ from hypothesis import strategies as st
 
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.kernels.items import items_of_forest
-from chunkbench.kernels.planners import (
-    CHUNK_TOKENS,
-    FEWEST_QUERIES,
-    HIDDEN_QUERIES,
-    PARTIAL_TOKENS,
-    Planner,
-    cascade,
-    flat,
-    node_wise,
-    pack,
-    tree_fused,
-    two_phase,
-)
+from chunkbench.kernels.planners import CPU, Costs, Planner, cascade, flat, node_wise, pack, tree_fused, two_phase
 
 CHUNK = 16
 Node = tuple[int, list["Node"]]  # type: ignore[misc]
@@ -79,11 +67,16 @@ def test_flat_has_an_item_for_each_row_also_where_several_rows_end_together() ->
     assert sorted(items.chunk_count.tolist()) == [2, 2, 2, 3]
 
 
+GPU = Costs(item=24, partial=2, chunk=0, reread_queries=1, hidden_queries=np.inf, fewest_queries=0)
+"""Reading costs the same for all queries; short segments are merged for the sake of their items and partial results."""
+
+
 @given(
     parents=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), min_size=2, max_size=12),
     group=st.sampled_from([1, 4, 16]),
+    costs=st.sampled_from([CPU, GPU]),
 )
-def test_two_phase_is_the_cheapest_of_all_choices(parents: list[tuple[int, int]], group: int) -> None:
+def test_two_phase_is_the_cheapest_of_all_choices(parents: list[tuple[int, int]], group: int, costs: Costs) -> None:
     tree, prompts = PrefixTree(CHUNK), [[0] * CHUNK]
     for token, (parent, chunks) in enumerate(parents, 1):
         prompts.append(prompts[parent % len(prompts)] + [token] * (chunks * CHUNK))
@@ -96,17 +89,18 @@ def test_two_phase_is_the_cheapest_of_all_choices(parents: list[tuple[int, int]]
     def cost(merged: npt.NDArray[np.bool_]) -> float:
         items, total = items_of_forest(plan, merged), 0.0
         for first, count, rows in zip(items.first_chunk, items.chunk_count, items.row_count, strict=True):
-            shared = (CHUNK + CHUNK_TOKENS) * len(set(items.chunks[first : first + count].tolist()) - private)
-            total += shared * 2 * max(0.125, 1 - rows * group / HIDDEN_QUERIES) + PARTIAL_TOKENS * group * rows
+            shared = (CHUNK + costs.chunk) * len(set(items.chunks[first : first + count].tolist()) - private)
+            total += shared * costs.reread_queries * max(0.125, 1 - rows * group / costs.hidden_queries)
+            total += costs.item + costs.partial * group * rows
         return total
 
-    able = np.flatnonzero((widths > 1) & (widths * group >= FEWEST_QUERIES))
-    costs = []
+    able = np.flatnonzero((widths > 1) & (widths * group >= costs.fewest_queries))
+    totals = []
     for choice in itertools.product((False, True), repeat=len(able)):
         apart = np.zeros(len(widths) + 1, np.bool_)
         apart[able] = choice
-        costs.append(cost(~apart[plan.parents] & (plan.parents >= 0)))
-    assert cost(two_phase(plan, group)) == pytest.approx(min(costs))
+        totals.append(cost(~apart[plan.parents] & (plan.parents >= 0)))
+    assert cost(two_phase(plan, group, costs)) == pytest.approx(min(totals))
 
 
 def test_two_phase_shares_what_is_long_for_its_rows_and_merges_what_is_short() -> None:

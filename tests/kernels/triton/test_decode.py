@@ -50,7 +50,7 @@ class Forest(Contexts):
         layers: int = 1,
         share: bool = True,
         paths: Sequence[list[int]] = (),
-        planner: Planner = node_wise,
+        planner: Planner | None = None,
         tuning: Tuning = SMALL,
     ) -> None:
         options: dict[str, Any] = {"dtype": dtype, "device": device, "kernel": "triton", "share": share}

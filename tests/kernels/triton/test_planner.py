@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="triton is not installed")
 
 from chunkbench.kernels.items import items_of_forest, items_of_tables
-from chunkbench.kernels.planners import flat, node_wise
+from chunkbench.kernels.planners import flat, two_phase
 from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
 from tests.kernels.prompts import planned, prompts
 
@@ -62,17 +62,18 @@ def check_partials(work: Descriptors, tail_rows: dict[int, int]) -> None:
     kv_heads=st.sampled_from([1, 4, 32]),
     group=st.sampled_from([1, 3, 16, 24]),
     multiprocessors=st.integers(1, 140),
-    two_phase=st.booleans(),
+    shares=st.booleans(),
 )
 def test_every_row_reads_each_of_its_chunks_once(
-    drawn: list[list[int]], kv_heads: int, group: int, multiprocessors: int, two_phase: bool
+    drawn: list[list[int]], kv_heads: int, group: int, multiprocessors: int, shares: bool
 ) -> None:
     plan, paths = planned(drawn, 16)
     shape = H100._replace(kv_heads=kv_heads, group=group, chunk_size=16, multiprocessors=multiprocessors)
-    work = describe(items_of_forest(plan, (node_wise if two_phase else flat)(plan, 1)), len(drawn), shape)
+    merged = two_phase(plan, group, shape.costs) if shares else flat(plan, group)
+    work = describe(items_of_forest(plan, merged), len(drawn), shape)
     assert chunks_read(work) == {row: Counter(path) for row, path in enumerate(paths)}
     private = Counter(chunk for path in paths for chunk in path)
-    ends = {row: path[-1] for row, path in enumerate(paths) if private[path[-1]] == 1 or not two_phase}
+    ends = {row: path[-1] for row, path in enumerate(paths) if private[path[-1]] == 1 or not shares}
     check_partials(work, ends)
     assert work.widest() <= shape.lanes // group
 
@@ -81,17 +82,15 @@ def test_every_row_reads_each_of_its_chunks_once(
 def test_short_shared_runs_move_into_their_children_and_long_ones_stay(shared: int, widest: int) -> None:
     """A chunk of 16 tokens that two rows share is cheaper to read twice than to merge."""
     plan, _ = planned([[*range(shared), *range(1000 * row, 1000 * row + 300)] for row in (1, 2)], 16)
-    work = describe(
-        items_of_forest(plan, node_wise(plan, 1)), 2, H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1)
-    )
-    assert work.widest() == widest
+    shape = H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1)
+    assert describe(items_of_forest(plan, two_phase(plan, 1, shape.costs)), 2, shape).widest() == widest
 
 
 def test_the_merge_takes_short_tails() -> None:
     """In Table 3 each row has one own token after the shared prompt: an item for it would cost more than it saves."""
     common = list(range(1024))
     plan, _ = planned([[*common, 5000 + row] for row in range(32)], 64)
-    work = describe(items_of_forest(plan, node_wise(plan, 1)), 32, H100)
+    work = describe(items_of_forest(plan, two_phase(plan, 1, H100.costs)), 32, H100)
     assert (work.rows[:, 3] == 1).all()
     assert (work.items[:, 3] == 32).all()
 
@@ -107,7 +106,7 @@ def test_balance_for_table_3(n_p: int, share: float, multiprocessors: int) -> No
     a100 = {"blocks": 2, "narrow_blocks": 4}
     shape = H100._replace(multiprocessors=multiprocessors, **(a100 if multiprocessors == 108 else {}))
     blocks = shape.blocks if n_s else shape.narrow_blocks
-    work = describe(items_of_forest(plan, node_wise(plan, 1)), 32, shape)
+    work = describe(items_of_forest(plan, two_phase(plan, 1, shape.costs)), 32, shape)
     tokens = work.items[:, 1] * 64.0
     total = float(tokens.sum() + work.rows[:, 3].sum() * 64) * shape.kv_heads
     assert total == (n_s + 32 * (n_p - n_s)) * shape.kv_heads
