@@ -1,10 +1,11 @@
-"""The machine's current peaks: read bandwidth and matrix rate, probed inside every round."""
+"""The machine's current peaks: read bandwidth and matrix rate, probed inside every round, and for estimates."""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
 from collections.abc import Callable
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -105,6 +106,12 @@ class PeakProbe:
     def _synchronise(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
+
+
+@cache
+def cpu_peaks(dtype: str) -> Peaks:
+    """The peaks of this machine's CPUs, for estimates. Probed once per process, in a fraction of a second."""
+    return PeakProbe("cpu", dtype, torch.get_num_threads(), 1 << 27).probe()
 
 
 def _seconds_between_events(work: Callable[[], object]) -> float:

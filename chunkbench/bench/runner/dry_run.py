@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Target) -> str:
-    """The plan as text. Only the read bandwidth is measured, for a few milliseconds."""
+    """The plan as text. Only the CPU is probed, for a fraction of a second."""
     points = experiment.points(target.device, target.dtype)
     registry = work.implementations()
     states = {name: registry.availability(name, target.device) for name in experiment.implementations}

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from time import perf_counter
 from typing import TYPE_CHECKING
-
-import torch
 
 from chunkbench.bench.analysis.statistics import MIN_TIMED_STEPS
 from chunkbench.bench.environment import available_memory, gpu_memory
 from chunkbench.bench.experiment import SessionExperiment, TimedExperiment
 from chunkbench.bench.experiment.point import SessionPoint
 from chunkbench.bench.measure.caches import last_level_cache_bytes, sweep_bytes
+from chunkbench.bench.measure.peaks import cpu_peaks
 from chunkbench.bench.runner import memory_guard
 from chunkbench.bench.runner.target import Target
 
@@ -35,7 +32,6 @@ _PER_RESERVED_GB_S = 0.9
 """Memory that is touched for the first time."""
 _WORKER_BYTES = 600_000_000
 """A worker with its libraries. The memory guard leaves it more."""
-_PROBED_BYTES, _PROBES = 1 << 27, 5
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ def estimate(
 ) -> Estimate:
     """The memory and the time of a run of these implementations (id -> whether it holds shared prefixes once).
 
-    Measures the read bandwidth for some milliseconds.
+    Probes the CPU for a fraction of a second.
     """
     points, seed = experiment.points(target.device, target.dtype), experiment.seed
     needs = {
@@ -127,16 +123,4 @@ def _least(
     calls = experiment.min_rounds * steps if isinstance(experiment, TimedExperiment) else 0
     caches = len({case.cache for case in experiment.cases(pass_[-1])})
     read = sum(needs.values()) * (calls * caches + _PASSES) + len(needs) * calls * swept
-    return _POINT_S * timed + _EACH_S * len(needs) + read / read_bandwidth()
-
-
-@cache
-def read_bandwidth() -> float:
-    """Bytes per second that all cores read together: the best of a few tries."""
-    buffer = torch.ones(_PROBED_BYTES // 4)
-    best = 0.0
-    for _ in range(_PROBES):
-        started = perf_counter()
-        buffer.sum()
-        best = max(best, buffer.nbytes / (perf_counter() - started))
-    return best
+    return _POINT_S * timed + _EACH_S * len(needs) + read / cpu_peaks(pass_[-1].dtype).read_bytes_per_s

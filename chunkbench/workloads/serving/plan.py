@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from chunkbench.bench.environment import available_memory
 from chunkbench.bench.experiment.values import spell_value
+from chunkbench.bench.measure.peaks import cpu_peaks
 from chunkbench.bench.runner.dry_run import words_of
-from chunkbench.bench.runner.estimate import read_bandwidth
 from chunkbench.bench.runner.memory_guard import usable
 from chunkbench.bench.runner.target import Target
 from chunkbench.errors import RunError
@@ -106,8 +105,11 @@ def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[
 
 
 def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:
-    """What the parts of a run take, before anything is measured. Probes the CPU for some milliseconds."""
-    flops_per_s, bytes_per_s = (_matrix_rate(setting), read_bandwidth()) if setting.device == "cpu" else _GPU_RATES
+    """What the parts of a run take, before anything is measured. Probes the CPU for a fraction of a second."""
+    flops_per_s, bytes_per_s = _GPU_RATES
+    if setting.device == "cpu":
+        peaks = cpu_peaks(setting.dtype)
+        flops_per_s, bytes_per_s = peaks.matrix_flops_per_s, peaks.read_bytes_per_s
 
     def assumed(point: ServingPoint) -> float:
         if setting.constrained:  # answers end by themselves
@@ -115,21 +117,6 @@ def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:
         return assumed_request_s(point, setting.weights, setting.token_bytes, flops_per_s, bytes_per_s)
 
     return Costs({name: system.start_s for name, system in systems.items()}, assumed)
-
-
-def _matrix_rate(setting: Setting) -> float:
-    """FLOPs per second of one of the model's products with 256 rows: the best of a few tries."""
-    import torch
-
-    sizes = setting.shape.hidden_size, setting.shape.intermediate_size
-    dtype = getattr(torch, setting.dtype)
-    rows, weight = torch.ones(256, sizes[0], dtype=dtype), torch.ones(*sizes, dtype=dtype)
-    best = 0.0
-    for _ in range(20):
-        started = perf_counter()
-        rows @ weight
-        best = max(best, 2 * rows.shape[0] * sizes[0] * sizes[1] / (perf_counter() - started))
-    return best
 
 
 def parts_of(

@@ -11,6 +11,7 @@ from chunkbench.bench import workload
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.runner import dry_run, estimate
 from chunkbench.bench.runner.target import Target, resolve_target
+from chunkbench.bench.store.results import Peaks
 
 GB = 10**9
 SHARES = {"naive": False, "chunk_attn": True}
@@ -22,7 +23,8 @@ KV = 32 * (1024 + 64 + 64) * 2 * 32 * 128 * 2 * 1.04
 @pytest.fixture
 def expected(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the estimate of a budget; the machine reads 20 GB/s and has 30 GB free."""
-    monkeypatch.setattr(estimate, "read_bandwidth", lambda: 20.0 * GB)
+    peaks = Peaks(read_bytes_per_s=20 * GB, matrix_flops_per_s=1, matrix_torch_flops_per_s=1)
+    monkeypatch.setattr(estimate, "cpu_peaks", lambda _: peaks)
     monkeypatch.setattr(estimate, "available_memory", lambda: 30 * GB)
     monkeypatch.setattr(estimate, "last_level_cache_bytes", lambda _: 32 << 20)
 
