@@ -11,7 +11,7 @@ from chunkbench.attention import ChunkAttention, Kernel, Partition
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.baselines.hardware import instruction_set
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.trace import Trace, TracedCall
@@ -96,12 +96,11 @@ def open_session(inputs: Inputs) -> ChunkAttnSession:
 
 
 class ChunkAttn(Implementation):
-    id = "chunk_attn"
-    label = "ChunkAttn"
-    style = Style(heading=("Chunk", "Attn"), column_order=990, colour="#D55E00", marker="o")
+    """Without `reads_shared_once`, the same cache and kernel without the chunk-first phase: every sequence reads its
+    shared chunks by itself."""
+
     shares_storage = True
     reads_shared_once = True
-    partition: Partition = "two-phase"
     kernel: Kernel = "auto"
     _device = "cpu"
 
@@ -127,45 +126,13 @@ class ChunkAttn(Implementation):
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        if type(self) is ChunkAttn and inputs.point.device == "cpu":
+        if self.reads_shared_once and self.kernel == "auto" and inputs.point.device == "cpu":
             return open_session(inputs)
-        return ChunkAttnSession(inputs, inputs.point.chunk_size, self.partition, self.kernel)
+        partition: Partition = "two-phase" if self.reads_shared_once else "sequence-first"
+        return ChunkAttnSession(inputs, inputs.point.chunk_size, partition, self.kernel)
 
     def package_version(self) -> str:
         return f"chunkbench {__version__}"
 
     def isa(self) -> str | None:
         return instruction_set(self._device) if self.kernel == "auto" else None
-
-
-class ChunkAttnTorch(ChunkAttn):
-    id = "chunk_attn_torch"
-    label = "ChunkAttn (PyTorch)"
-    style = Style(
-        heading=("Chunk", "torch"),
-        meaning="ChunkAttn's algorithm in PyTorch operations",
-        column_order=900,
-        colour="#D55E00",
-        marker="<",
-        line="dotted",
-        ablation_of="chunk_attn",
-    )
-    kernel = "torch"
-
-
-class ChunkAttnNoTpp(ChunkAttn):
-    """The same cache and kernel without the chunk-first phase: every sequence reads its shared chunks by itself."""
-
-    id = "chunk_attn_no_tpp"
-    label = "ChunkAttn, no TPP"
-    style = Style(
-        heading=("Chunk", "no TPP"),
-        meaning="ChunkAttn's cache without the chunk-first phase",
-        column_order=910,
-        colour="#D55E00",
-        marker="p",
-        line="dashed",
-        ablation_of="chunk_attn",
-    )
-    reads_shared_once = False
-    partition = "sequence-first"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from chunkbench.baselines.chunk_attn import chunks_needed
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 
 MODULE = "chunk_attn_c"
@@ -95,20 +95,6 @@ def _count(chunk: Any) -> int:
 
 
 class ChunkAttnAuthors(Implementation):
-    id = "chunk_attn_authors"
-    label = "ChunkAttn (authors)"
-    style = Style(
-        heading=("Chunk", "authors"),
-        meaning="the authors' published CPU kernel",
-        column_order=890,
-        colour="#D55E00",
-        marker="h",
-        line="dashdot",
-    )
-    note = (
-        "ChunkAttn (authors) is the published CPU kernel. It computes with MKL, which takes a slower path on CPUs that "
-        "are not Intel's"
-    )
     shares_storage = True
     reads_shared_once = True
 

@@ -6,18 +6,11 @@ from torch.backends.cuda import can_use_flash_attention
 from torch.nn.attention import SDPBackend
 
 from chunkbench.baselines.sdpa import Sdpa, accepted
-from chunkbench.bench.contract import YES, Answer, Style
+from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.point import AttentionPoint
 
 
 class FlashAttn(Sdpa):
-    id = "flash_attn"
-    label = "FlashAttn"
-    style = Style(heading=("Flash", "Attn"), column_order=120, colour="#E69F00", marker="^")
-    note = (
-        "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is designed for prefill and "
-        "uses only a fraction of its capacity with one query per sequence"
-    )
     backend = SDPBackend.FLASH_ATTENTION
 
     def availability(self, device: str) -> Answer:

@@ -8,7 +8,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.flash_attn_package import ContiguousSession
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 
 
@@ -20,10 +20,6 @@ def library() -> Any:
 
 
 class FlashAttn3(Implementation):
-    id = "flash_attn_3"
-    label = "FlashAttention-3"
-    style = Style(heading=("Flash", "Attn-3"), column_order=170, colour="#E69F00", marker="8", line="dotted")
-
     def availability(self, device: str) -> Answer:
         answer = gpu.gpu_library(device, "fa3-fwd", "fa3", library)
         if answer.ok and torch.cuda.get_device_capability()[0] not in (8, 9):

@@ -13,7 +13,7 @@ import torch
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.dense import DenseSession
-from chunkbench.bench.contract import Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 
 _PAGE = 256  # the library's pages hold a multiple of this many tokens
@@ -59,10 +59,6 @@ class PagedSession(PoolSession):
 
 
 class FlashAttnPackage(Implementation):
-    id = "flash_attn_package"
-    label = "FlashAttention-2 (flash-attn)"
-    style = Style(heading=("Flash", "Attn-2"), column_order=150, colour="#E69F00", marker="<", line="dashed")
-
     def availability(self, device: str) -> Answer:
         return gpu.gpu_library(device, "flash-attn", "flash-attn", library)
 
@@ -79,9 +75,6 @@ class FlashAttnPackage(Implementation):
 
 
 class FlashAttnPackagePaged(FlashAttnPackage):
-    id = "flash_attn_package_paged"
-    label = "FlashAttention-2 (flash-attn), paged"
-    style = Style(heading=("Flash", "Attn-2", "paged"), column_order=160, colour="#E69F00", marker="d", line="dashdot")
     shares_storage = True
 
     def supports(self, point: AttentionPoint) -> Answer:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
-from chunkbench.bench.contract import Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels.plan import Plan
 
@@ -62,14 +63,14 @@ class _Shape:
 
 
 class PagedSession(PoolSession):
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, backend: str) -> None:
         point = inputs.point
         super().__init__(inputs, point.block_size)
         self._shape = _Shape(point)
         group = point.heads // point.kv_heads
         # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
         self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
-            _workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend="fa2"
+            _workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
         )
         gpu.compile_now(self, inputs)
 
@@ -216,9 +217,17 @@ class FlatSession(_TreeSession):
         out.copy_(merged)
 
 
-class _FlashInfer(Implementation):
+_SESSIONS: Mapping[str, Callable[[Inputs, str], Session]] = {
+    "paged": PagedSession,
+    "cascade": CascadeSession,
+    "flat": FlatSession,
+}
+
+
+class FlashInfer(Implementation):
     compiles = True
     shares_storage = True
+    form = "paged"
     backend = "fa2"
 
     def availability(self, device: str) -> Answer:
@@ -234,6 +243,9 @@ class _FlashInfer(Implementation):
             return Answer(False, f"FlashInfer takes head sizes 64, 128 and 256, not {point.head_dim}")
         return gpu.half_precision(point, "FlashInfer")
 
+    def prepare(self, inputs: Inputs) -> Session:
+        return _SESSIONS[self.form](inputs, self.backend)
+
     def package_version(self) -> str:
         return f"{gpu.named('flashinfer-python')} ({self.backend})"
 
@@ -244,61 +256,3 @@ def _can_compile() -> bool:
         return True
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return (Path(home) / "bin" / "nvcc").exists()
-
-
-class FlashInferPaged(_FlashInfer):
-    id = "flashinfer_paged"
-    label = "FlashInfer paged"
-    style = Style(heading=("FlashInf.", "paged"), column_order=190, colour="#332288", marker="s")
-
-    def prepare(self, inputs: Inputs) -> Session:
-        return PagedSession(inputs)
-
-
-class FlashInferCascade(_FlashInfer):
-    id = "flashinfer_cascade"
-    label = "FlashInfer cascade (fa2)"
-    style = Style(
-        heading=("FlashInf.", "cascade", "fa2"),
-        meaning="one call for each level of the prefix tree",
-        column_order=200,
-        colour="#332288",
-        marker="^",
-        line="dashed",
-    )
-    reads_shared_once = True
-
-    def prepare(self, inputs: Inputs) -> Session:
-        return CascadeSession(inputs, self.backend)
-
-
-class FlashInferCascadeFa3(FlashInferCascade):
-    id = "flashinfer_cascade_fa3"
-    label = "FlashInfer cascade (fa3)"
-    style = Style(
-        heading=("FlashInf.", "cascade", "fa3"),
-        meaning="one call for each level of the prefix tree",
-        column_order=210,
-        colour="#332288",
-        marker="v",
-        line="dashdot",
-    )
-    backend = "fa3"
-
-
-class FlashInferFlat(_FlashInfer):
-    id = "flashinfer_flat"
-    label = "FlashInfer flat"
-    style = Style(
-        heading=("FlashInf.", "flat"),
-        meaning="all segments of the prefix tree in one call",
-        column_order=220,
-        colour="#332288",
-        marker="P",
-        line="dotted",
-    )
-    note = "FlashInfer flat: all segments of the prefix tree are requests of one call, merged by merge_states"
-    reads_shared_once = True
-
-    def prepare(self, inputs: Inputs) -> Session:
-        return FlatSession(inputs, self.backend)

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.plan import Plan
@@ -147,16 +147,6 @@ class FlexSession(PoolSession):
 
 
 class FlexAttention(Implementation):
-    id = "flex_attention"
-    label = "FlexAttention"
-    style = Style(
-        heading=("Flex", "Attn"),
-        meaning="all distinct K and V as one sequence under a mask",
-        column_order=180,
-        colour="#AA4499",
-        marker=">",
-    )
-    note = "FlexAttention: all distinct K/V as one sequence, a mask says which row sees which token"
     shares_storage = True
     reads_shared_once = True
 

@@ -12,7 +12,7 @@ from chunkbench.attention.windows import HeadPolicy
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.baselines.head_methods import METHODS
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu
 from chunkbench.version import __version__
@@ -36,16 +36,7 @@ class HeadCacheSession(ChunkAttnSession):
         self._add_prompts(self._inputs)
 
 
-class RazorAttn(Implementation):
-    id = "razor_attn"
-    label = "RazorAttn"
-    style = Style(
-        heading=("Razor", "Attn"),
-        meaning="retrieval heads keep all, the others sinks, a window and a compensation token",
-        column_order=960,
-        colour="#8C564B",
-        marker="P",
-    )
+class HeadCaches(Implementation):
     shares_storage = True
     reads_shared_once = True
 
@@ -66,70 +57,3 @@ class RazorAttn(Implementation):
 
     def isa(self) -> str | None:
         return instruction_set("cpu")
-
-
-class RazorAttnOwn(RazorAttn):
-    id = "razor_attn_own"
-    label = "RazorAttn, own"
-    style = Style(
-        heading=("Razor", "own"),
-        meaning="RazorAttn that leaves shared prefixes whole",
-        column_order=958,
-        colour=RazorAttn.style.colour,
-        marker="h",
-        line="dashdot",
-        ablation_of="razor_attn",
-    )
-
-
-class RazorPaged(RazorAttn):
-    id = "razor_paged"
-    label = "RazorAttn, paged"
-    style = Style(
-        heading=("Razor", "paged"),
-        meaning="RazorAttn where each sequence has chunks of its own",
-        column_order=955,
-        colour=RazorAttn.style.colour,
-        marker="X",
-        line="dashed",
-        ablation_of="razor_attn",
-    )
-    shares_storage = False
-    reads_shared_once = False
-
-
-class DuoAttn(RazorAttn):
-    id = "duo_attn"
-    label = "DuoAttn"
-    style = Style(
-        heading=("Duo", "Attn"),
-        meaning="25% of the heads keep all, the others sinks and a window, without compensation",
-        column_order=945,
-        colour="#17BECF",
-        marker="D",
-    )
-
-
-class DuoAttnHalf(RazorAttn):
-    id = "duo_attn_50"
-    label = "DuoAttn, 50%"
-    style = Style(
-        heading=("Duo", "50%"),
-        meaning="DuoAttn with half of the heads",
-        column_order=944,
-        colour=DuoAttn.style.colour,
-        marker="d",
-        line="dashed",
-    )
-
-
-class StreamingLlm(RazorAttn):
-    id = "streaming_llm"
-    label = "StreamingLLM"
-    style = Style(
-        heading=("Streaming", "LLM"),
-        meaning="all heads keep sinks and a window only",
-        column_order=940,
-        colour="#BCBD22",
-        marker="v",
-    )

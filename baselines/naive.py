@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chunkbench.baselines.dense import MaskedSession, mask_beyond, tokens_to_read
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 
 
 class NaiveSession(MaskedSession):
@@ -29,10 +29,6 @@ class NaiveSession(MaskedSession):
 
 
 class Naive(Implementation):
-    id = "naive"
-    label = "Naive"
-    style = Style(heading=("Naive",), column_order=100, colour="#6E6E6E", marker="o")
-
     def availability(self, device: str) -> Answer:
         return YES
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from chunkbench.baselines.chunk_attn import ChunkAttn, ChunkAttnSession, open_session
-from chunkbench.bench.contract import YES, Answer, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu
 from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused
@@ -49,24 +49,7 @@ class PlannedSession(Session):
         return self._kernel.trace(q, out, call)
 
 
-def _style(plan: str, meaning: str, place: int, marker: str) -> Style:
-    return Style(
-        heading=("Plan", plan),
-        meaning=meaning,
-        column_order=920 + place,
-        colour=ChunkAttn.style.colour,
-        marker=marker,
-        line="dotted",
-        ablation_of=ChunkAttn.id,
-    )
-
-
-class PlanFlat(ChunkAttn):
-    id = "plan_flat"
-    label = "Plan: flat"
-    style = _style("flat", "ChunkAttn's kernel and K/V; every sequence reads its whole path", 0, "1")
-    reads_shared_once = False
-
+class Planned(ChunkAttn):
     def availability(self, device: str) -> Answer:
         missing = cpu.why_missing() if device == "cpu" else "planners are compared over the CPU kernel"
         return Answer(False, missing) if missing else YES
@@ -79,37 +62,11 @@ class PlanFlat(ChunkAttn):
         return PlannedSession(open_session(inputs), PLANNERS[self.id])
 
 
-class PlanCascade(PlanFlat):
-    id = "plan_cascade"
-    label = "Plan: cascade"
-    style = _style("cascade", "the same; the first shared node once, the rest per sequence (Hydragen)", 1, "2")
-
-
-class PlanNodeWise(PlanFlat):
-    id = "plan_node_wise"
-    label = "Plan: node-wise"
-    style = _style("node-wise", "the same; each node once (DeFT-Node)", 2, "3")
-    reads_shared_once = True
-
-
-class PlanTreeFused(PlanFlat):
-    id = "plan_tree_fused"
-    label = "Plan: tree-fused"
-    style = _style("tree-fused", "the same; FastTree's greedy split with its constants", 3, "4")
-    reads_shared_once = True
-
-
-class PlanPack(PlanFlat):
-    id = "plan_pack"
-    label = "Plan: pack"
-    style = _style("pack", "the same; PAT's pack scheduler", 4, "+")
-    reads_shared_once = True
-
-
 PLANNERS: Mapping[str, Planner] = {
-    PlanFlat.id: flat,
-    PlanCascade.id: cascade,
-    PlanNodeWise.id: node_wise,
-    PlanTreeFused.id: tree_fused,
-    PlanPack.id: pack,
+    "plan_flat": flat,
+    "plan_cascade": cascade,
+    "plan_node_wise": node_wise,
+    "plan_tree_fused": tree_fused,
+    "plan_pack": pack,
 }
+"""By the id of the implementation."""

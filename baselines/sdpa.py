@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.dense import MaskedSession
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 
 
@@ -67,9 +67,6 @@ def accepted(point: AttentionPoint, accepts: Callable[[SDPAParams], bool], name:
 
 
 class SdpaEfficient(Sdpa):
-    id = "sdpa_efficient"
-    label = "SDPA memory-efficient"
-    style = Style(heading=("SDPA", "effic."), column_order=130, colour="#999933", marker="v")
     backend = SDPBackend.EFFICIENT_ATTENTION
 
     def supports(self, point: AttentionPoint) -> Answer:
@@ -77,9 +74,6 @@ class SdpaEfficient(Sdpa):
 
 
 class Cudnn(Sdpa):
-    id = "cudnn"
-    label = "SDPA cuDNN"
-    style = Style(heading=("SDPA", "cuDNN"), column_order=140, colour="#117733", marker="h")
     backend = SDPBackend.CUDNN_ATTENTION
 
     def supports(self, point: AttentionPoint) -> Answer:

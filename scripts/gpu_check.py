@@ -60,21 +60,15 @@ def compiled_ahead() -> bool:
     return PREPARED.exists() or importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
-def register(folder: Path) -> dict[str, str]:
-    """Environment variables that make the checkout importable and register its implementations without installation."""
-    entries = PROJECT["entry-points"]
-    metadata = folder / "chunkbench-0.dist-info"
-    metadata.mkdir(parents=True, exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: chunkbench\nVersion: 0\n")
-    groups = [f"[{group}]\n" + "".join(f"{a} = {b}\n" for a, b in names.items()) for group, names in entries.items()]
-    (metadata / "entry_points.txt").write_text("\n".join(groups))
+def checkout() -> dict[str, str]:
+    """Environment variables that make the checkout importable without installation."""
     path = [part for part in (os.environ.get("PYTHONPATH") or "").split(os.pathsep) if part]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *path]), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *path]), "PYTHONUNBUFFERED": "1"}
 
 
 def compiled_at_first_use(environment: dict[str, str]) -> list[str]:
     """Implementations whose first use compiles kernels: measured only after `make gpu-prepare` has compiled them."""
-    code = "from chunkbench.bench.registry import REGISTRY; print(*REGISTRY.compiling())"
+    code = "from chunkbench.baselines.registry import REGISTRY; print(*REGISTRY.compiling())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
@@ -169,7 +163,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     import yaml  # after check_needs, which says if it is missing
 
-    steps = Steps(out, register(out / "site"), 60 * arguments.minutes)
+    steps = Steps(out, checkout(), 60 * arguments.minutes)
     python, device = sys.executable, "cpu" if arguments.rehearse else "cuda"
     bench = [python, "-m", "chunkbench"]
     skipped = [] if compiled_ahead() else compiled_at_first_use(steps.environment)
@@ -206,7 +200,7 @@ def main() -> None:
         print(report.read_text() if report.exists() else f"gpu-check: no report of {name}; see {name}.txt")
     sent = arguments.out.parent / f"{out.name}.tar.gz"
     with tarfile.open(sent, "w:gz") as archive:
-        archive.add(out, out.name, filter=lambda file: None if Path(file.name).name == "site" else file)
+        archive.add(out, out.name)
     print(f"gpu-check: all is in {arguments.out}; to send it: {sent}", flush=True)
     sys.exit(any(step["exit_code"] for step in steps.done))
 

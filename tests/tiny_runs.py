@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.bench import registry
+from chunkbench.baselines import registry
 from chunkbench.bench.experiment.terms import Pages
 from chunkbench.bench.runner.client import WorkerProcess
 

@@ -1,22 +1,23 @@
-"""Finds implementations by entry point: those of this project and those of third parties."""
+"""Finds implementations by id: rows of this package, and entry points, which others register."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, NamedTuple, Protocol
+from importlib.metadata import entry_points
+from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import TypeVar
 
-from chunkbench.bench.contract import Answer, Implementation, Style
+from chunkbench.bench.contract import Answer, Style
 
 GROUP = "chunkbench.baselines"
+"""Entry points of implementations of decode attention."""
 
 
 class UnknownImplementation(LookupError):
-    """No entry point has this id."""
+    """No implementation has this id."""
 
 
 class Surveyed(NamedTuple):
@@ -45,28 +46,36 @@ class Listed(Protocol):
 ListedT = TypeVar("ListedT", bound=Listed, covariant=True)
 
 
+@runtime_checkable
+class Loadable(Protocol):
+    """Names an implementation, and imports its module only when that is needed: an entry point, or a row like one."""
+
+    def load(self) -> Any:
+        """A class, or an implementation."""
+
+
 class Registry(Generic[ListedT]):
-    """The implementations of one kind of work, by id.
+    """The implementations of one kind of work, by id: rows of this package, in their order; with a group of entry
+    points also those that others register, by name. A row wins over an entry point of its id."""
 
-    Each is an entry point, whose module is imported only when it is needed, or the implementation itself: a row of a
-    table.
-    """
-
-    def __init__(self, find: Callable[[], Mapping[str, EntryPoint | ListedT]]) -> None:
-        self._find = find
+    def __init__(self, rows: Mapping[str, Loadable | ListedT], group: str = "") -> None:
+        self._rows, self._group = rows, group
 
     def refresh(self) -> None:
         """Look for entry points again when one is needed next."""
         self.__dict__.pop("_entries", None)
 
     @cached_property
-    def _entries(self) -> Mapping[str, EntryPoint | ListedT]:
-        return self._find()
+    def _entries(self) -> Mapping[str, Loadable | ListedT]:
+        if not self._group:
+            return self._rows
+        others = {point.name: point for point in entry_points(group=self._group)}
+        return dict(sorted({**others, **self._rows}.items()))
 
     def _provider(self, implementation: str) -> Any:
         """A class, or an implementation. Raises what the import raises."""
         entry = self._entries[implementation]
-        return entry.load() if isinstance(entry, EntryPoint) else entry
+        return entry.load() if isinstance(entry, Loadable) else entry
 
     def names(self) -> list[str]:
         """All ids."""
@@ -123,11 +132,3 @@ class Registry(Generic[ListedT]):
         except Exception:  # `availability` reports why it does not load
             return False
         return compiles
-
-
-def _registered() -> dict[str, EntryPoint]:
-    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
-
-
-REGISTRY: Registry[Implementation] = Registry(_registered)
-"""Implementations of decode attention, registered under the entry point group `chunkbench.baselines`."""

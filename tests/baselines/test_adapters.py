@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from chunkbench.bench.registry import REGISTRY, UnknownImplementation
+from chunkbench.baselines.registry import REGISTRY, ROWS, Row
+from chunkbench.bench.registry import UnknownImplementation
 from tests.baselines.checks import check, inputs_of, make_point, points
 
 
@@ -35,6 +36,13 @@ def test_an_implementation_with_shares_storage_holds_a_shared_prefix_once(name: 
         assert held < 2 * 320
     else:
         assert held >= 8 * 320
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_what_differs_in_a_row_is_an_attribute_of_its_adapter(row: Row) -> None:
+    loaded = row.load()
+    assert loaded.id == row.id
+    assert row.differing.keys() <= {*dir(loaded.__base__)}
 
 
 def test_an_unavailable_implementation_gives_a_reason_and_a_remedy() -> None:

@@ -15,7 +15,7 @@ from tests.baselines.checks import attend, bound, check, inputs_of, make_point, 
 DENSE = (flash_attn_package, flash_attn_package.FlashAttnPackage, "flash_attn", "flash_attn_interface.py")
 PAGED = (flash_attn_package, flash_attn_package.FlashAttnPackagePaged, "flash_attn", "flash_attn_interface.py")
 THIRD = (flash_attn_3, flash_attn_3.FlashAttn3, "fa3_fwd_interface", "")
-ADAPTERS = {adapter.id: (module, adapter, package, file) for module, adapter, package, file in (DENSE, PAGED, THIRD)}
+ADAPTERS = {"flash_attn_package": DENSE, "flash_attn_package_paged": PAGED, "flash_attn_3": THIRD}
 
 
 def with_kvcache(

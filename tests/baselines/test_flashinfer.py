@@ -14,16 +14,11 @@ import pytest
 import torch
 
 from chunkbench.baselines import flashinfer_
-from chunkbench.bench.contract import Implementation
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.workers.inputs import PooledInputs
 from tests.baselines.checks import TREE, attend, bound, check, inputs_of, make_point, points, signature
 
-CLASSES = [
-    flashinfer_.FlashInferPaged,
-    flashinfer_.FlashInferCascade,
-    flashinfer_.FlashInferCascadeFa3,
-    flashinfer_.FlashInferFlat,
-]
+NAMES = ("flashinfer_paged", "flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat")
 
 
 class Requests:
@@ -106,20 +101,20 @@ def stand_in(signatures: dict[str, inspect.Signature]) -> SimpleNamespace:
 
 
 @points()
-@pytest.mark.parametrize("adapter", CLASSES, ids=lambda adapter: adapter.id)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_planned_and_merged_calls_compute_attention(
-    adapter: type[Implementation],
+    name: str,
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flashinfer_, "library", lambda: stand_in({}))
     inputs = inputs_of(**axes)
-    check(adapter().prepare(inputs), inputs)
+    check(REGISTRY.load(name).prepare(inputs), inputs)
 
 
-@pytest.mark.parametrize("adapter", CLASSES, ids=lambda adapter: adapter.id)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_call_matches_the_real_packages_signatures(
-    adapter: type[Implementation],
+    name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     signatures = {
@@ -130,25 +125,25 @@ def test_every_call_matches_the_real_packages_signatures(
         )
         for method in methods
     }
-    for name in ("merge_state_in_place", "merge_states"):
-        signatures[name] = signature("flashinfer", "cascade.py", name)
+    for merge in ("merge_state_in_place", "merge_states"):
+        signatures[merge] = signature("flashinfer", "cascade.py", merge)
     monkeypatch.setattr(flashinfer_, "library", lambda: stand_in(signatures))
     inputs = inputs_of(**TREE)
-    check(adapter().prepare(inputs), inputs)
+    check(REGISTRY.load(name).prepare(inputs), inputs)
 
 
-@pytest.mark.parametrize("adapter", CLASSES, ids=lambda adapter: adapter.id)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_shared_prefix_is_held_once(
-    adapter: type[Implementation],
+    name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flashinfer_, "library", lambda: stand_in({}))
     point = make_point(n_p=320, n_s=320, batch_size=8, n_c=2)
-    assert adapter().prepare(PooledInputs(point, seed=1)).kv_bytes() == 320 * point.token_bytes
+    assert REGISTRY.load(name).prepare(PooledInputs(point, seed=1)).kv_bytes() == 320 * point.token_bytes
 
 
 def test_points_that_flashinfer_refuses_are_unsupported() -> None:
-    supports = flashinfer_.FlashInferFlat().supports
+    supports = REGISTRY.load("flashinfer_flat").supports
     assert supports(make_point(dtype="bfloat16")).ok
     assert not supports(make_point()).ok
     assert not supports(make_point(dtype="float16", head_dim=96)).ok

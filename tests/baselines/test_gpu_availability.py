@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.bench.contract import Answer, Implementation
+from chunkbench.baselines.registry import REGISTRY, ROWS
+from chunkbench.bench.contract import Answer
 from tests.baselines.checks import make_point
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-ENTRY_POINTS = PYPROJECT["project"]["entry-points"]["chunkbench.baselines"]
 GPU_ONLY = (
     "flash_attn_package",
     "flash_attn_package_paged",
@@ -30,16 +29,10 @@ GPU_ONLY = (
 )
 
 
-def load(name: str) -> Implementation:
-    """Loads from pyproject.toml, so that a new line there is tested before the package is installed again."""
-    implementation: Implementation = EntryPoint(name, ENTRY_POINTS[name], "chunkbench.baselines").load()()
-    return implementation
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", ENTRY_POINTS)
+@pytest.mark.parametrize("name", [row.id for row in ROWS])
 def test_availability_answers_on_every_device(name: str, device: str) -> None:
-    implementation = load(name)
+    implementation = REGISTRY.load(name)
     answer = implementation.availability(device)
     assert isinstance(answer, Answer)
     assert answer.ok or answer.reason
@@ -50,7 +43,7 @@ def test_availability_answers_on_every_device(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", GPU_ONLY)
 def test_a_gpu_library_is_unavailable_on_a_cpu_with_a_remedy(name: str) -> None:
-    answer = load(name).availability("cpu")
+    answer = REGISTRY.load(name).availability("cpu")
     assert not answer.ok
     assert answer.remedy == gpu.GPU_REMEDY
 
@@ -59,7 +52,7 @@ def test_a_gpu_library_is_unavailable_on_a_cpu_with_a_remedy(name: str) -> None:
 def test_the_remedy_names_the_missing_gpu_or_package(name: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    answer = load(name).availability("cuda")
+    answer = REGISTRY.load(name).availability("cuda")
     assert not answer.ok
     assert answer.remedy == gpu.GPU_REMEDY or answer.remedy.startswith("pip install 'chunkbench[")
     if answer.remedy.startswith("pip"):
@@ -71,7 +64,7 @@ def test_supports_needs_no_gpu(name: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     for axes in ({}, {"n_p": (50, 90)}, {"kv_heads": 1}, {"dtype": "bfloat16", "head_dim": 80}):
-        answer = load(name).supports(make_point(**axes).model_copy(update={"device": "cuda"}))
+        answer = REGISTRY.load(name).supports(make_point(**axes).model_copy(update={"device": "cuda"}))
         assert answer.ok or answer.reason
 
 

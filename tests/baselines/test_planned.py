@@ -7,8 +7,7 @@ import gc
 import pytest
 import torch
 
-from chunkbench.baselines.chunk_attn import ChunkAttn
-from chunkbench.baselines.planned import PlanFlat, PlanNodeWise
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.bench.workers.storages import visible_storages
@@ -25,7 +24,7 @@ POINT = AttentionPoint(
 
 def test_sessions_of_a_point_share_memory_and_take_turns() -> None:
     inputs = PooledInputs(POINT, 0)
-    sessions = [made.prepare(inputs) for made in (PlanFlat(), ChunkAttn(), PlanNodeWise())]
+    sessions = [REGISTRY.load(name).prepare(inputs) for name in ("plan_flat", "chunk_attn", "plan_node_wise")]
     storages = [visible_storages(session) for session in sessions]
     assert storages[0] == storages[1] == storages[2]
     q, outs = inputs.queries(1), []
@@ -45,9 +44,10 @@ def test_sessions_of_a_point_share_memory_and_take_turns() -> None:
 
 def test_another_point_has_memory_of_its_own_and_what_nobody_reads_is_freed() -> None:
     first, second = PooledInputs(POINT, 0), PooledInputs(POINT, 0)
-    kept = PlanFlat().prepare(first)
-    assert not visible_storages(kept).keys() & visible_storages(PlanFlat().prepare(second)).keys()
-    again = visible_storages(ChunkAttn().prepare(first))
+    flat, chunk_attn = REGISTRY.load("plan_flat"), REGISTRY.load("chunk_attn")
+    kept = flat.prepare(first)
+    assert not visible_storages(kept).keys() & visible_storages(flat.prepare(second)).keys()
+    again = visible_storages(chunk_attn.prepare(first))
     assert again == visible_storages(kept)
     del kept
     gc.collect()

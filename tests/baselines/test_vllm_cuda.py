@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from chunkbench.baselines import gpu, vllm_cpu, vllm_cuda
+from chunkbench.baselines import gpu, vllm_cuda
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.contract import Answer
 from chunkbench.bench.workers.inputs import PooledInputs
 from tests.baselines.checks import POINTS, attend, check, inputs_of, make_point
@@ -179,7 +180,7 @@ def test_the_calls_match_the_schemas_in_vllms_source(
 def answer_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Answer:
     monkeypatch.setattr(gpu, "installed", lambda name: versions.get(name.replace("-", "_")))
     monkeypatch.setattr(vllm_cuda, "_folder", lambda: folder)
-    return vllm_cpu.VllmPagedAttn().availability("cuda")
+    return REGISTRY.load("vllm_paged_attn").availability("cuda")
 
 
 def test_without_vllm_the_remedy_names_the_last_release_with_the_operators(
@@ -220,10 +221,10 @@ def test_the_cpu_build_in_the_same_folder_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_label_and_version_name_the_installed_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "installed", {"vllm": "0.24.0"}.get)
-    star = vllm_cpu.VllmPagedAttnStar()
+    star = REGISTRY.load("vllm_paged_attn_star")
     assert (star.label, star.package_version(), star.isa()) == ("PagedAttn*, vLLM 0.24.0", "vllm 0.24.0", None)
     monkeypatch.setattr(gpu, "installed", {"vllm-cpu": "0.32.0"}.get)
-    star = vllm_cpu.VllmPagedAttnStar()
+    star = REGISTRY.load("vllm_paged_attn_star")
     assert star.label == "PagedAttn*, vLLM (community CPU build 0.32.0)"
     assert star.package_version() == "vllm-cpu 0.32.0"
 
@@ -243,6 +244,6 @@ def test_label_and_version_name_the_installed_build(monkeypatch: pytest.MonkeyPa
 )
 def test_points_that_the_kernels_refuse_are_unsupported(axes: dict[str, Any], ok: bool) -> None:
     point = make_point(**axes).model_copy(update={"device": "cuda"})
-    answer = vllm_cpu.VllmPagedAttn().supports(point)
+    answer = REGISTRY.load("vllm_paged_attn").supports(point)
     assert answer.ok == ok
     assert ok or answer.reason

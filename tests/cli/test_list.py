@@ -11,9 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment import bundled_experiments
-from chunkbench.bench.registry import REGISTRY, Surveyed
+from chunkbench.bench.registry import Surveyed
 from chunkbench.cli.completion import command as completion
 from chunkbench.cli.list_ import command
 

@@ -33,12 +33,6 @@ def test_the_version_has_one_source() -> None:
         pytest.skip("chunkbench is not installed here")
 
 
-@pytest.mark.parametrize(("name", "target"), PYPROJECT["project"]["entry-points"]["chunkbench.baselines"].items())
-def test_every_entry_point_names_a_class_with_that_id(name: str, target: str) -> None:
-    loaded = importlib.metadata.EntryPoint(name, target, "chunkbench.baselines").load()
-    assert loaded.id == name
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_help_is_the_default_and_lists_every_target() -> None:
     text = (ROOT / "Makefile").read_text()

@@ -77,5 +77,5 @@ CHOICES: Mapping[str, HeadChoice] = {
     **_pair(NONE, "no heads", "none", "#BCBD22", 700),
 }
 
-METHODS: Registry[HeadChoice] = Registry(lambda: CHOICES)
+METHODS: Registry[HeadChoice] = Registry(CHOICES)
 """Implementations of experiments of `kind: answers`."""

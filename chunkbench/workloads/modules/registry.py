@@ -9,12 +9,9 @@ from chunkbench.bench.registry import Registry
 
 _CLASSES = {"qkv_projection": "QkvProjection", "self_attention": "SelfAttention", "mlp": "Mlp"}
 
-
-def _entry_points() -> dict[str, EntryPoint]:
-    return {
+MODULES: Registry[AnyImplementation] = Registry(
+    {
         name: EntryPoint(name, f"chunkbench.workloads.modules.implementations:{kind}", "chunkbench.modules")
         for name, kind in _CLASSES.items()
     }
-
-
-MODULES: Registry[AnyImplementation] = Registry(_entry_points)
+)

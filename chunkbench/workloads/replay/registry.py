@@ -213,5 +213,5 @@ KINDS: Mapping[str, ManagerKind] = {
 }
 """By the names that experiments use, in the order in which they are listed."""
 
-MANAGERS: Registry[ManagerKind] = Registry(lambda: KINDS)
+MANAGERS: Registry[ManagerKind] = Registry(KINDS)
 """Managers of experiments of `kind: replay`."""

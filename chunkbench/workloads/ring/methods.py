@@ -158,5 +158,5 @@ CHOICES: Mapping[str, RingMethod] = {
     ),
 }
 
-METHODS: Registry[RingMethod] = Registry(lambda: CHOICES)
+METHODS: Registry[RingMethod] = Registry(CHOICES)
 """Implementations of experiments of `kind: ring`."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.environment.cpu import asks_for_huge_pages, huge_pages
 from chunkbench.bench.experiment.terms import Pages
-from chunkbench.bench.registry import REGISTRY
 from chunkbench.bench.runner.client import WorkerProcess
 from chunkbench.bench.workers.pages import environment, huge_share
 

@@ -128,7 +128,7 @@ def test_nothing_is_sent_unless_it_is_wanted() -> None:
         folder = Path(runtime["working_dir"])
         assert (folder / "chunkbench" / "cli" / "main.py").is_file()
         (metadata,) = folder.glob("*.dist-info")
-        assert "chunk_attn = " in (metadata / "entry_points.txt").read_text()
+        assert "chunkbench = chunkbench.plugins.vllm:register" in (metadata / "entry_points.txt").read_text()
     assert not folder.exists()
 
 

@@ -74,8 +74,8 @@ ROW = Other()
 @pytest.mark.parametrize("what", ["Other", "ROW"])
 def test_others_register_a_class_or_an_object(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = [EntryPoint("other", f"{__name__}:{what}", registry.GROUP), EntryPoint("vllm", "gone:Gone", "")]
-    monkeypatch.setattr(registry, "entry_points", lambda group: {registry.GROUP: theirs}[group])
-    systems = registry.Registry(registry._known)
+    monkeypatch.setattr("chunkbench.bench.registry.entry_points", lambda group: {registry.GROUP: theirs}[group])
+    systems = registry.Registry({"vllm": SYSTEMS.load("vllm")}, registry.GROUP)
     assert isinstance(systems.load("other"), Other)
     assert systems.style("other") == Other.style
     assert systems.availability("other", "cpu")[0] == "other"

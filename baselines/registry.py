@@ -1,0 +1,192 @@
+"""The implementations of decode attention: a row each, and what others register. Imports neither torch nor an adapter.
+
+A row names its adapter: a class of a file in this folder. Variants are rows with the same adapter.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from chunkbench.bench.contract import Implementation, Style
+from chunkbench.bench.experiment.style import Line
+from chunkbench.bench.registry import GROUP, Registry
+
+
+class Row:
+    """An implementation: its adapter (`file:Class`), how reports show it, and the attributes that differ from those of
+    the adapter's class."""
+
+    def __init__(
+        self,
+        id_: str,
+        adapter: str,
+        label: str,
+        heading: tuple[str, ...],
+        column_order: int,
+        colour: str,
+        marker: str,
+        line: Line = "solid",
+        meaning: str = "",
+        *,
+        name: str = "",
+        ablation_of: str = "",
+        **differing: object,
+    ) -> None:
+        style = Style(
+            heading=heading,
+            name=name,
+            meaning=meaning,
+            column_order=column_order,
+            colour=colour,
+            marker=marker,
+            line=line,
+            ablation_of=ablation_of,
+        )
+        self.id = id_
+        self._file, self._class = adapter.split(":")
+        self._stated = {"id": id_, "label": label, "style": style}
+        self.differing = differing
+
+    def load(self) -> type[Implementation]:
+        """A class that is the adapter's class but for these attributes."""
+        adapter = getattr(import_module(f"chunkbench.baselines.{self._file}"), self._class)
+        return type(self._class, (adapter,), self._stated | self.differing)
+
+
+_PAGED, _CHUNK, _FLASH, _VLLM, _RAZOR, _DUO = "#0072B2", "#D55E00", "#E69F00", "#CC79A7", "#8C564B", "#17BECF"
+_FLASHINFER = "#332288"
+
+ROWS = (
+    Row("naive", "naive:Naive", "Naive", ("Naive",), 100, "#6E6E6E", "o"),
+    Row("xformers", "xformers_:Xformers", "xformers", ("xformers",), 110, "#8C564B", "v"),
+    Row(
+        "flash_attn", "flash_attn:FlashAttn", "FlashAttn", ("Flash", "Attn"), 120, _FLASH, "^",
+        note="FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is designed for prefill "
+        "and uses only a fraction of its capacity with one query per sequence",
+    ),
+    Row("sdpa_efficient", "sdpa:SdpaEfficient", "SDPA memory-efficient", ("SDPA", "effic."), 130, "#999933", "v"),
+    Row("cudnn", "sdpa:Cudnn", "SDPA cuDNN", ("SDPA", "cuDNN"), 140, "#117733", "h"),
+    Row(
+        "flash_attn_package", "flash_attn_package:FlashAttnPackage", "FlashAttention-2 (flash-attn)",
+        ("Flash", "Attn-2"), 150, _FLASH, "<", "dashed",
+    ),
+    Row(
+        "flash_attn_package_paged", "flash_attn_package:FlashAttnPackagePaged", "FlashAttention-2 (flash-attn), paged",
+        ("Flash", "Attn-2", "paged"), 160, _FLASH, "d", "dashdot",
+    ),
+    Row("flash_attn_3", "flash_attn_3:FlashAttn3", "FlashAttention-3", ("Flash", "Attn-3"), 170, _FLASH, "8", "dotted"),
+    Row(
+        "flex_attention", "flex_attention:FlexAttention", "FlexAttention", ("Flex", "Attn"), 180, "#AA4499", ">",
+        meaning="all distinct K and V as one sequence under a mask",
+        note="FlexAttention: all distinct K/V as one sequence, a mask says which row sees which token",
+    ),
+    Row(
+        "flashinfer_paged", "flashinfer_:FlashInfer", "FlashInfer paged",
+        ("FlashInf.", "paged"), 190, _FLASHINFER, "s",
+    ),
+    Row(
+        "flashinfer_cascade", "flashinfer_:FlashInfer", "FlashInfer cascade (fa2)",
+        ("FlashInf.", "cascade", "fa2"), 200, _FLASHINFER, "^", "dashed", "one call for each level of the prefix tree",
+        form="cascade", reads_shared_once=True,
+    ),
+    Row(
+        "flashinfer_cascade_fa3", "flashinfer_:FlashInfer", "FlashInfer cascade (fa3)",
+        ("FlashInf.", "cascade", "fa3"), 210, _FLASHINFER, "v", "dashdot", "one call for each level of the prefix tree",
+        form="cascade", backend="fa3", reads_shared_once=True,
+    ),
+    Row(
+        "flashinfer_flat", "flashinfer_:FlashInfer", "FlashInfer flat",
+        ("FlashInf.", "flat"), 220, _FLASHINFER, "P", "dotted", "all segments of the prefix tree in one call",
+        form="flat", reads_shared_once=True,
+        note="FlashInfer flat: all segments of the prefix tree are requests of one call, merged by merge_states",
+    ),
+    Row("paged_attn", "paged_attn:PagedAttn", "PagedAttn", ("Paged", "Attn"), 230, _PAGED, "s"),
+    Row(
+        "paged_attn_whole", "paged_attn:PagedAttn", "PagedAttn, whole", ("Paged", "whole"), 235, _PAGED, "o", "dotted",
+        "PagedAttn with one block for each sequence: contiguous K/V", whole=True,
+    ),
+    Row(
+        "paged_attn_star", "paged_attn:PagedAttn", "PagedAttn*", ("Paged", "Attn*"), 240, _PAGED, "D", "dashed",
+        "PagedAttn whose block tables share the prompt's blocks", shares_storage=True,
+    ),
+    Row(
+        "vllm_paged_attn", "vllm_cpu:VllmPagedAttn", "PagedAttn", ("vLLM",), 250, _VLLM, "P",
+        meaning="every sequence in blocks of its own", name="vLLM",
+    ),
+    Row(
+        "vllm_paged_attn_star", "vllm_cpu:VllmPagedAttn", "PagedAttn*", ("vLLM*",), 260, _VLLM, "*", "dashed",
+        "block tables share the prompt's blocks", name="vLLM*", shares_storage=True,
+    ),
+    Row(
+        "shared_prefix_matmul", "shared_prefix_matmul:SharedPrefixMatmul", "Shared matmul",
+        ("Shared", "matmul"), 500, "#009E73", "X",
+        note="Shared matmul is ten lines of PyTorch: one product over the batch's common prefix, a batched one over "
+        "the rest",
+    ),
+    Row(
+        "chunk_attn_authors", "chunk_attn_authors:ChunkAttnAuthors", "ChunkAttn (authors)",
+        ("Chunk", "authors"), 890, _CHUNK, "h", "dashdot", "the authors' published CPU kernel",
+        note="ChunkAttn (authors) is the published CPU kernel. It computes with MKL, which takes a slower path on CPUs "
+        "that are not Intel's",
+    ),
+    Row(
+        "chunk_attn_torch", "chunk_attn:ChunkAttn", "ChunkAttn (PyTorch)", ("Chunk", "torch"), 900, _CHUNK, "<",
+        "dotted", "ChunkAttn's algorithm in PyTorch operations", ablation_of="chunk_attn", kernel="torch",
+    ),
+    Row(
+        "chunk_attn_no_tpp", "chunk_attn:ChunkAttn", "ChunkAttn, no TPP", ("Chunk", "no TPP"), 910, _CHUNK, "p",
+        "dashed", "ChunkAttn's cache without the chunk-first phase", ablation_of="chunk_attn", reads_shared_once=False,
+    ),
+    Row(
+        "plan_flat", "planned:Planned", "Plan: flat", ("Plan", "flat"), 920, _CHUNK, "1", "dotted",
+        "ChunkAttn's kernel and K/V; every sequence reads its whole path",
+        ablation_of="chunk_attn", reads_shared_once=False,
+    ),
+    Row(
+        "plan_cascade", "planned:Planned", "Plan: cascade", ("Plan", "cascade"), 921, _CHUNK, "2", "dotted",
+        "the same; the first shared node once, the rest per sequence (Hydragen)",
+        ablation_of="chunk_attn", reads_shared_once=False,
+    ),
+    Row(
+        "plan_node_wise", "planned:Planned", "Plan: node-wise", ("Plan", "node-wise"), 922, _CHUNK, "3", "dotted",
+        "the same; each node once (DeFT-Node)", ablation_of="chunk_attn",
+    ),
+    Row(
+        "plan_tree_fused", "planned:Planned", "Plan: tree-fused", ("Plan", "tree-fused"), 923, _CHUNK, "4", "dotted",
+        "the same; FastTree's greedy split with its constants", ablation_of="chunk_attn",
+    ),
+    Row(
+        "plan_pack", "planned:Planned", "Plan: pack", ("Plan", "pack"), 924, _CHUNK, "+", "dotted",
+        "the same; PAT's pack scheduler", ablation_of="chunk_attn",
+    ),
+    Row(
+        "streaming_llm", "head_caches:HeadCaches", "StreamingLLM", ("Streaming", "LLM"), 940, "#BCBD22", "v",
+        meaning="all heads keep sinks and a window only",
+    ),
+    Row(
+        "duo_attn_50", "head_caches:HeadCaches", "DuoAttn, 50%", ("Duo", "50%"), 944, _DUO, "d", "dashed",
+        "DuoAttn with half of the heads",
+    ),
+    Row(
+        "duo_attn", "head_caches:HeadCaches", "DuoAttn", ("Duo", "Attn"), 945, _DUO, "D",
+        meaning="25% of the heads keep all, the others sinks and a window, without compensation",
+    ),
+    Row(
+        "razor_paged", "head_caches:HeadCaches", "RazorAttn, paged", ("Razor", "paged"), 955, _RAZOR, "X", "dashed",
+        "RazorAttn where each sequence has chunks of its own",
+        ablation_of="razor_attn", shares_storage=False, reads_shared_once=False,
+    ),
+    Row(
+        "razor_attn_own", "head_caches:HeadCaches", "RazorAttn, own", ("Razor", "own"), 958, _RAZOR, "h", "dashdot",
+        "RazorAttn that leaves shared prefixes whole", ablation_of="razor_attn",
+    ),
+    Row(
+        "razor_attn", "head_caches:HeadCaches", "RazorAttn", ("Razor", "Attn"), 960, _RAZOR, "P",
+        meaning="retrieval heads keep all, the others sinks, a window and a compensation token",
+    ),
+    Row("chunk_attn", "chunk_attn:ChunkAttn", "ChunkAttn", ("Chunk", "Attn"), 990, _CHUNK, "o"),
+)  # fmt: skip
+"""In the order of their columns in tables."""
+
+REGISTRY: Registry[Implementation] = Registry({row.id: row for row in ROWS}, GROUP)
+"""Implementations of experiments of `kind: decode` and `kind: memory`."""
