@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ from chunkbench.cli.options import Decorated, with_options
 if TYPE_CHECKING:
     from chunkbench.bench.experiment import Experiment
     from chunkbench.bench.runner.executor import Executor
-    from chunkbench.plugins.ray.connection import Cluster
-    from chunkbench.plugins.ray.nodes import Machines, Node
+    from chunkbench.plugins.ray.fleet import Fleet
+    from chunkbench.plugins.ray.nodes import Machines
 
     ExecutorFor = Callable[[Experiment, Path | None], Executor]
     """Makes the executor of an experiment; the path is that of the run if it is resumed."""
@@ -90,41 +90,16 @@ class Placing:
             self.check_local()
             yield lambda experiment, _: LocalExecutor(resolve_target(experiment, describing))
             return
-        from chunkbench.plugins.ray.connection import Cluster
-        from chunkbench.plugins.ray.executor import RayExecutor, kinds_of_run
-        from chunkbench.plugins.ray.fleet import Fleet
-        from chunkbench.plugins.ray.shipping import shipped
+        from chunkbench.plugins.ray.executor import RayExecutor
 
-        with shipped(self.ship) as runtime:
-            cluster = Cluster(None if self.on == RAY else self.on, runtime)
-            try:
-                fleet = Fleet(cluster, cluster.nodes(self.machine, log), self.alone, log)
-            except BaseException:
-                cluster.close()
-                raise
-            try:
-                yield lambda experiment, run: RayExecutor(
-                    fleet, experiment, self.machines or "any", self.machine, kinds_of_run(run)
-                )
-            finally:
-                fleet.close()
+        with self.fleet(log) as fleet:
+            yield lambda experiment, run: RayExecutor(fleet, experiment, self.machines, self.machine, run)
 
-    @contextmanager
-    def nodes(self, log: Callable[[str], None]) -> Iterator[tuple[Cluster, list[Node]]]:
-        """A cluster, and a node for every kind of machine that shall measure. Raises `RunError`."""
-        from chunkbench.plugins.ray.connection import Cluster
-        from chunkbench.plugins.ray.nodes import choose_kinds
-        from chunkbench.plugins.ray.shipping import shipped
+    def fleet(self, log: Callable[[str], None]) -> AbstractContextManager[Fleet]:
+        """The machines of the cluster. Raises `RunError` when it is entered."""
+        from chunkbench.plugins.ray.fleet import connected
 
-        with shipped(self.ship) as runtime:
-            cluster = Cluster(None if self.on == RAY else self.on, runtime)
-            try:
-                nodes = cluster.nodes(self.machine, log)
-                matching = [node for node in nodes if self.machine is None or node.matches(self.machine)]
-                kinds = choose_kinds(nodes, self.machines or "any", self.machine)
-                yield cluster, [next(node for node in matching if node.kind == kind) for kind in kinds]
-            finally:
-                cluster.close()
+        return connected(None if self.on == RAY else self.on, self.machine, self.alone, self.ship, log)
 
     def check_local(self) -> None:
         """Raises `click.UsageError` if an option was given that belongs to a cluster."""

@@ -197,10 +197,11 @@ def _on_cluster(experiment: str | None, project: Path, base: str, options: Regre
     checkout = None if project.resolve() == OURS else packed_checkout(project, commit)
     log = stderr_log(options.quiet)
     codes = []
-    with placing.nodes(log) as (cluster, nodes):
+    with placing.fleet(log) as fleet:
+        nodes = fleet.one_of_each(placing.machines, placing.machine)
         for number, node in enumerate(nodes, start=1):
             log(f"[{number}/{len(nodes)}] on {node.name}: {node.kind}")
-            done = run_remote_command(cluster, node, words, files, checkout, log)
+            done = run_remote_command(fleet.cluster, node, words, files, checkout, log)
             done.unpack(folder / node.machine)
             if done.code not in (0, 1, 3, 4):
                 click.echo(done.stderr, err=True, nl=False)

@@ -95,14 +95,15 @@ def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
 
     log = stderr_log(quiet)
     words = [*without(command_line()[1:], (*VALUED, "--out"), FLAGS), "--out", f"{OUT}/{out.name}"]
-    with placing.nodes(log) as (cluster, nodes):
+    with placing.fleet(log) as fleet:
+        nodes = fleet.one_of_each(placing.machines, placing.machine)
         with_gpu = [node for node in nodes if node.environment.gpus]
         if not with_gpu:
             kinds = "; ".join(node.kind for node in nodes)
             fail(f"candidates can be timed on an NVIDIA GPU alone, and PyTorch sees none on {kinds}")
         for node in with_gpu:
             files = {f"{OUT}/{out.name}": out.read_bytes()} if out.exists() else {}
-            done = run_remote_command(cluster, node, words, files, None, log)
+            done = run_remote_command(fleet.cluster, node, words, files, None, log)
             if done.code:
                 fail(f"on {node.name}: {done.stderr.strip()}")
             done.unpack(out.parent)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chunkbench.bench.environment.revision import code_digest
 from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.runner.target import Target
 
-BETWEEN_KINDS = "; "
+_BETWEEN = "; "
 """Stands between the kinds of machines that measure a run."""
 _EXPLANATIONS = {
     "experiment": "the experiment, or an option that overrides part of it, has changed since the run was started",
@@ -32,9 +32,14 @@ def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str
     return {
         "experiment": hashlib.sha256(text.encode()).hexdigest(),
         "revision": code_digest(".py", ".so"),  # a commit id would miss uncommitted changes
-        "machine": BETWEEN_KINDS.join(target.machine_kind or target.machine for target in targets),
+        "machine": _BETWEEN.join(target.machine_kind or target.machine for target in targets),
         "torch": "; ".join(torch),
     }
+
+
+def machines_of(recorded: Mapping[str, str]) -> list[str]:
+    """The machine of a recorded identity, or its kinds of machines."""
+    return recorded.get("machine", "").split(_BETWEEN)
 
 
 def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:

@@ -109,8 +109,7 @@ def _record_machine(writer: RunWriter, measured: MeasuredPass) -> None:
     known = writer.manifest.model_dump(mode="json")
     styles = {**known["styles"], **measured.styles}
     machines = {**known["machines"]}
-    kind = {"kind": measured.pass_.machine_kind} if measured.pass_.machine_kind else {}
-    machines.setdefault(measured.machine, {**measured.environment, **kind})
+    machines.setdefault(measured.machine, {**measured.environment})
     if styles != known["styles"] or machines != known["machines"]:
         writer.update_manifest(styles=styles, machines=machines)
 

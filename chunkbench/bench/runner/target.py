@@ -9,6 +9,7 @@ from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.experiment.terms import Device, Dtype
 from chunkbench.errors import RunError
 
+NO_CUDA = "device: cuda cannot be used: "
 _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """CPU flags of instructions that multiply bfloat16."""
 
@@ -32,25 +33,19 @@ def resolve_target(experiment: Experiment, describing: bool = False) -> Target:
     Raises `RunError` if the device is absent, unless the run is only described (`describing`).
     """
     environment = read_environment()
-    machine = machine_id(environment.model_dump(mode="json")).id
-    return resolve_on(experiment, environment, machine, describing=describing)
+    target = resolve_on(experiment, environment, machine_id(environment.model_dump(mode="json")).id)
+    if target.device == "cuda" and not describing and (reason := why_no_gpu()):
+        raise RunError(NO_CUDA + reason)
+    return target
 
 
-def resolve_on(
-    experiment: Experiment, environment: Environment, machine: str, machine_kind: str = "", describing: bool = False
-) -> Target:
-    """Resolve `device: auto` and `dtype: auto` on a machine.
+def resolve_on(experiment: Experiment, environment: Environment, machine: str, machine_kind: str = "") -> Target:
+    """Resolve `device: auto` and `dtype: auto` on a machine, which may lack the device that is named.
 
-    auto is float16 on CUDA; on a CPU bfloat16 if it has bfloat16 instructions, else float32. Raises `RunError` if the
-    device is absent, unless the run is only described (`describing`).
+    auto is float16 on CUDA; on a CPU bfloat16 if it has bfloat16 instructions, else float32.
     """
     detected: Device = "cuda" if environment.gpus else "cpu"
     device = detected if experiment.device == "auto" else experiment.device
-    if device == "cuda" and not describing:
-        on_node = "" if environment.gpus else f"PyTorch sees no NVIDIA GPU on {machine_kind}"
-        reason = on_node if machine_kind else why_no_gpu()
-        if reason:
-            raise RunError(f"device: cuda cannot be used: {reason}")
     native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
     suited: Dtype = "float16" if device == "cuda" else native
     dtype = suited if experiment.dtype == "auto" else experiment.dtype

@@ -17,10 +17,10 @@ from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.experiment.point import Point
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.executor import Listener, MeasuredPass, RunJob
-from chunkbench.bench.runner.identity import BETWEEN_KINDS
+from chunkbench.bench.runner.identity import machines_of
 from chunkbench.bench.runner.pace import Pace
 from chunkbench.bench.runner.passes import Pass, RunOptions
-from chunkbench.bench.runner.target import Target, resolve_on
+from chunkbench.bench.runner.target import NO_CUDA, Target, resolve_on
 from chunkbench.bench.store import Result, open_run
 from chunkbench.errors import CannotRunError, RunError
 from chunkbench.plugins.ray.connection import lines_of, software
@@ -56,20 +56,21 @@ class RayExecutor:
         self,
         fleet: Fleet,
         experiment: Experiment,
-        machines: Machines,
+        machines: Machines | None,
         wanted: str | None = None,
-        before: Sequence[str] = (),
+        resumed: Path | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """`wanted`: what the machines shall match. `before`: the kinds that a resumed run was started on.
+        """`wanted`: what the machines shall match. `resumed`: a run, which goes on with its kinds of machines.
 
         Raises `RunError` if the cluster has no such machines.
         """
         self.fleet, self.patience = fleet, patience or Patience()
+        before = [] if resumed is None else machines_of(open_run(resumed).manifest.identity)
         missing = [kind for kind in before if not fleet.of_kind(kind)]
         if missing:
             raise RunError(f"the run was started on {missing[0]}, and the cluster has no such machine now")
-        chosen = list(before) or choose_kinds(fleet.nodes, machines, wanted)
+        chosen = before or choose_kinds(fleet.nodes, machines, wanted)
         self.targets = _targets(fleet, experiment, chosen)
         for target in self.targets:
             names = ", ".join(node.machine for node in fleet.of_kind(target.machine_kind))
@@ -92,25 +93,16 @@ class RayExecutor:
                 run.close()
 
 
-def kinds_of_run(path: Path | None) -> list[str]:
-    """The kinds of machines that a run was started on; empty if there is no run."""
-    if path is None:
-        return []
-    return open_run(path).manifest.identity.get("machine", "").split(BETWEEN_KINDS)
-
-
 def _targets(fleet: Fleet, experiment: Experiment, chosen: Sequence[str]) -> tuple[Target, ...]:
-    targets, refusals = [], []
-    for kind in chosen:
-        node = fleet.of_kind(kind)[0]
-        try:
-            targets.append(resolve_on(experiment, node.environment, node.machine, kind))
-        except RunError as error:
-            refusals.append(error)
-            fleet.log(f"left out: {error}")
-    if not targets:
-        raise refusals[0]
-    return tuple(targets)
+    nodes = [fleet.of_kind(kind)[0] for kind in chosen]
+    targets = [resolve_on(experiment, node.environment, node.machine, node.kind) for node in nodes]
+    able = tuple(target for target in targets if target.device == "cpu" or target.environment.gpus)
+    refusals = [NO_CUDA + f"PyTorch sees no NVIDIA GPU on {one.machine_kind}" for one in targets if one not in able]
+    for refusal in refusals:
+        fleet.log(f"left out: {refusal}")
+    if not able:
+        raise RunError(refusals[0])
+    return able
 
 
 class _Measuring:
@@ -269,11 +261,12 @@ class _Measuring:
         self._hand_over(lane, pass_, rows)
 
     def _hand_over(self, lane: Lane, pass_: Pass, rows: Mapping[Point, Sequence[Result]]) -> None:
-        environment = lane.node.environment.model_dump(mode="json")
+        facts = lane.node.environment.model_dump(mode="json")
         if abs(lane.clock_offset_s) > _OFFSET_S:
-            environment["clock_offset_s"] = round(lane.clock_offset_s)
+            facts["clock_offset_s"] = round(lane.clock_offset_s)
+        facts["kind"] = lane.node.kind
         styles = self._styles.get(id(lane), {})
-        self._finished.append(MeasuredPass(pass_, rows, lane.node.machine, environment, styles, self._pace.end(pass_)))
+        self._finished.append(MeasuredPass(pass_, rows, lane.node.machine, facts, styles, self._pace.end(pass_)))
 
     def _lose(self, lane: Lane, why: str) -> None:
         """A lane is lost. Its pass is measured elsewhere, unless it was lost too often."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -12,7 +13,8 @@ from chunkbench.bench.experiment.terms import Device
 from chunkbench.bench.runner.passes import Pass
 from chunkbench.plugins.ray import remote
 from chunkbench.plugins.ray.connection import Cluster
-from chunkbench.plugins.ray.nodes import Node, Resources
+from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds
+from chunkbench.plugins.ray.shipping import shipped
 
 _HEARTBEAT_S = 2.0
 """Time between two polls of a node: often enough for a progress bar, too rarely to disturb a measurement."""
@@ -130,14 +132,34 @@ class Fleet:
         """The nodes of a kind of machine."""
         return [node for node in self.nodes if node.kind == kind]
 
+    def one_of_each(self, machines: Machines | None, wanted: str | None) -> list[Node]:
+        """A node of every kind of machine that shall measure, which matches `wanted`. Raises `RunError`."""
+        kinds = choose_kinds(self.nodes, machines, wanted)
+        return [next(one for one in self.of_kind(kind) if wanted is None or one.matches(wanted)) for kind in kinds]
+
     def close(self) -> None:
-        """End all actors and disconnect."""
+        """End all actors."""
         for lanes in self._lanes.values():
             for lane in lanes:
                 lane.actor.leave.remote()
         self._lanes.clear()
-        self.cluster.close()
 
     def _kill(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
             lane.kill()
+
+
+@contextmanager
+def connected(
+    address: str | None, wanted: str | None, alone: bool, ship: bool, log: Callable[[str], None]
+) -> Iterator[Fleet]:
+    """The machines of the cluster at an address (see `Cluster`), until the `with` block ends.
+
+    `wanted`: what they shall match; `ship`: they get this ChunkBench. Raises `RunError`.
+    """
+    with (
+        shipped(ship) as runtime,
+        closing(Cluster(address, runtime)) as cluster,
+        closing(Fleet(cluster, cluster.nodes(wanted, log), alone, log)) as fleet,
+    ):
+        yield fleet

@@ -100,8 +100,8 @@ def node_of(resources: Resources, answer: Mapping[str, Any]) -> Node:
     return Node(resources, answer["machine"], Environment.model_validate(answer["environment"]))
 
 
-def choose_kinds(nodes: Sequence[Node], machines: Machines, wanted: str | None) -> list[str]:
-    """The kinds of machines that a run uses: all for `each`; for `any` the kind of most machines.
+def choose_kinds(nodes: Sequence[Node], machines: Machines | None, wanted: str | None) -> list[str]:
+    """The kinds of machines that a run uses: all for `each`; for `any`, or None, the kind of most machines.
 
     `wanted` leaves only machines that match it. Raises `RunError` if none is left, or for `any` if several kinds match.
     """

@@ -29,7 +29,7 @@ def test_without_machines_the_run_ends_and_can_be_resumed(raylets: Raylets, tmp_
     assert open_run(tmp_path / "run").manifest.interrupted
     before = len(open_run(tmp_path / "run").cases)
     assert before >= 2
-    fleet.close()
+    fleet.cluster.close()
     raylets.add("b")
     listener = RecordingListener()
     executor = executor_of(fleet_of(raylets, listener), experiment)

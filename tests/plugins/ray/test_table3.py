@@ -64,7 +64,7 @@ def test_table3_has_the_keys_of_a_local_run_and_both_kinds_can_be_compared(
 def test_a_driver_outside_of_the_cluster_measures_through_rays_client(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     out = tmp_path / "run"
-    run("--set", "n_p=64", "--set", "n_s=0", "--out", str(out), "-q", "--on", f"ray://127.0.0.1:{raylets.client_port}")
+    run("--out", str(out), "-q", "--on", f"ray://127.0.0.1:{raylets.client_port}")
     recorded = open_run(out)
     assert {case.machine for case in recorded.cases} == {"a"}
     assert {case.status for case in recorded.cases} <= {"ok", "noisy"}
