@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from chunkbench.cli.comparing import show_comparison, write_and_show
-from chunkbench.cli.comparison_options import (
+from chunkbench.cli.comparing import (
     ComparisonOptions,
     judging_options,
     out_option,
     quiet_option,
+    show_comparison,
+    write_and_show,
 )
 from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail

@@ -1,18 +1,127 @@
-"""How `compare` and `regress` write and print a comparison."""
+"""What `compare`, `regress` and `history` share: their options, each declared once, and how they write and print."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from chunkbench.cli.output import show
+import click
+
+from chunkbench.cli.options import Decorated, with_options
+from chunkbench.cli.output import command_line, format_option, show
+from chunkbench.report.compare.verdicts import Comparison, FailOn
 
 if TYPE_CHECKING:
-    from chunkbench.cli.comparison_options import ComparisonOptions, ReportOptions
-    from chunkbench.report.compare.verdicts import Comparison
+    from chunkbench.report.compare.compare import Options
     from chunkbench.report.model import Output
+
+_FAIL_ON = get_args(FailOn)
+
+threshold_option = click.option(
+    "--threshold", default="5%", show_default=True, metavar="SHARE", help="A smaller change counts as no change."
+)
+metric_option = click.option(
+    "--metric",
+    default="latency",
+    show_default=True,
+    metavar="NAME",
+    help="What to compare: latency, or another figure of this kind of work; a wrong name lists them.",
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code is the result.")
+
+
+def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
+    """`--confidence` of all `subject` together."""
+    text = f"Of all {subject} together, 0.5 to 1."
+    return click.option("--confidence", type=float, default=0.99, show_default=True, help=text)
+
+
+def out_option(text: str, file_okay: bool = True) -> Callable[[Decorated], Decorated]:
+    """`--out`, a folder."""
+    return click.option("--out", type=click.Path(file_okay=file_okay, path_type=Path), help=text)
+
+
+def judging_options(command: Decorated) -> Decorated:
+    """Options of `compare` and `regress` that say how to compare, and what to print."""
+    options = (
+        threshold_option,
+        confidence_option("verdicts"),
+        metric_option,
+        format_option("documents", "data", "suite"),
+        click.option(
+            "--fail-on",
+            default="slower,incorrect,missing",
+            show_default=True,
+            metavar="VERDICTS",
+            help=f"Verdicts with an exit code other than 0: some of {', '.join(_FAIL_ON)}; or none.",
+        ),
+        click.option("--cross-machine", is_flag=True, help="Judge raw times even if machines or settings differ."),
+    )
+    return with_options(command, options)
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options that `compare`, `regress` and `history` share, as the user typed them."""
+
+    threshold: str
+    confidence: float
+    form: str
+    out: Path | None
+
+    def threshold_share(self) -> float:
+        """The threshold as a number: 0.05 for `5%` or `0.05`. Raises `click.BadParameter`."""
+        text = self.threshold
+        try:
+            value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1:
+            raise click.BadParameter(f"{text!r}: write a share such as 5% or 0.05", param_hint="--threshold")
+        return value
+
+    def check_confidence(self) -> None:
+        """Raises `click.BadParameter` unless the confidence lies between 0.5 and 1."""
+        if not 0.5 <= self.confidence < 1:
+            raise click.BadParameter(f"{self.confidence:g} does not lie between 0.5 and 1", param_hint="--confidence")
+
+
+@dataclass(frozen=True)
+class ComparisonOptions(ReportOptions):
+    """The options that `compare` and `regress` share."""
+
+    metric: str
+    fail_on: str
+    cross_machine: bool
+    quiet: bool
+
+    def compare_options(self) -> Options:
+        """The same as options of `compare()`. Raises `click.BadParameter`."""
+        from chunkbench.report.compare.compare import Options
+
+        self.check_confidence()
+        return Options(
+            fail_on=self._verdicts_that_fail(),
+            metric=self.metric,
+            threshold=self.threshold_share(),
+            confidence=self.confidence,
+            cross_machine=self.cross_machine,
+            command=shlex.join(command_line()),
+        )
+
+    def _verdicts_that_fail(self) -> tuple[FailOn, ...]:
+        text = self.fail_on.strip()
+        verdicts = () if text in ("", "none") else tuple(word.strip() for word in text.split(","))
+        for verdict in verdicts:
+            if verdict not in _FAIL_ON:
+                raise click.BadParameter(
+                    f"{verdict!r} is none of {', '.join(_FAIL_ON)}; or write none", param_hint="--fail-on"
+                )
+        return verdicts  # type: ignore[return-value]
 
 
 def show_comparison(comparison: Comparison, options: ComparisonOptions, folder: Path | None) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.comparing import write_and_show
-from chunkbench.cli.comparison_options import (
+from chunkbench.cli.comparing import (
     ReportOptions,
     confidence_option,
     metric_option,
     out_option,
     threshold_option,
+    write_and_show,
 )
 from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail, format_option

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.comparing import show_comparison
-from chunkbench.cli.comparison_options import ComparisonOptions, judging_options, out_option, quiet_option
+from chunkbench.cli.comparing import ComparisonOptions, judging_options, out_option, quiet_option, show_comparison
 from chunkbench.cli.options import gathered, without
 from chunkbench.cli.output import command_line, fail, new_run, stderr_log
 from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
