@@ -1,13 +1,18 @@
-"""The one reader of text files that users write: lines of text, JSON and CSV, with errors that name file and line."""
+"""The one reader of text files that users write: lines of text, JSON and CSV, with errors that name file and line.
+
+And a writer of lines that are whole or not there.
+"""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import difflib
 import io
 import json
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -80,6 +85,18 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line.removesuffix("\r")
+
+
+def write_whole(file: FileIO, line: bytes) -> None:
+    """Write a line, whole or not at all. Raises OSError."""
+    left = line = line + b"\n"
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with contextlib.suppress(OSError):  # a pipe cannot be cut
+            file.truncate(file.tell() - len(line) + len(left))
+        raise
 
 
 def from_json(text: str) -> Any:

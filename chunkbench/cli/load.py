@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.options import FiniteRange
+from chunkbench.cli.options import FiniteRange, gathered
 from chunkbench.cli.output import fail, format_option, show, status_line
+from chunkbench.traffic.load_plan import PlanOptions
 
 if TYPE_CHECKING:
     from chunkbench.report.model import Output, Table
-    from chunkbench.traffic import PlannedRequest, Prompt
-    from chunkbench.traffic.cache_hits import CacheHits, Exchange
-    from chunkbench.traffic.load import Tokens
-    from chunkbench.traffic.request_result import LoadNumbers, Quantiles, RequestResult
+    from chunkbench.traffic.cache_hits import CacheHits
+    from chunkbench.traffic.load.measurement import Measurement
+    from chunkbench.traffic.request_result import LoadNumbers, Quantiles
 
 EPILOG = """\b
 Examples:
@@ -31,11 +31,6 @@ Examples:
   chunkbench load http://127.0.0.1:8000 --texts questions --clients 8 --control  the same, with nothing to share
 """
 
-
-ANSWER_TOKENS = 64
-"""Tokens to generate if nothing else is asked for."""
-_MOST_WAIT_S = 86_400.0
-"""A trace whose first request is due later has the time of a clock."""
 _MOST_REASONS = 5
 """So many reasons of failures are printed."""
 
@@ -101,7 +96,17 @@ _MOST_REASONS = 5
 @click.option("--keep-eos", is_flag=True, help="Do not send ignore_eos, for servers that refuse it.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a line of JSON for each request.")
 @format_option("documents", "data")
-def command(url: str, **options: Any) -> None:
+@gathered(PlanOptions)
+def command(
+    url: str,
+    model: str | None,
+    objective: float | None,
+    timeout: float,
+    keep_eos: bool,
+    out: Path | None,
+    form: str,
+    options: PlanOptions,
+) -> None:
     """Measure the server at URL, which speaks OpenAI's protocol and takes token ids as prompts, or text (--texts).
 
     Due times and prompts are drawn before the first request is sent. Latency counts from when a request was due, not
@@ -113,185 +118,95 @@ def command(url: str, **options: Any) -> None:
     Ctrl-C prints what was measured so far. The key in OPENAI_API_KEY is sent. Exit code 3 if a request failed, 2 if
     --out could not be written.
     """
-    import asyncio
-
     try:
-        from chunkbench.traffic.load import LoadError, LoadOptions, cached_so_far, describe_server, send
+        from chunkbench.traffic.load import LoadError, LoadOptions
+        from chunkbench.traffic.load.measurement import Measurement
     except ModuleNotFoundError as error:
         fail(str(error))
-    from chunkbench.traffic import Chat, TraceError, control
-    from chunkbench.traffic.cache_hits import Exchange, cache_hits
     from chunkbench.traffic.request_result import load_numbers
 
-    if options["rate"] is not None and options["clients"] is not None:
+    if options.rate is not None and options.clients is not None:
         fail("give --rate for an open loop or --clients for a closed one, not both")
-    if (options["rate"], options["clients"], options["trace"]) == (None, None, None):
+    if (options.rate, options.clients, options.trace) == (None, None, None):
         fail("give --rate for an open loop, or --clients for a closed one")
-    if options["texts"] and options["trace"]:
+    if options.texts and options.trace:
         fail("give --trace or --texts, not both")
     try:
-        plan, notes = _plan(options)
-        if options["control"]:
-            plan = control(plan, options["vocabulary"])
-        warm_up = _warm_up(plan, options)
-    except (TraceError, ValueError) as error:
+        plan = options.plan()
+    except ValueError as error:
         fail(error)
-    facts: list[RequestResult] = []
-    exchanges: list[Exchange] = []
-    out: _Out | None = None
-    how = LoadOptions(options["clients"], options["timeout"], not options["keep_eos"])
-
-    def ended(request: RequestResult, prompt: Prompt, answer: Tokens) -> None:
-        facts.append(request)
-        said = (prompt.text(), prompt.text(answer.text)) if isinstance(prompt, Chat) else (prompt, prompt)
-        exchanges.append(Exchange(request, *said))
-        if out is not None:
-            out.add(request)
-        status_line(f"{len(facts)} of {len(plan)} requests answered")
-
-    async def measure() -> tuple[float, float | None]:
-        nonlocal out
-        target = await describe_server(url, options["model"])
-        longest = max((len(r.prompt) + r.max_tokens for r in plan if isinstance(r.prompt, tuple)), default=0)
-        if target.max_length is not None and longest > target.max_length:
-            raise LoadError(f"requests have up to {longest} tokens, {target.model} takes {target.max_length}")
-        out = _Out(options["out"]) if options["out"] else None
-        if warm_up:
-            await send(target, warm_up, dataclasses.replace(how, clients=len(warm_up)))
-        before = await cached_so_far(target)
-        measured = await send(target, plan, how, ended)
-        after = await cached_so_far(target)
-        return measured.client_cpu, None if before is None or after is None else after - before
-
-    cpu, counted, interrupted = 0.0, None, False
+    planned = len(plan.requests)
+    measured = Measurement(plan, out, lambda ended: status_line(f"{ended} of {planned} requests answered"))
+    interrupted = False
     try:
-        cpu, counted = asyncio.run(measure())
+        asyncio.run(measured.run(url, model, LoadOptions(options.clients, timeout, not keep_eos)))
     except (LoadError, OSError) as error:
         fail(error)
     except KeyboardInterrupt:
         interrupted = True
     status_line("")
-    objective = options["objective"]
-    numbers = load_numbers(facts, objective / 1e3 if objective else None)
-    found = cache_hits(exchanges, counted)
-    notes = (*notes, *_doubts(found, options["control"]))
-    show(_output(numbers, found, cpu, facts, len(plan), interrupted, notes), options["form"])
-    unwritten = out.problem if out is not None else ""
-    if unwritten:
-        click.echo(f"chunkbench load: {unwritten}", err=True)
-    if interrupted or numbers.failed or unwritten:
-        click.get_current_context().exit(130 if interrupted else 2 if unwritten else 3)
+    numbers = load_numbers(measured.requests, objective / 1e3 if objective else None)
+    show(_document(measured, numbers, options.control, interrupted), form)
+    if measured.problem:
+        ended = len(measured.requests)
+        lacks = f"it lacks {ended - measured.written} of {ended} requests"
+        click.echo(f"chunkbench load: {out} cannot be written: {measured.problem}; {lacks}", err=True)
+    if interrupted or numbers.failed or measured.problem:
+        click.get_current_context().exit(130 if interrupted else 2 if measured.problem else 3)
 
 
-class _Out:
-    """The file of `--out`. A line that cannot be written is counted, not raised: the figures need no file."""
+def _document(measured: Measurement, numbers: LoadNumbers, control: bool, interrupted: bool) -> Output:
+    from chunkbench.report.model import Column, Output, Table
+    from chunkbench.report.numbers import percent, significant
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError."""
-        self._path = path
-        self._file = path.open("wb", buffering=0)
-        self._bytes = self._written = self._lost = 0
-        self._reason = ""
+    found, cpu = measured.cache_hits, measured.client_cpu
+    planned = len(measured.plan.requests)
+    lines = (
+        ("normalized latency, ms/token", numbers.normalized_latency, 1e3),
+        ("latency, s", numbers.latency, 1.0),
+        ("time to first token, ms", numbers.time_to_first_token, 1e3),
+        ("time per token, ms", numbers.time_per_token, 1e3),
+        ("sent after due, ms", numbers.sending_delay, 1e3),
+    )
 
-    def add(self, request: RequestResult) -> None:
-        """Write a line, whole or not at all."""
-        line = rest = (request.model_dump_json() + "\n").encode()
-        try:
-            while rest and not self._lost:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            self._reason = error.strerror or str(error)
-            with contextlib.suppress(OSError):  # a pipe cannot be cut
-                self._file.truncate(self._bytes)
-        if rest:
-            self._lost += 1
-        else:
-            self._written += 1
-            self._bytes += len(line)
+    def quantile(of: str) -> Column[tuple[str, Quantiles, float]]:
+        return Column(of, lambda line: significant(getattr(line[1], of) * line[2], 3))
 
-    @property
-    def problem(self) -> str:
-        """What was not written, and why; empty if all was."""
-        if not self._lost:
-            return ""
-        lacks = f"it lacks {self._lost} of {self._lost + self._written} requests"
-        return f"{self._path} cannot be written: {self._reason}; {lacks}"
-
-
-def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...]]:
-    """The requests that the options describe, and what a reader must know of a trace. Raises TraceError and
-    ValueError."""
-    from chunkbench.traffic import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_texts
-
-    rate, seed, count = options["rate"], options["seed"], options["count"]
-    arrivals = Arrivals(options["arrivals"], options["spread"])
-    if options["texts"]:
-        texts = read_texts(options["texts"])
-        lines = min(count, len(texts.lines))
-        dues = due_times(arrivals, rate, lines, seed) if rate is not None else [0.0] * lines
-        return texts.plan(dues, options["n_c"]), ()
-    if options["trace"]:
-        requests, timed, notes = _trace(options)
-        if rate is not None:
-            dues = due_times(arrivals, rate, len(requests), seed)
-            moved = [dataclasses.replace(one, due=due, after=None) for one, due in zip(requests, dues, strict=True)]
-            return moved, notes
-        if not timed and options["clients"] is None:
-            raise ValueError(f"{options['trace']} does not say when requests are due: give --rate or --clients")
-        first = min(request.due for request in requests)
-        if first > _MOST_WAIT_S and options["clients"] is None:
-            raise ValueError(
-                f"{options['trace']}: the first request is due {first:,.0f} s after the start, more than a day. `due` "
-                f"counts from the start of the load: subtract the first (jq -c '.due -= {first!r}' FILE > NEW), or "
-                "give --rate"
-            )
-        return requests, notes
-    prompts = Prompts(options["n_p"], options["n_s"], options["prompts"])
-    drawn = draw_prompts(prompts, count, options["vocabulary"], seed)
-    dues = due_times(arrivals, rate, count, seed) if rate is not None else [0.0] * count
-    n_c = options["n_c"] or ANSWER_TOKENS
-    return [PlannedRequest(due, prompt, n_c) for due, prompt in zip(dues, drawn, strict=True)], ()
-
-
-def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool, tuple[str, ...]]:
-    """The requests of the file, whether it says when they are due, and its notes. Raises TraceError and ValueError."""
-    from chunkbench.traffic import PlannedRequest, draw_traffic, read_traffic
-
-    trace = read_traffic(options["trace"])
-    if trace.has_token_ids:
-        requests = [PlannedRequest(r.due, r.prompt, r.answer_tokens) for r in trace.requests]
-    else:
-        requests = draw_traffic(trace, options["count"], options["vocabulary"], options["seed"], options["longest"])
-    return requests, trace.timed, trace.notes
-
-
-def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[PlannedRequest]:
-    """Requests as long as those of the plan, with other tokens or another first word."""
-    from chunkbench.traffic import PlannedRequest, Prompts, control, draw_prompts
-
-    if options["texts"]:
-        first = [dataclasses.replace(request, due=0.0) for request in plan if request.after is None]
-        return control(first[: options["warm_up"]], options["vocabulary"])
-    length = sorted(len(request.prompt) for request in plan if isinstance(request.prompt, tuple))[len(plan) // 2]
-    drawn = draw_prompts(Prompts(length), options["warm_up"], options["vocabulary"], f"warm-up {options['seed']}")
-    return [PlannedRequest(0.0, prompt, plan[0].max_tokens) for prompt in drawn]
-
-
-def _doubts(found: CacheHits | None, control: bool) -> tuple[str, ...]:
-    """Why latencies may say more about what the cache held than about the server."""
-    from chunkbench.traffic.cache_hits import SLACK_TOKENS
-
-    if found is None or found.cached_tokens is None:
-        return ()
-    if control and (found.most_cached or 0) > SLACK_TOKENS:
-        most = f"{found.most_cached} tokens of a request were found in the cache"
-        return (f"The control fails: {most}. A long chat template, or other clients?",)
-    if not control and found.warm:
-        return (
-            "The cache was warm: the server found more than the requests share by themselves, from earlier calls or "
-            "other clients. Restart it, or give another --seed; --control shows its speed without a cache.",
-        )
-    return ()
+    name: Column[tuple[str, Quantiles, float]] = Column("", lambda line: line[0], align="left")
+    columns = (name, *map(quantile, ("mean", "p50", "p90", "p99")))
+    rates = f"{significant(numbers.requests_per_s, 3)} requests/s, {significant(numbers.tokens_per_s, 3)} tokens/s"
+    told = [rates if numbers.answered else "No request was answered"]
+    if numbers.goodput_per_s is not None:
+        told.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
+    if numbers.cached_share is not None:
+        told.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
+    failed = (one for one in measured.requests if one.status not in ("ok", "cancelled"))
+    failures = Counter(f"{one.status}: {one.reason}" for one in failed)
+    named = [f"failed, {reason} ({count} of {planned})" for reason, count in failures.most_common(_MOST_REASONS)]
+    if len(failures) > _MOST_REASONS:
+        named.append(f"failed for {len(failures) - _MOST_REASONS} other reasons: --format json names all")
+    if numbers.cancelled:
+        told.append(f"{numbers.cancelled} were not answered when the load was interrupted")
+    doubt = found.doubt(control) if found else ""
+    bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
+    doubts = (doubt, bottleneck if numbers.client_late or cpu > 0.9 else "")
+    return Output(
+        title=f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s",
+        warnings=(*measured.plan.notes, *filter(None, doubts)),
+        headline="; ".join(told),
+        tables=(
+            *([Table("", columns, [line for line in lines if line[1] is not None])] if numbers.answered else []),
+            *([_hits(found)] if found else []),
+        ),
+        statuses=tuple(named),
+        data={
+            **dataclasses.asdict(numbers),
+            "failures": dict(failures.most_common()),
+            "prompt_cache": dataclasses.asdict(found) if found else None,
+            "client_cpu": cpu,
+            "interrupted": interrupted,
+        },
+    )
 
 
 def _hits(found: CacheHits) -> Table:
@@ -315,60 +230,3 @@ def _hits(found: CacheHits) -> Table:
         Column("of all", lambda line: "-" if line[2] is None else percent(line[2])),
     )
     return Table("", columns, lines)
-
-
-def _output(
-    numbers: LoadNumbers,
-    found: CacheHits | None,
-    cpu: float,
-    facts: list[RequestResult],
-    planned: int,
-    interrupted: bool,
-    notes: tuple[str, ...],
-) -> Output:
-    from chunkbench.report.model import Column, Output, Table
-    from chunkbench.report.numbers import percent, significant
-
-    lines = (
-        ("normalized latency, ms/token", numbers.normalized_latency, 1e3),
-        ("latency, s", numbers.latency, 1.0),
-        ("time to first token, ms", numbers.time_to_first_token, 1e3),
-        ("time per token, ms", numbers.time_per_token, 1e3),
-        ("sent after due, ms", numbers.sending_delay, 1e3),
-    )
-
-    def quantile(of: str) -> Column[tuple[str, Quantiles, float]]:
-        return Column(of, lambda line: significant(getattr(line[1], of) * line[2], 3))
-
-    name: Column[tuple[str, Quantiles, float]] = Column("", lambda line: line[0], align="left")
-    columns = (name, *map(quantile, ("mean", "p50", "p90", "p99")))
-    rates = f"{significant(numbers.requests_per_s, 3)} requests/s, {significant(numbers.tokens_per_s, 3)} tokens/s"
-    told = [rates if numbers.answered else "No request was answered"]
-    if numbers.goodput_per_s is not None:
-        told.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
-    if numbers.cached_share is not None:
-        told.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
-    bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
-    failures = Counter(f"{one.status}: {one.reason}" for one in facts if one.status not in ("ok", "cancelled"))
-    named = [f"failed, {reason} ({count} of {planned})" for reason, count in failures.most_common(_MOST_REASONS)]
-    if len(failures) > _MOST_REASONS:
-        named.append(f"failed for {len(failures) - _MOST_REASONS} other reasons: --format json names all")
-    if numbers.cancelled:
-        told.append(f"{numbers.cancelled} were not answered when the load was interrupted")
-    return Output(
-        title=f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s",
-        warnings=(*notes, bottleneck) if numbers.client_late or cpu > 0.9 else notes,
-        headline="; ".join(told),
-        tables=(
-            *([Table("", columns, [line for line in lines if line[1] is not None])] if numbers.answered else []),
-            *([_hits(found)] if found else []),
-        ),
-        statuses=tuple(named),
-        data={
-            **dataclasses.asdict(numbers),
-            "failures": dict(failures.most_common()),
-            "prompt_cache": dataclasses.asdict(found) if found else None,
-            "client_cpu": cpu,
-            "interrupted": interrupted,
-        },
-    )

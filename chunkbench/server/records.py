@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import threading
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from chunkbench.server.backend import Load
 from chunkbench.server.engine import StepReport
+from chunkbench.text_file import write_whole
 
 STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 """Bounds of the histogram of step times, in seconds."""
@@ -101,13 +101,9 @@ class Log:
             file = self._files.get(name)
             if file is None:
                 return
-            line, written = json.dumps(fields).encode() + b"\n", 0
             try:
-                while written < len(line):
-                    written += file.write(line[written:])
+                write_whole(file, json.dumps(fields).encode())
             except OSError as error:
                 del self._files[name]
                 logging.getLogger(__name__).error("%s ends here: %s", file.name, error.strerror)
-                with contextlib.suppress(OSError):
-                    file.truncate(file.tell() - written)
                 file.close()

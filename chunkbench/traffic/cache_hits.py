@@ -58,6 +58,21 @@ class CacheHits:
             most, slack = most * _LENGTHS_DIFFER, SLACK_TOKENS
         return (self.cached_tokens or 0) > most + slack * self.requests
 
+    def doubt(self, control: bool) -> str:
+        """Why latencies may say more about what the cache held than about the server; empty if they do not.
+
+        `control`: the requests share nothing.
+        """
+        if control and (self.most_cached or 0) > SLACK_TOKENS:
+            most = f"{self.most_cached} tokens of a request were found in the cache"
+            return f"The control fails: {most}. A long chat template, or other clients?"
+        if not control and self.warm:
+            return (
+                "The cache was warm: the server found more than the requests share by themselves, from earlier calls "
+                "or other clients. Restart it, or give another --seed; --control shows its speed without a cache."
+            )
+        return ""
+
 
 def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> CacheHits | None:
     """What was found of requests; None if none was answered whose length is known.

@@ -1,0 +1,99 @@
+"""Which requests a load sends: drawn ones, those of a trace, or texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from chunkbench.traffic.arrivals import Arrivals, due_times
+from chunkbench.traffic.drawn import draw_traffic
+from chunkbench.traffic.formats import read_traffic
+from chunkbench.traffic.prompts import Prompts, draw_prompts
+from chunkbench.traffic.request import PlannedRequest
+from chunkbench.traffic.texts import control, read_texts
+
+_ANSWER_TOKENS = 64
+_MOST_WAIT_S = 86_400.0
+"""A trace whose first request is due later has the time of a clock."""
+
+
+class LoadPlan(NamedTuple):
+    """All requests of a load."""
+
+    requests: list[PlannedRequest]
+    warm_up: list[PlannedRequest]
+    """Requests as long as those of the plan, with other tokens or another first word."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of a trace."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What requests ask for, and when they are due. `help` of `chunkbench load` explains each field."""
+
+    rate: float | None
+    clients: int | None
+    arrivals: Literal["poisson", "gamma", "constant"]
+    spread: float
+    count: int
+    n_p: int
+    n_s: int
+    prompts: int
+    n_c: int | None
+    trace: Path | None
+    texts: str | None
+    control: bool
+    longest: int | None
+    vocabulary: int
+    seed: int
+    warm_up: int
+
+    def plan(self) -> LoadPlan:
+        """Raises ValueError, of a trace and of texts TraceError."""
+        notes: tuple[str, ...] = ()
+        if self.texts:
+            texts = read_texts(self.texts)
+            requests = texts.plan(self._dues(min(self.count, len(texts.lines))), self.n_c)
+        elif self.trace:
+            requests, notes = self._traced(self.trace)
+        else:
+            prompts = draw_prompts(Prompts(self.n_p, self.n_s, self.prompts), self.count, self.vocabulary, self.seed)
+            n_c = self.n_c or _ANSWER_TOKENS
+            dues = self._dues(self.count)
+            requests = [PlannedRequest(due, prompt, n_c) for due, prompt in zip(dues, prompts, strict=True)]
+        if self.control:
+            requests = control(requests, self.vocabulary)
+        return LoadPlan(requests, self._warm_up(requests), notes)
+
+    def _dues(self, count: int) -> list[float]:
+        if self.rate is None:
+            return [0.0] * count
+        return due_times(Arrivals(self.arrivals, self.spread), self.rate, count, self.seed)
+
+    def _traced(self, path: Path) -> tuple[list[PlannedRequest], tuple[str, ...]]:
+        """The requests of the trace, and its notes."""
+        trace = read_traffic(path)
+        if trace.has_token_ids:
+            requests = [PlannedRequest(r.due, r.prompt, r.answer_tokens) for r in trace.requests]
+        else:
+            requests = draw_traffic(trace, self.count, self.vocabulary, self.seed, self.longest)
+        if self.rate is not None:
+            dues = self._dues(len(requests))
+            requests = [replace(one, due=due, after=None) for one, due in zip(requests, dues, strict=True)]
+        elif self.clients is None and not trace.timed:
+            raise ValueError(f"{path} does not say when requests are due: give --rate or --clients")
+        elif self.clients is None and (first := min(request.due for request in requests)) > _MOST_WAIT_S:
+            raise ValueError(
+                f"{path}: the first request is due {first:,.0f} s after the start, more than a day. `due` counts from "
+                f"the start of the load: subtract the first (jq -c '.due -= {first!r}' FILE > NEW), or give --rate"
+            )
+        return requests, trace.notes
+
+    def _warm_up(self, plan: list[PlannedRequest]) -> list[PlannedRequest]:
+        if self.texts:
+            first = [replace(request, due=0.0) for request in plan if request.after is None]
+            return control(first[: self.warm_up], self.vocabulary)
+        length = sorted(len(request.prompt) for request in plan if isinstance(request.prompt, tuple))[len(plan) // 2]
+        prompts = draw_prompts(Prompts(length), self.warm_up, self.vocabulary, f"warm-up {self.seed}")
+        return [PlannedRequest(0.0, prompt, plan[0].max_tokens) for prompt in prompts]
