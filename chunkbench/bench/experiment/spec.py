@@ -69,6 +69,9 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
         pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="name of the run directory; default: the file's name"
     )
     title: str = Field("", max_length=MAX_TITLE, description="heading of tables and figures")
+    order: Whole | None = Field(
+        None, ge=1, exclude=True, description="place of an experiment of this project in lists and reports"
+    )
     kind: str = Field(default_factory=workload.default, description="the kind of work", validate_default=True)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(

@@ -13,30 +13,13 @@ from chunkbench.bench.store import Run, open_run
 from chunkbench.errors import CannotRunError, RunError
 
 KERNELS = (
-    "table1",
-    "memory",
-    "table3",
-    "figure3",
-    "figure4",
-    "no-tpp",
-    "break-even",
-    "chunk-size",
-    "heads",
-    "prompts",
-)
+    "table1", "memory", "table3", "figure3", "figure4", "no-tpp", "break-even", "chunk-size", "heads", "prompts",
+)  # fmt: skip
 """The paper's own experiments on kernels first, then those that explain their results."""
-REPLAYS = (
-    "replay-managers",
-    "replay-caches",
-    "replay-policies",
-    "replay-table4",
-    "replay-paged",
-    "replay-paged-answers",
-    "replay-paged-prefix",
-    "replay-paged-chat",
-    "replay-paged-blocks",
-)
-EXPERIMENTS = (*KERNELS, "paged-kernel", *REPLAYS, "table4", "figure5")
+EXPERIMENTS = (
+    *KERNELS, "paged-kernel", "replay-managers", "replay-caches", "replay-policies", "replay-table4", "replay-paged",
+    "replay-paged-answers", "replay-paged-prefix", "replay-paged-chat", "replay-paged-blocks", "table4", "figure5",
+)  # fmt: skip
 """Servers come last: they take longest, and not every machine can run them."""
 
 

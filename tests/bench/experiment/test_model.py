@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from chunkbench.baselines.registry import ROWS
 from chunkbench.bench import workload
-from chunkbench.bench.experiment import AXES, bundled_experiments, json_schema, load_experiment
+from chunkbench.bench.experiment import AXES, bundled_experiments, json_schema, load_experiment, reading_order
 from chunkbench.bench.experiment.point import AttentionPoint, Case
 from chunkbench.bench.experiment.sweep import read_filter, selects
 from chunkbench.llama import shape_of
@@ -73,11 +73,18 @@ def test_smoke_covers_every_implementation_and_every_kind_of_shape() -> None:
         assert point.batch_size * (longest + point.n_c) * point.token_bytes < 4 << 20
 
 
+def test_every_bundled_experiment_has_a_place_of_its_own() -> None:
+    orders = {name: load_experiment(name).order or 0 for name in bundled_experiments()}
+    assert all(orders.values())
+    assert len({*orders.values()}) == len(orders)
+    assert sorted([*orders, "mine"], key=reading_order) == [*sorted(orders, key=orders.__getitem__), "mine"]
+
+
 @pytest.mark.parametrize("name", bundled_experiments())
 def test_a_dumped_experiment_loads_unchanged(name: str) -> None:
     loaded = load_experiment(name)
     again = type(loaded).model_validate(json.loads(loaded.model_dump_json()))
-    assert again == loaded.model_copy(update={"source": "", "path": ""})
+    assert again == loaded.model_copy(update={"source": "", "path": "", "order": None})
 
 
 def test_known_implementations_are_the_registered_ones() -> None:
