@@ -8,10 +8,10 @@ whole batch, not a tree of prefixes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 import torch
 
+from chunkbench.attention.tokens import alike
 from chunkbench.baselines.dense import mask_beyond, tokens_to_read
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
@@ -21,7 +21,7 @@ class SharedPrefixMatmulSession(Session):
     def __init__(self, inputs: Inputs) -> None:
         point = inputs.point
         self._scale = point.head_dim**-0.5
-        shared = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*inputs.prompts, strict=True)))
+        shared = min(alike(inputs.prompts[0], prompt) for prompt in inputs.prompts)
         self._prompt = len(inputs.prompts[0]) - shared
         k, v = inputs.keys_values(0, 0, shared)
         self._shared_k = k.transpose(0, 1).contiguous()  # [kv_heads, shared, d]

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from chunkbench.attention.tokens import alike
+
 NO_KEYS: list[bytes] = []
 _NO_CHILDREN: dict[int, TreeNode] = {}
 _NO_MATCHES: dict[bytes, list[TreeNode]] = {}
@@ -181,7 +183,7 @@ def deepest_match(root: TreeNode, keys: list[bytes], hidden: npt.NDArray[np.bool
         next_level: list[tuple[TreeNode, int]] = []
         for node, depth in level:
             for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
-                common = _common(child.keys, keys, depth)
+                common = alike(child.keys, keys[depth : depth + len(child.keys)])
                 if hidden is not None:
                     concealed = np.flatnonzero(hidden[child.chunks[:common]])
                     common = int(concealed[0]) if len(concealed) else common
@@ -191,14 +193,6 @@ def deepest_match(root: TreeNode, keys: list[bytes], hidden: npt.NDArray[np.bool
                     next_level.append((child, depth + common))
         level = next_level
     return best
-
-
-def _common(run: list[bytes], keys: list[bytes], start: int) -> int:
-    """How many leading keys of `run` equal the keys from `start` on."""
-    count = min(len(run), len(keys) - start)
-    if run[:count] == keys[start : start + count]:
-        return count
-    return next(index for index in range(count) if run[index] != keys[start + index])
 
 
 def path_to(node: TreeNode) -> list[TreeNode]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,15 @@ from chunkbench.kernels.integers import Ints
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
-def alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both begin."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """With how many equal items both begin: tokens, keys, characters, bytes. Both have one type, such as tuple."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:  # [:low] is equal, [:high] is not; slices are compared in C
+        middle = (low + high) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle)
+    return low
 
 
 def token_array(tokens: Tokens) -> Ints:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from chunkbench.bench.analysis.sharing import shared_prefix
+from chunkbench.attention.tokens import alike
 from chunkbench.traffic.request_result import RequestResult
 
 SLACK_TOKENS = 64
@@ -105,6 +105,6 @@ def _shared(sent: Sequence[Exchange], done: Sequence[Exchange]) -> float:
         place = bisect(earlier, exchange.prompt)
         if id(exchange) in counted:
             near = earlier[max(0, place - 1) : place + 1]
-            shared += max((shared_prefix(exchange.prompt, other) for other in near), default=0)
+            shared += max((alike(exchange.prompt, other) for other in near), default=0)
         insort(earlier, exchange.whole)
     return shared / sum(len(exchange.prompt) for exchange in done)

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
+from chunkbench.attention.tokens import alike
 from chunkbench.bench.experiment.terms import TreeNode
 from chunkbench.bench.experiment.tree import MAX_LEVELS, Forest
 from chunkbench.traffic.trace import TraceRequest
@@ -80,10 +81,7 @@ def forest_of(prompts: Iterable[Sequence[int]]) -> Forest:
 
 def _common(one: LiveRequest, other: LiveRequest, block_tokens: int) -> int:
     """How many leading tokens two prompts have in common."""
-    blocks = zip(one.blocks, other.blocks, strict=False)
-    equal = next((index for index, (mine, its) in enumerate(blocks) if mine != its), None)
-    equal = min(len(one.blocks), len(other.blocks)) if equal is None else equal
-    return min(equal * block_tokens, one.prompt, other.prompt)
+    return min(alike(one.blocks, other.blocks) * block_tokens, one.prompt, other.prompt)
 
 
 def _below(

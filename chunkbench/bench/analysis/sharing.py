@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+
+from chunkbench.attention.tokens import alike
 
 Tokens = tuple[int, ...]
 
@@ -45,7 +46,7 @@ def sharing(groups: Mapping[str, Sequence[Tokens]], chunk_size: int, n_c: int) -
 def _sharing(group: str, prompts: Sequence[Tokens], chunk_size: int, n_c: int) -> Sharing:
     # In lexicographic order, a neighbour of a prompt is the prompt that shares most with it.
     ordered = sorted(prompts)
-    prefixes = [shared_prefix(prompt, following) for prompt, following in itertools.pairwise(ordered)]
+    prefixes = [alike(prompt, following) for prompt, following in itertools.pairwise(ordered)]
     shared = [max(left, right) for left, right in zip([0, *prefixes], [*prefixes, 0], strict=True)]
     lengths = [len(prompt) for prompt in ordered]
     tokens = sum(lengths) + n_c * len(prompts)
@@ -62,14 +63,3 @@ def _sharing(group: str, prompts: Sequence[Tokens], chunk_size: int, n_c: int) -
         tokens=tokens,
         held=held,
     )
-
-
-def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Number of leading tokens, or characters, that are equal in both."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # a[:low] equals b[:low], a[:high] differs from b[:high]; slice comparison runs in C
-        middle = (low + high) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle)
-    return low

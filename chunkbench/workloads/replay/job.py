@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 
 from chunkbench.attention.manager import ReplayedManager
+from chunkbench.attention.tokens import alike
 from chunkbench.server.scheduling import Rules
 from chunkbench.traffic.generated import GENERATED, Demand
 from chunkbench.traffic.replayed import ReplayRequest, read_replayed, truncated
@@ -190,14 +191,11 @@ def _distinct(answered: Sequence[Replayed], block: int) -> int:
         answers.update(keys[full:].tolist())
         tails += replayed.text.prompt - full * block
     # Keys name all blocks before them. So in lexicographic order the prompt before has all that was there already.
-    blocks, before = 0, np.empty(0, np.int64)
+    blocks, before = 0, b""
     for prompt in sorted(prompts):
-        keys = np.frombuffer(prompt, np.int64)
-        shortest = min(len(keys), len(before))
-        differ = np.flatnonzero(keys[:shortest] != before[:shortest])
-        new = keys[differ[0] if len(differ) else shortest :].tolist()
+        new = np.frombuffer(prompt, np.int64)[alike(prompt, before) // 8 :].tolist()
         blocks += len(new) - len(answers.intersection(new))
-        before = keys
+        before = prompt
     return blocks * block + tails
 
 

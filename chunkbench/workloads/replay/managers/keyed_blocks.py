@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from chunkbench.attention.tokens import alike
 from chunkbench.kernels.integers import Ints
 
 _MOST_OUTDATED = 1 << 16
@@ -26,11 +27,10 @@ class _Run:
 
     def common(self, first: int, keys: Ints) -> int:
         """How many of these keys are here from place `first` on."""
-        if first == len(self.keys):
+        if first == len(self.keys):  # most often
             return 0
-        own = np.frombuffer(self.keys, np.int64)[first : first + len(keys)]
-        differ = np.flatnonzero(own != keys[: len(own)])
-        return int(differ[0]) if len(differ) else len(own)
+        own = self.keys[first : first + len(keys)]
+        return alike(own.tobytes(), keys[: len(own)].tobytes()) // keys.itemsize
 
 
 class KeyedBlocks:
