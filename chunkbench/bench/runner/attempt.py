@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from chunkbench.bench.analysis.statistics import MIN_TIMED_STEPS, enough, timed_steps
@@ -15,6 +14,7 @@ from chunkbench.bench.experiment.point import Case, SessionPoint
 from chunkbench.bench.runner import memory_guard
 from chunkbench.bench.runner.case_facts import CaseRounds
 from chunkbench.bench.runner.client import WorkerClient
+from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.point_driver import AFTER, BEFORE, ExperimentT, PointDriver
 from chunkbench.bench.runner.survey import Traits
 from chunkbench.bench.store.results import Peaks
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 class Attempt(PointDriver[ExperimentT]):
     """Prepares and checks the implementations of a point, one by one; times nothing.
 
-    The point is the last and longest of `points`, a pass, whose steps also serve the others. `announce` receives a text
-    about the current work, `advance` the share of the point that is done (0 to 1). `peaks`: whether every round probes
-    the machine's peaks.
+    The point is the last and longest of `points`, a pass, whose steps also serve the others. `budget`: that of the
+    pass. `announce` receives a text about the current work. `peaks`: whether every round probes the machine's peaks.
     """
 
     sampled_checks = True
@@ -42,17 +41,18 @@ class Attempt(PointDriver[ExperimentT]):
         worker: WorkerClient,
         points: Sequence[SessionPoint],
         cases: Sequence[Case],
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
         peaks: bool,
     ) -> None:
         super().__init__(experiment, work, survey, worker, points[-1], cases)
         self.steps_of: dict[int, tuple[int, ...]] = {point.n_c: () for point in points}
         """n_c -> the steps that are timed for it."""
-        self._announce, self._advance, self._peaks = announce, advance, peaks
+        self._budget, self._announce, self._peaks = budget, announce, peaks
 
-    def run(self, deadline: float) -> None:
-        """Measure until about `deadline` (monotonic seconds). Raises `WorkerLost` when the worker is lost."""
+    def run(self) -> None:
+        """Measure as long as the budget says, from now on. Raises `WorkerLost` when the worker is lost."""
+        time = Budget(self._budget.seconds)
         self._announce("making inputs")
         seed = self.experiment.seed
         room, l2_bytes = self._room()
@@ -67,7 +67,7 @@ class Attempt(PointDriver[ExperimentT]):
         for name, reason in grouping.too_large.items():
             self.states[name].fail("oom", f"predicted: {reason}")
         for index, names in enumerate(grouping.groups):
-            self._measure_group(index, names, grouping.groups, needs, deadline)
+            self._measure_group(index, names, grouping.groups, needs, time)
             later = {name for group in grouping.groups[index + 1 :] for name in group}
             for name in names:
                 if name not in later:
@@ -78,7 +78,7 @@ class Attempt(PointDriver[ExperimentT]):
         return memory_guard.one_by_one(needs, usable, room)
 
     def measure(
-        self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], deadline: float
+        self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], time: Budget
     ) -> None:
         """Measure the cases of memory group `index`, whose implementations are prepared. Here: nothing."""
 
@@ -96,7 +96,7 @@ class Attempt(PointDriver[ExperimentT]):
         names: Sequence[str],
         groups: Sequence[Sequence[str]],
         needs: Mapping[str, int],
-        deadline: float,
+        time: Budget,
     ) -> None:
         """Prepare, check, measure and check again the implementations of one memory group."""
         earlier = {name for group in groups[:index] for name in group}
@@ -108,7 +108,7 @@ class Attempt(PointDriver[ExperimentT]):
                 self.check(name, 1, BEFORE + index, sample=self.sampled_checks)
         cases = self._alive([case for case in self.cases if case.implementation in names])
         if cases:
-            self.measure(cases, index, groups, names, deadline)
+            self.measure(cases, index, groups, names, time)
         for name in names:
             if not self.states[name].failed:
                 self._announce(f"{self.survey[name].label}: checking again")
@@ -129,15 +129,14 @@ class TimedAttempt(Attempt[TimedExperiment]):
         return memory_guard.group(needs, usable, self.experiment.baseline, room)
 
     def measure(
-        self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], deadline: float
+        self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], time: Budget
     ) -> None:
         """Run rounds for the group's share of the remaining time."""
-        time_left = max(0.0, deadline - monotonic())
         if not self.steps:
             scale = sum(map(len, groups)) / len(names)
-            self._choose_steps(cases, scale, time_left)
+            self._choose_steps(cases, scale, time.left_s)
         self._refuse_long(cases)
-        self._rounds(self._alive(cases), index, len(groups), monotonic() + time_left / (len(groups) - index))
+        self._rounds(self._alive(cases), index, len(groups), Budget(time.left_s / (len(groups) - index)))
 
     def _choose_steps(self, cases: Sequence[Case], scale: float, time_left: float) -> None:
         """Time every step if `min_rounds` rounds then fit in the time, otherwise as many evenly spread steps as fit.
@@ -167,10 +166,9 @@ class TimedAttempt(Attempt[TimedExperiment]):
                 failing = self.states[case.implementation] if self.point.device == "cpu" else self.rounds_of[case.key]
                 failing.fail("timeout", reason)
 
-    def _rounds(self, cases: Sequence[Case], group: int, groups: int, deadline: float) -> None:
+    def _rounds(self, cases: Sequence[Case], group: int, groups: int, time: Budget) -> None:
         """Interleaved rounds until the intervals are narrow or the time is used up, but at least the minimum number."""
         experiment = self.experiment
-        started = monotonic()
         rounds_done = 0
         while cases:
             strict = [case for case in cases if case.protocol == "strict"]
@@ -179,15 +177,14 @@ class TimedAttempt(Attempt[TimedExperiment]):
             if strict and rounds_done >= experiment.min_rounds:
                 means = [self.rounds_of[case.key].means(group) for case in strict]
                 narrow = enough(means, experiment.min_rounds, experiment.precision, experiment.confidence)
-                per_round = (monotonic() - started) / rounds_done
-                if narrow or rounds_done >= experiment.max_rounds or monotonic() + per_round > deadline:
+                if narrow or rounds_done >= experiment.max_rounds or not time.fits_another(rounds_done):
                     return
             self._round(strict if rounds_done else cases, group, rounds_done)
             rounds_done += 1
             cases = self._alive(cases)
             by_rounds = rounds_done / self._min_rounds(cases)
-            by_time = (monotonic() - started) / max(1e-9, deadline - started)
-            self._advance((group + min(1.0, by_rounds, max(by_time, by_rounds / 2))) / groups)
+            by_time = time.spent_s / max(1e-9, time.seconds)
+            self._budget.share_done = (group + min(1.0, by_rounds, max(by_time, by_rounds / 2))) / groups
 
     def _round(self, cases: Sequence[Case], group: int, number: int) -> None:
         """One round: all cases and one probe of the peaks (None), in a seeded random order."""

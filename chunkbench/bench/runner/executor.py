@@ -93,10 +93,7 @@ class LocalExecutor:
                 def announce(text: str, point: Point = pass_.points[-1]) -> None:
                     listener.activity(point, text, pace.done, pace.left_s)
 
-                def advance(share: float, pass_: Pass = pass_) -> None:
-                    pace.advance(pass_, share)
-
-                measured = measurer.measure(pass_.points, cases, pace.begin(pass_), announce, advance)
+                measured = measurer.measure(pass_.points, cases, pace.begin(pass_), announce)
                 yield MeasuredPass(pass_, measured, target.machine, environment, measurer.styles, pace.end(pass_))
         finally:
             measurer.close()

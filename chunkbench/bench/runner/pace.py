@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from time import monotonic
 
-from chunkbench.bench.runner.passes import Pass
+from chunkbench.bench.runner.passes import Budget, Pass
 
 _KEPT = 1.25
 """Passes keep to the budget while they take at most this part of their shares. A small one has no room for the fewest
 rounds, and then it bounds nothing."""
-
-
-@dataclass
-class _Running:
-    """A pass that is being measured."""
-
-    weight: int
-    allotted_s: float
-    started: float
-    share_done: float = 0.0
-
-    @property
-    def elapsed_s(self) -> float:
-        return monotonic() - self.started
 
 
 class Pace:
@@ -40,36 +24,32 @@ class Pace:
         self._waiting = sum(weights[pass_] for pass_ in pending)
         self._before = self._total - self._waiting
         self._budget_s = budget_s * self._waiting / self._total if self._total else 0.0
-        self._running: dict[Pass, _Running] = {}
+        self._running: dict[Pass, Budget] = {}
         self._spent_s = self._granted_s = 0.0  # by passes that have ended, and what they were to take
         self.machines = 1
         """How many machines measure at the same time."""
 
-    def begin(self, pass_: Pass) -> float:
-        """A pass starts. Returns the seconds that it may take: its share of the budget that is left."""
+    def begin(self, pass_: Pass) -> Budget:
+        """A pass starts. Returns its share of the budget that is left."""
         weight = self._weights[pass_]
-        promised_s = sum(max(other.allotted_s, other.elapsed_s) for other in self._running.values())
+        promised_s = sum(max(other.seconds, other.spent_s) for other in self._running.values())
         left_s = max(0.0, self._budget_s - self._spent_s - promised_s)
-        allotted_s = left_s * weight / self._waiting
+        self._running[pass_] = budget = Budget(left_s * weight / self._waiting)
         self._waiting -= weight
-        self._running[pass_] = _Running(weight, allotted_s, monotonic())
-        return allotted_s
-
-    def advance(self, pass_: Pass, share: float) -> None:
-        """Record which share of a running pass is done, 0 to 1."""
-        self._running[pass_].share_done = share
+        return budget
 
     def end(self, pass_: Pass) -> float:
         """A pass is done. Returns the seconds that it took."""
         ended = self._running.pop(pass_)
-        took_s = ended.elapsed_s
+        took_s = ended.spent_s
         self._spent_s += took_s
-        self._granted_s += ended.allotted_s
+        self._granted_s += ended.seconds
         return took_s
 
     def lose(self, pass_: Pass) -> None:
         """A pass was lost with its machine: it has to be measured again, and costs the others nothing."""
-        self._waiting += self._running.pop(pass_).weight
+        del self._running[pass_]
+        self._waiting += self._weights[pass_]
 
     @property
     def done(self) -> float:
@@ -81,7 +61,7 @@ class Pace:
         """Seconds left at the pace so far. While passes keep to their shares of the budget, no more than its rest; in
         the first 2% of the run it is that rest."""
         machines = max(1, min(self.machines, len(self._running) or self.machines))
-        spent_s = self._spent_s + sum(pass_.elapsed_s for pass_ in self._running.values())
+        spent_s = self._spent_s + sum(budget.spent_s for budget in self._running.values())
         measured = self._total - self._before - self._left()
         rest_s = max(0.0, self._budget_s - spent_s)
         if measured < 0.02 * self._total:
@@ -91,4 +71,5 @@ class Pace:
         return (min(expected_s, rest_s) if kept else expected_s) / machines
 
     def _left(self) -> float:
-        return self._waiting + sum(pass_.weight * (1 - pass_.share_done) for pass_ in self._running.values())
+        running = (self._weights[pass_] * (1 - budget.share_done) for pass_, budget in self._running.items())
+        return self._waiting + sum(running)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from chunkbench.bench.experiment.point import Case, Point
@@ -23,6 +24,30 @@ class Pass(NamedTuple):
 
     points: tuple[Point, ...]
     machine_kind: str
+
+
+@dataclass
+class Budget:
+    """Seconds that work has from now on, and how much of the work is done."""
+
+    seconds: float
+    share_done: float = 0.0
+    """0 to 1."""
+
+    def __post_init__(self) -> None:
+        self._began = monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        return monotonic() - self._began
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.seconds - self.spent_s)
+
+    def fits_another(self, done: int) -> bool:
+        """Whether one more part fits, if it takes as long as each of the `done` parts so far."""
+        return self.spent_s / done * (done + 1) <= self.seconds
 
 
 @dataclass(frozen=True)
@@ -49,13 +74,12 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
         self,
         points: Sequence[PointT],
         cases_of: Mapping[PointT, Sequence[Case[PointT]]],
-        budget_s: float,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> Mapping[PointT, Sequence[MeasuredT]]:
-        """Measure all cases of the points of a pass, in about `budget_s` seconds.
+        """Measure all cases of the points of a pass, about within the budget, and say there how much is done.
 
-        `announce` receives a text about the current work, `advance` the share of the pass that is done (0 to 1).
+        `announce` receives a text about the current work.
         """
         ...
 

@@ -13,7 +13,7 @@ from chunkbench.bench.experiment.point import AttentionPoint, Case
 from chunkbench.bench.measure.perf_counters import NoCounters, counted
 from chunkbench.bench.measure.profiler import TIMED, TRACED
 from chunkbench.bench.runner.attempt import Attempt
-from chunkbench.bench.runner.passes import RunOptions
+from chunkbench.bench.runner.passes import Budget, RunOptions
 from chunkbench.bench.runner.session_measurer import SessionMeasurer
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.profile import ProfileFacts
@@ -37,7 +37,7 @@ class ProfileAttempt(Attempt[TimedExperiment]):
         """What `ProfileFacts` has besides the case."""
 
     def measure(
-        self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], deadline: float
+        self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], time: Budget
     ) -> None:
         (case,), step = cases, self.point.n_c
         self.steps, self.steps_of = (step,), {step: (step,)}
@@ -103,7 +103,7 @@ def profile(
     measurer = ProfileMeasurer(rounds, work, own, target, [point], log, RunOptions())
     try:
         cases = {point: [Case(point, case.implementation)]}
-        (result,) = measurer.measure([point], cases, 0.0, announce, lambda share: None)[point]
+        (result,) = measurer.measure([point], cases, Budget(0.0), announce)[point]
     finally:
         measurer.close()
     return ProfileFacts(case=result, l2_bytes=target.environment.cpu.l2_bytes, **measurer.attempt.seen)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chunkbench.bench.environment import NoiseMeter, available_memory
@@ -15,7 +14,7 @@ from chunkbench.bench.runner import memory_guard
 from chunkbench.bench.runner.attempt import Attempt, TimedAttempt
 from chunkbench.bench.runner.case_facts import Context, facts, now
 from chunkbench.bench.runner.client import LOST, WorkerClient
-from chunkbench.bench.runner.passes import RunOptions
+from chunkbench.bench.runner.passes import Budget, RunOptions
 from chunkbench.bench.runner.point_driver import WorkerLost
 from chunkbench.bench.runner.survey import survey
 from chunkbench.bench.runner.target import Target
@@ -66,9 +65,8 @@ class SessionMeasurer(Generic[PointT, ResultT]):
         self,
         points: Sequence[PointT],
         cases_of: Mapping[PointT, Sequence[Case[PointT]]],
-        budget_s: float,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> dict[PointT, list[ResultT]]:
         """Measure all cases of the points of a pass; one pass over the steps of the last, longest point serves all.
 
@@ -81,14 +79,14 @@ class SessionMeasurer(Generic[PointT, ResultT]):
         retried = False
         while True:
             self._reserve(announce)
-            attempt = self._attempt(points, cases, announce, advance)
+            attempt = self._attempt(points, cases, budget, announce)
             for earlier in losses:
                 assert earlier.implementation is not None
                 attempt.fail(earlier.implementation, earlier.status, earlier.reason, earlier.mode)
             meter = NoiseMeter([self._worker.pid])
             meter.start()
             try:
-                attempt.run(monotonic() + budget_s)
+                attempt.run()
             except WorkerLost as lost:
                 self._worker.kill()
                 self._worker = self._start_worker()
@@ -108,11 +106,11 @@ class SessionMeasurer(Generic[PointT, ResultT]):
         self,
         points: Sequence[PointT],
         cases: Sequence[Case[PointT]],
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> Attempt[Any]:
         experiment = self._experiment
-        more = (self._work, self._traits, self._worker, points, cases, announce, advance, self._probing)
+        more = (self._work, self._traits, self._worker, points, cases, budget, announce, self._probing)
         if isinstance(experiment, TimedExperiment):
             return TimedAttempt(experiment, *more)
         return Attempt(experiment, *more)

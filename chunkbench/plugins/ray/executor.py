@@ -345,7 +345,6 @@ class _Measuring:
 
     def _show(self, lane: Lane) -> None:
         if lane.pass_ is not None:
-            self._pace.advance(lane.pass_, lane.share_done)
             text = f"{lane.node.machine}: {lane.text}"
             self._listener.activity(lane.pass_.points[-1], text, self._pace.done, self._pace.left_s)
 

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from chunkbench.bench.experiment.terms import Device
-from chunkbench.bench.runner.passes import Pass
+from chunkbench.bench.runner.passes import Budget, Pass
 from chunkbench.plugins.ray import remote
 from chunkbench.plugins.ray.connection import Cluster
 from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds
@@ -56,7 +56,7 @@ class Lane:
         self.dead = False
         self.beside = False
         """Whether another lane of the node measured during the pass."""
-        self.text, self.share_done = "", 0.0
+        self.text, self.budget = "", Budget(0.0)
         self.clock_offset_s = 0.0
         """How far the node's clock is ahead of the clock here."""
         self.born = monotonic()
@@ -72,11 +72,11 @@ class Lane:
         self.last_heartbeat = self.last_heartbeat and monotonic()  # nobody has asked since the last experiment
         self.call = self.actor.begin.remote(job)
 
-    def measure(self, pass_: Pass, points: bytes, budget_s: float) -> None:
+    def measure(self, pass_: Pass, points: bytes, budget: Budget) -> None:
         """Start to measure a pass."""
-        self.pass_, self.share_done, self.text = pass_, 0.0, ""
+        self.pass_, self.budget, self.text = pass_, budget, ""
         self.beside = False
-        self.call = self.actor.measure.remote(points, budget_s)
+        self.call = self.actor.measure.remote(points, budget.seconds)
 
     def poll(self) -> None:
         """Ask for its state, if that is due."""
@@ -86,7 +86,7 @@ class Lane:
     def take_heartbeat(self) -> None:
         """Take the answer to `poll`. Raises what Ray raises."""
         heartbeat, self.heartbeat = self.heartbeat, None
-        self.text, self.share_done, clock = self._ray.get(heartbeat)
+        self.text, self.budget.share_done, clock = self._ray.get(heartbeat)
         self.clock_offset_s = clock - time.time()
         self.last_heartbeat = monotonic()
         self._next_heartbeat = self.last_heartbeat + _HEARTBEAT_S

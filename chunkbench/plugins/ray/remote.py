@@ -74,11 +74,12 @@ class Measurer:
         self._log_sent = 0
         self._measurer: Any = None
         self._cases: Any = None
-        self._text, self._share = "", 0.0
+        self._text = ""
+        self._budget: Any = None
 
     def state(self) -> tuple[str, float, float]:
         """What it does, which share of the pass is done, and the time on its clock."""
-        return self._text, self._share, time.time()
+        return self._text, self._budget.share_done if self._budget else 0.0, time.time()
 
     def begin(self, job: bytes) -> dict[str, Any]:
         """Prepare to measure points.
@@ -106,8 +107,10 @@ class Measurer:
 
     def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:
         """Measure a pass, a pickled tuple of points. Returns the rows of each point, pickled."""
-        self._text, self._share = "starting", 0.0
-        measured = self._measurer.measure(pickle.loads(points), self._cases, budget_s, self._announce, self._advance)
+        from chunkbench.bench.runner.passes import Budget
+
+        self._text, self._budget = "starting", Budget(budget_s)
+        measured = self._measurer.measure(pickle.loads(points), self._cases, self._budget, self._announce)
         return {"measured": pickle.dumps(dict(measured)), "log": self._new_log()}
 
     def end(self) -> None:
@@ -123,9 +126,6 @@ class Measurer:
 
     def _announce(self, text: str) -> None:
         self._text = text
-
-    def _advance(self, share: float) -> None:
-        self._share = share
 
     def _new_log(self) -> bytes:
         """What workers and servers printed since the last answer."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 
 import torch
 
 from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.runner.case_facts import now
+from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import Target
 from chunkbench.errors import CannotRunError
 from chunkbench.server import smollm2
@@ -75,13 +75,12 @@ class AnswersMeasurer:
         self,
         points: Sequence[AnswersPoint],
         cases_of: Mapping[AnswersPoint, Sequence[Case[AnswersPoint]]],
-        budget_s: float,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> Mapping[AnswersPoint, Sequence[AnswersResult]]:
         """Try all choices at a point on every context, as many contexts as the budget allows, at least one."""
         (point,) = points
-        started_at, began = now(), monotonic()
+        started_at = now()
         contexts: dict[str, list[AnswersContext]] = {case.implementation: [] for case in cases_of[point]}
         count, held = self._experiment.contexts, self._experiment.held
         most = self._model.max_length - max(held, _QUESTION + _ANSWER)
@@ -97,8 +96,8 @@ class AnswersMeasurer:
             except ValueError as error:
                 return {point: [self._facts(case, (), started_at, str(error)) for case in cases_of[point]]}
             self._try(point, text, seed, contexts)
-            advance((seed + 1) / count)
-            if (monotonic() - began) / (seed + 1) * (seed + 2) > budget_s:
+            budget.share_done = (seed + 1) / count
+            if not budget.fits_another(seed + 1):
                 break
         return {point: [self._facts(case, contexts[case.implementation], started_at) for case in cases_of[point]]}
 

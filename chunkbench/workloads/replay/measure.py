@@ -16,6 +16,7 @@ from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.experiment.units import parse_duration
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.dry_run import list_plan
+from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
 from chunkbench.errors import CannotRunError
@@ -49,9 +50,8 @@ class ReplayMeasurer:
         self,
         points: Sequence[ReplayPoint],
         cases_of: Mapping[ReplayPoint, Sequence[Case[ReplayPoint]]],
-        budget_s: float,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> Mapping[ReplayPoint, Sequence[ReplayResult]]:
         """Replay all managers at a point, every arrival seed."""
         (point,) = points
@@ -72,7 +72,7 @@ class ReplayMeasurer:
             for case in cases_of[point]
             for seed in range(experiment.arrival_seeds)
         }
-        answers = self._compute(jobs, announce, advance)
+        answers = self._compute(jobs, budget, announce)
         return {
             point: [
                 self._facts(
@@ -104,8 +104,8 @@ class ReplayMeasurer:
     def _compute(
         self,
         jobs: Mapping[tuple[str, int], ReplayJob],
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> dict[tuple[str, int], Answered | tuple[Status, str]]:
         """The answer of each job, or why it has none."""
         answers: dict[tuple[str, int], Answered | tuple[Status, str]] = {}
@@ -114,7 +114,7 @@ class ReplayMeasurer:
             left = {name: job for name, job in jobs.items() if name not in answers}
             if lost:  # one by one, so that the next lost process says which replay was in it
                 left = dict([next(iter(left.items()))])
-            kept = self._compute_until_limit(left, answers, announce, lambda: advance(len(answers) / len(jobs)))
+            kept = self._compute_until_limit(left, answers, len(jobs), budget, announce)
             lost = lost or not kept
         return answers
 
@@ -122,11 +122,15 @@ class ReplayMeasurer:
         self,
         jobs: Mapping[tuple[str, int], ReplayJob],
         answers: dict[tuple[str, int], Answered | tuple[Status, str]],
+        asked: int,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[], None],
     ) -> bool:
-        """Add the answers of these jobs. When one takes too long, all processes end, and the rest is left for later.
-        Returns False if a process was lost, which ends all others, too; a job that was alone is then `crashed`."""
+        """Add the answers of these jobs; `asked` are there in all. When one takes too long, all processes end, and the
+        rest is left for later.
+
+        Returns False if a process was lost, which ends all others, too; a job that was alone is then `crashed`.
+        """
         if self._pool is None:
             # Forked processes would inherit locks of this one's threads.
             context = multiprocessing.get_context("spawn")
@@ -149,7 +153,7 @@ class ReplayMeasurer:
             broken = [future for future in done if isinstance(future.exception(), BrokenProcessPool)]
             for future in done.difference(broken):
                 answers[futures[future]] = _answer(future)
-            advance()
+            budget.share_done = len(answers) / asked
             if broken:
                 self.close()
                 if len(jobs) == 1:

@@ -7,14 +7,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from time import monotonic
 
 from chunkbench.bench.environment.memory import available_memory
 from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.experiment.sessions import TOLERANCE
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.memory_guard import lacking, usable
-from chunkbench.bench.runner.passes import Workplace
+from chunkbench.bench.runner.passes import Budget, Workplace
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
 from chunkbench.workloads.ring.launch import RankLostError, Ranks, world_from_environment
@@ -64,13 +63,12 @@ class RingMeasurer:
         self,
         points: Sequence[RingPoint],
         cases_of: Mapping[RingPoint, Sequence[Case[RingPoint]]],
-        budget_s: float,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> Mapping[RingPoint, Sequence[RingResult]]:
         """Pass by pass of every scheme in seeded random order; the first pass of each is checked."""
         (point,) = points
-        started_at, began = now(), monotonic()
+        started_at = now()
         tried = {case.implementation: self._survey(case.implementation, point) for case in cases_of[point]}
         rng = random.Random(f"{self._experiment.seed} {point.as_json()}")
         probe = self._probe(point, tried, announce)
@@ -80,9 +78,8 @@ class RingMeasurer:
             for place, name in enumerate(order):
                 announce(f"round {number + 1} of {self._experiment.ring_rounds}: {tried[name].method.label}")
                 self._pass(tried[name], point, first=number == 0)
-                advance((number + (place + 1) / len(order)) / self._experiment.ring_rounds)
-            spent = monotonic() - began
-            if number >= 2 and spent / (number + 1) * (number + 2) > budget_s:
+                budget.share_done = (number + (place + 1) / len(order)) / self._experiment.ring_rounds
+            if number >= 2 and not budget.fits_another(number + 1):
                 break
         return {point: [self._facts(case, tried[case.implementation], probe, started_at) for case in cases_of[point]]}
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.dry_run import words_of
-from chunkbench.bench.runner.passes import Workplace
+from chunkbench.bench.runner.passes import Budget, Workplace
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
 from chunkbench.bench.workers.pages import environment
@@ -142,9 +142,8 @@ class ServingMeasurer:
         self,
         points: Sequence[ServingPoint],
         cases_of: Mapping[ServingPoint, Sequence[Case[ServingPoint]]],
-        budget_s: float,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> Mapping[ServingPoint, Sequence[ServingResult]]:
         """Measure all systems at a point: group by group every arrival seed, the systems in an order that changes with
         the seed, as far as the time allows."""
@@ -154,22 +153,22 @@ class ServingMeasurer:
         others = [unit for unit in self._units if unit.point != point]
         self._units = [*(Unit(point, names) for names in groups), *others]
         left = sum(weight(unit.point) for unit in self._units) / len(groups)
-        ends = monotonic() + budget_s * left / weight(point) - _END_S - _STOP_S * len(self._systems)
+        rest = Budget(budget.seconds * left / weight(point) - _END_S - _STOP_S * len(self._systems))
         if not self._begun:
-            ends -= monotonic() - self._prepared
+            rest.seconds -= monotonic() - self._prepared
             self._compare_answers(announce)
         cases = {case.implementation: _Case() for case in cases_of[point]}
         reference, capacity, rate = "", None, None
         seeds = self._experiment.arrival_seeds
         for group, names in enumerate(groups):
-            if (not group or rate is not None) and self._cut(ends, 0).seeds:
+            if (not group or rate is not None) and self._cut(rest, 0).seeds:
                 for name in self._make_room(names):
                     self._start(name, announce)
                 if not group:
                     reference, capacity = self._capacity_at(point, announce)
                     rate = self._rate(point, capacity)
                 for done in range(seeds):
-                    requests, left_seeds = self._cut(ends, done)
+                    requests, left_seeds = self._cut(rest, done)
                     if rate is None or not left_seeds:
                         break
                     seed = group * seeds + done  # each group has its own, so ratios are formed within a group
@@ -182,10 +181,10 @@ class ServingMeasurer:
                                 announce(f"{words}, {ended} of {asked} requests answered")
 
                             self._turn(name, cases[name], point, seed, rate, requests, report_ended)
-                        advance((group + (done + number / len(names)) / (done + left_seeds)) / len(groups))
+                        budget.share_done = (group + (done + number / len(names)) / (done + left_seeds)) / len(groups)
                 self._begun = True
             del self._units[0]
-        advance(1.0)
+        budget.share_done = 1.0
         return {
             point: [
                 self._facts(case, cases[case.implementation], rate, reference, capacity, started_at)
@@ -223,11 +222,11 @@ class ServingMeasurer:
             server.stop()
         return told
 
-    def _cut(self, ends: float, done: int) -> Cut:
+    def _cut(self, rest: Budget, done: int) -> Cut:
         """What is measured of the first unit that is left, of which so many arrival seeds are done."""
         up = {name for name, entry in self._systems.items() if entry.server is not None or entry.refusal is not None}
         parts = parts_of(self._experiment, self._costs, self._units, up, done)
-        cut = fit(parts, ends - monotonic())[0]
+        cut = fit(parts, rest.left_s)[0]
         if cut.seeds or (self._begun and not done):
             return cut
         return parts[0].cut(0, parts[0].seeds)  # what was begun is measured as far as a comparison needs it

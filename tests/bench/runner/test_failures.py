@@ -18,7 +18,7 @@ from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.runner.client import WorkerClient, WorkerCrashed, WorkerError
 from chunkbench.bench.runner.executor import LocalExecutor
-from chunkbench.bench.runner.passes import RunOptions
+from chunkbench.bench.runner.passes import Budget, RunOptions
 from chunkbench.bench.runner.point_driver import PointDriver, WorkerLost
 from chunkbench.bench.runner.run import DEFAULT_OPTIONS, run_experiment
 from chunkbench.bench.runner.session_measurer import SessionMeasurer
@@ -177,7 +177,7 @@ def test_a_point_is_tried_again_when_the_system_killed_the_worker_for_memory(tmp
     options = RunOptions(start_worker=lambda *_: workers.pop(0))
     measurer = SessionMeasurer(workload.of(experiment), experiment, target, [point], tmp_path / "log", options)
     cases = {point: experiment.cases(point)}
-    (row,) = measurer.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point]
+    (row,) = measurer.measure([point], cases, Budget(1.0), lambda _: None)[point]
     assert (row.status, row.reason) == ("unavailable", "not here")
     assert workers == []
 

@@ -16,7 +16,7 @@ from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.measure.clocks import ClockGuard
 from chunkbench.bench.runner import memory_guard
 from chunkbench.bench.runner.client import WorkerClient, WorkerError
-from chunkbench.bench.runner.passes import RunOptions
+from chunkbench.bench.runner.passes import Budget, RunOptions
 from chunkbench.bench.runner.session_measurer import SessionMeasurer
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store.results import DecodeResult
@@ -124,7 +124,7 @@ def measure(
     options = RunOptions(start_worker=lambda *_: start())
     measurer = SessionMeasurer(workload.get("decode"), experiment, target, [point], Path("log"), options)
     cases = {point: experiment.cases(point)}
-    return measurer.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point], clients[-1]
+    return measurer.measure([point], cases, Budget(1.0), lambda _: None)[point], clients[-1]
 
 
 def test_a_point_has_three_cases_for_each_cache_and_implementation(experiment: TimedExperiment) -> None:

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.workloads.replay import measure
 from chunkbench.workloads.replay.job import Answered, ReplayJob
@@ -63,7 +64,7 @@ def rows(folder: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool, deadly: s
 
     monkeypatch.setattr(measure, "ProcessPoolExecutor", make)
     measurer = measure.ReplayMeasurer(experiment, target)
-    found = measurer.measure([point], {point: experiment.cases(point)}, 1.0, lambda _: None, lambda _: None)
+    found = measurer.measure([point], {point: experiment.cases(point)}, Budget(1.0), lambda _: None)
     return {row.implementation: row for row in found[point]}
 
 

@@ -15,7 +15,7 @@ from chunkbench import report
 from chunkbench.bench.environment import read_environment
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.experiment.point import Case
-from chunkbench.bench.runner.passes import Workplace
+from chunkbench.bench.runner.passes import Budget, Workplace
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store import Run, open_run
 from chunkbench.workloads.ring import measure
@@ -181,8 +181,8 @@ def measured(
     target = Target("cpu", "float32", read_environment(), "machine")
     measurer = RingMeasurer(experiment, target, Workplace(folder / "log"))
     cases = {at: [Case(at, name) for name in names]}
-    shares: list[float] = []
-    results = measurer.measure([at], cases, budget_s, lambda text: None, shares.append)[at]
+    budget, shares = Budget(budget_s), list[float]()
+    results = measurer.measure([at], cases, budget, lambda text: shares.append(budget.share_done))[at]
     assert shares == sorted(shares)
     measurer.close()
     assert all(ranks.closed for ranks in MadeRanks.started)

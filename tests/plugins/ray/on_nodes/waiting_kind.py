@@ -19,7 +19,7 @@ from chunkbench import workloads
 from chunkbench.bench import workload
 from chunkbench.bench.experiment.point import AttentionPoint, Case
 from chunkbench.bench.runner.case_facts import now
-from chunkbench.bench.runner.passes import RunOptions, Workplace
+from chunkbench.bench.runner.passes import Budget, RunOptions, Workplace
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store import DecodeResult
 from chunkbench.workloads.decode import DecodeWorkload
@@ -75,9 +75,8 @@ class WaitingMeasurer:
         self,
         points: Sequence[AttentionPoint],
         cases_of: Mapping[AttentionPoint, Sequence[Case]],
-        budget_s: float,
+        budget: Budget,
         announce: Callable[[str], None],
-        advance: Callable[[float], None],
     ) -> dict[AttentionPoint, list[DecodeResult]]:
         (point,) = points
         folder = Path(os.environ[FOLDER])
@@ -91,7 +90,7 @@ class WaitingMeasurer:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(_POLL_S, left))
-            advance(1 - max(0.0, left) / seconds)
+            budget.share_done = 1 - max(0.0, left) / seconds
         self._note(folder, "end", point)
         return {point: [self._facts(case) for case in cases_of[point]]}
 
