@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import click
 
+from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail, serving_libraries
+from chunkbench.server.serve_options import ServeOptions
 
 EPILOG = """\b
 Examples:
@@ -135,35 +136,8 @@ Examples:
     help="Write steps.jsonl and requests.jsonl into this folder; old ones are replaced.",
 )
 @click.pass_context
-def command(
-    context: click.Context,
-    model: str,
-    engine: str,
-    attention: str,
-    cache: str | None,
-    schedule: str,
-    constrained: str,
-    compiled: int,
-    heads: Path | None,
-    window: int | None,
-    compress: Literal["own", "all"],
-    layers: int | None,
-    vocabulary: int | None,
-    max_length: int | None,
-    seed: int,
-    dtype: str,
-    device: str,
-    max_batch: int,
-    prompt_budget: int,
-    kv_memory: str,
-    chunk_size: int,
-    max_waiting: int,
-    host: str,
-    port: int,
-    shutdown_timeout: int,
-    served_name: str | None,
-    log: Path | None,
-) -> None:
+@gathered(ServeOptions)
+def command(context: click.Context, options: ServeOptions) -> None:
     """Serve MODEL with iteration-level batching over the prefix-aware cache.
 
     MODEL is the folder of a checkpoint (Llama, Qwen, Mistral and others that transformers loads), or smollm2-135m, a
@@ -173,79 +147,47 @@ def command(
     On SIGTERM or Ctrl-C the server finishes running requests, as long as --shutdown-timeout says, then exits. Exit
     code 1 if the engine breaks.
     """
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
     from chunkbench.bench.environment import available_memory
     from chunkbench.bench.runner.memory_guard import lacking, usable
 
     try:
-        kv_bytes = int(TypeAdapter(ByteSize).validate_python(kv_memory))
-    except ValidationError:
-        fail(f"--kv-memory {kv_memory}: not a size; write it as 512MiB or 4GiB")
-    if device == "cpu" and (told := lacking(kv_bytes, usable(available_memory()))):
-        fail(f"--kv-memory {kv_memory} {told}")
+        kv_bytes = options.kv_bytes
+    except ValueError:
+        fail(f"--kv-memory {options.kv_memory}: not a size; write it as 512MiB or 4GiB")
+    if options.device == "cpu" and (told := lacking(kv_bytes, usable(available_memory()))):
+        fail(f"--kv-memory {options.kv_memory} {told}")
     for option, value, usual in (
-        ("--attention", attention, "two-phase"),
-        ("--cache", cache, "live"),
-        ("--schedule", schedule, "fcfs"),
-        ("--constrained", constrained, "mask"),
+        ("--attention", options.attention, "two-phase"),
+        ("--cache", options.cache, "live"),
+        ("--schedule", options.schedule, "fcfs"),
+        ("--constrained", options.constrained, "mask"),
     ):
-        if engine == "transformers" and value not in (None, usual):
+        if options.engine == "transformers" and value not in (None, usual):
             fail(f"{option} is for our engine; --engine transformers has its own")
-    if heads is None and (window is not None or compress != "own"):
+    if options.heads is None and (options.window is not None or options.compress != "own"):
         fail("--window and --compress say what heads keep; give --heads FILE, too")
-    if heads is not None and engine == "transformers":
+    if options.heads is not None and options.engine == "transformers":
         fail("--heads is for our engine")
-    cache = cache or ("live" if attention == "no-sharing" else "radix")
     with serving_libraries():
-        import torch
-
-        from chunkbench.server.app import ServerOptions
-        from chunkbench.server.build import ModelChoice, build_backend, text_of
-        from chunkbench.server.engine import EngineError, EngineOptions
-        from chunkbench.server.engine.model import ModelNumbers
-        from chunkbench.server.heads import HeadsError, read_heads
+        from chunkbench.server.engine import EngineError
         from chunkbench.server.records import Log
-        from chunkbench.server.run import EVERYWHERE, bind, run
-        from chunkbench.server.text import CheckpointTokenizer
+        from chunkbench.server.run import address_of, bind, build, run
     try:
-        scores = None if heads is None else read_heads(heads)
-    except HeadsError as error:
-        fail(error)
-    try:
-        listening = bind(host, port)
+        listening = bind(options.host, options.port)
     except OSError as error:
-        fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
-    try:
-        records = Log(log)
-    except OSError as error:
-        listening.close()
-        fail(f"--log {log}: {error.strerror}")
-
-    def check(numbers: ModelNumbers) -> None:
-        if heads is not None and scores is not None:
-            scores.check(heads, numbers.layers, numbers.heads, numbers.kv_heads)
-
-    policy = None if scores is None else scores.policy(window, compress)
-    choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
-    try:
-        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule, policy)  # type: ignore[arg-type]
-        backend, room = build_backend(choice, engine, limits, partial(_say, err=True), check)  # type: ignore[arg-type]
-        text = CheckpointTokenizer(choice.folder)
-    except (EngineError, ValueError) as error:
-        listening.close()
-        fail(error)
-    name = text_of(served_name or choice.name)
-    address, bound = listening.getsockname()[:2]
-    where = "localhost" if host in EVERYWHERE else f"[{address}]" if ":" in address else address
-    also = ", on all addresses of this machine" if host in EVERYWHERE else ""
-
-    def announce() -> None:
-        _say(f"{name} is served at http://{where}:{bound}/v1{also} (Ctrl-C ends it)")
-
-    options = ServerOptions(name, room, max_waiting, constrained, compiled)  # type: ignore[arg-type]
-    if not run(backend, options, text, listening, records, announce, shutdown_timeout):
-        context.exit(1)
+        fail(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}")
+    with listening:
+        try:
+            log = Log(options.log)
+        except OSError as error:
+            fail(f"--log {options.log}: {error.strerror}")
+        try:
+            backend, own, text = build(options, partial(_say, err=True))
+        except (EngineError, ValueError) as error:
+            fail(error)
+        line = f"{own.model} is served at {address_of(listening)} (Ctrl-C ends it)"
+        if not run(backend, own, text, listening, log, partial(_say, line), options.shutdown_timeout):
+            context.exit(1)
 
 
 def _say(message: str, err: bool = False) -> None:

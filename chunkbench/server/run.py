@@ -1,4 +1,4 @@
-"""Run the server until a signal ends it."""
+"""Build what a server has, and run it until a signal ends it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ import sys
 from collections.abc import Callable
 from time import monotonic
 
+import torch
 import uvicorn
 
 from chunkbench.limits import most_files
 from chunkbench.malloc import share_heap
 from chunkbench.server.app import Server, ServerOptions, application
 from chunkbench.server.backend import Backend
+from chunkbench.server.build import ModelChoice, build_backend, text_of
+from chunkbench.server.engine import EngineOptions
+from chunkbench.server.engine.engine import Cache
+from chunkbench.server.engine.model import ModelNumbers
+from chunkbench.server.heads import read_heads
 from chunkbench.server.records import Log
+from chunkbench.server.serve_options import ServeOptions
 from chunkbench.server.text import CheckpointTokenizer
 
 SWITCH_S = 1e-4
 BACKLOG = 2048
 """Connections that may wait for the server: a burst of clients must not be turned away by the system."""
 
-EVERYWHERE = ("0.0.0.0", "::")
+_EVERYWHERE = ("0.0.0.0", "::")
 """Hosts that stand for all addresses of the machine; clients cannot connect to them everywhere."""
 
 
@@ -69,8 +76,40 @@ def _no_cancelled(record: logging.LogRecord) -> bool:
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises OSError."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    both = host in EVERYWHERE and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    both = host in _EVERYWHERE and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+
+
+def address_of(listening: socket.socket) -> str:
+    """The address for clients, in words."""
+    address, port = listening.getsockname()[:2]
+    if address in _EVERYWHERE:
+        return f"http://localhost:{port}/v1, on all addresses of this machine"
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}/v1"
+
+
+def build(asked: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, ServerOptions, CheckpointTokenizer]:
+    """The engine, how it is served, and the text of its model.
+
+    `say` gets a line before each part that takes long. Raises EngineError and ValueError.
+    """
+    scores = None if asked.heads is None else read_heads(asked.heads)
+
+    def check(numbers: ModelNumbers) -> None:
+        if asked.heads is not None and scores is not None:
+            scores.check(asked.heads, numbers.layers, numbers.heads, numbers.kv_heads)
+
+    dtype, attention = getattr(torch, asked.dtype), asked.attention
+    cache: Cache = asked.cache or ("live" if attention == "no-sharing" else "radix")
+    policy = None if scores is None else scores.policy(asked.window, asked.compress)
+    choice = ModelChoice(asked.model, dtype, asked.device, asked.layers, asked.vocabulary, asked.max_length, asked.seed)
+    limits = EngineOptions(
+        asked.max_batch, asked.prompt_budget, asked.kv_bytes, asked.chunk_size, attention, cache, asked.schedule, policy
+    )
+    backend, room = build_backend(choice, asked.engine, limits, say, check)
+    text = CheckpointTokenizer(choice.folder)
+    name = text_of(asked.served_name or choice.name)
+    return backend, ServerOptions(name, room, asked.max_waiting, asked.constrained, asked.compiled), text
 
 
 def run(

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from chunkbench.server import build
+from chunkbench.server import run
 from chunkbench.server.build import ModelChoice, build_backend
 from chunkbench.server.engine import EngineOptions, Request
 from tests.server.engine.models import config
@@ -41,7 +41,7 @@ def test_prefixes_are_kept_unless_the_words_say_otherwise(
         asked.append(options)
         raise ValueError("not built")
 
-    monkeypatch.setattr(build, "build_backend", note)
+    monkeypatch.setattr(run, "build_backend", note)
     result = CliRunner().invoke(cli, ["serve", "small-llama", "--port", "0", *arguments])
     assert "not built" in result.output
     assert [options.cache for options in asked] == [cache]

@@ -1,0 +1,52 @@
+"""What `chunkbench serve` is asked for. Loads nothing, so that the command line is there at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chunkbench.attention.windows import Compress
+    from chunkbench.server.build import EngineName
+    from chunkbench.server.constrained import Method
+    from chunkbench.server.engine.engine import Attention, Cache, Schedule
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """A model, its engine, and where it is served. `chunkbench serve --help` explains each field."""
+
+    model: str
+    engine: EngineName
+    attention: Attention
+    cache: Cache | None
+    schedule: Schedule
+    constrained: Method
+    compiled: int
+    heads: Path | None
+    window: int | None
+    compress: Compress
+    layers: int | None
+    vocabulary: int | None
+    max_length: int | None
+    seed: int
+    dtype: str
+    device: str
+    max_batch: int
+    prompt_budget: int
+    kv_memory: str
+    chunk_size: int
+    max_waiting: int
+    host: str
+    port: int
+    shutdown_timeout: int
+    served_name: str | None
+    log: Path | None
+
+    @property
+    def kv_bytes(self) -> int:
+        """`kv_memory` as a number. Raises ValueError."""
+        from pydantic import ByteSize, TypeAdapter
+
+        return TypeAdapter(ByteSize).validate_python(self.kv_memory)
