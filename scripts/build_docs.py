@@ -7,6 +7,7 @@ loads nothing from other hosts, which is checked at the end.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -39,6 +40,24 @@ The public classes, and what an implementation has to provide. Everything else m
 ::: chunkbench.report.frames.load
 ::: chunkbench.bench.contract
 """
+
+
+def with_keys(page: str) -> str:
+    """The page on experiments with the table of keys that `experiments/schema.json` gives."""
+    schema = json.loads((ROOT / "experiments" / "schema.json").read_text(encoding="utf-8"))
+    required = [*schema["required"], *schema["else"]["required"]]
+    lines = ["| key | kinds | meaning | default |", "| --- | --- | --- | --- |"]
+    for key, field in schema["properties"].items():
+        kinds, mark, words = field["description"].rpartition("] ")
+        meaning, _, default = words.partition("; default: ")
+        if not default:
+            given = field.get("default")
+            default = "required" if key in required else ", ".join(given) if isinstance(given, list) else given
+        empty = default is None or default == ""
+        lines.append(f"| `{key}` | {kinds[1:] if mark else 'all'} | {meaning} | {'none' if empty else default} |")
+    before, rest = page.split("<!-- keys -->")
+    after = rest.split("<!-- end of keys -->")[1]
+    return "\n".join([f"{before}<!-- keys -->", "", *lines, "", f"<!-- end of keys -->{after}"])
 
 
 def moved(page: Path, target: str) -> str | None:

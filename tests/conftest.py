@@ -36,8 +36,14 @@ PROGRAMS = ("git", "gcc", "make", "chromium", "pdflatex")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--accept", action="store_true", help="keep the numbers of recorded runs as they are now")
+    parser.addoption("--accept", action="store_true", help="keep golden texts and tables of pages as they are now")
     parser.addoption("--complete", action="store_true", help="fail if something is missing without which tests skip")
+
+
+@pytest.fixture
+def accept(request: pytest.FixtureRequest) -> bool:
+    """Whether tests write what they compare with: golden texts, tables of pages."""
+    return bool(request.config.getoption("--accept"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -53,11 +53,6 @@ def check(name: str, text: str, accept: bool) -> None:
     assert text.splitlines() == sections[section].splitlines()
 
 
-@pytest.fixture
-def accept(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--accept"))
-
-
 def printed(path: Path) -> str:
     """What `chunkbench report` prints of a run: as Markdown, the keys of CSV, and a hash of every other format."""
     run = open_run(path)

@@ -64,7 +64,8 @@ def _list_schema(item: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [item, {"type": "array", "items": item, "minItems": 1, "uniqueItems": True}]}
 
 
-_SECONDS_SCHEMA = {"type": "string", "pattern": r"^(\d+(\.\d+)?(h|ms|m|s))+$", "examples": ["5m", "90s", "1h30m"]}
+DURATION = r"^(\d+(\.\d+)?(h|ms|m|s))+$"
+_SECONDS_SCHEMA = {"type": "string", "pattern": DURATION, "examples": ["5m", "90s", "1h30m"]}
 _SHARE_SCHEMA = {
     "anyOf": [
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},

@@ -21,7 +21,7 @@ from chunkbench.bench.experiment.fields import (
 )
 from chunkbench.bench.experiment.forest import prompt_conflicts
 from chunkbench.bench.experiment.point import Case, PointT
-from chunkbench.bench.experiment.spec import Experiment
+from chunkbench.bench.experiment.spec import CASE_LIMIT, Experiment
 from chunkbench.bench.experiment.sweep import Sweep, read_filter, selects
 from chunkbench.bench.experiment.terms import Cache, Device, Dtype, Mode, Pages, Protocol
 from chunkbench.bench.experiment.tree import sequences_in
@@ -40,11 +40,18 @@ class SessionExperiment(Experiment[PointT]):
     """An experiment whose implementations are sessions in a worker, checked against float64."""
 
     tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
-        default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"
+        default_factory=lambda: dict(TOLERANCE),
+        description="largest relative error by dtype; default: "
+        + ", ".join(f"{dtype} {error:g}" for dtype, error in TOLERANCE.items()),
     )
     pages: Pages = Field("huge", description="memory pages on a CPU: huge where the system allows them, or small")
 
 
+Confidence = Annotated[Fraction01, Field(ge=0.5, description="confidence of the intervals")]
+REQUESTS = (
+    "requests of an arrival seed; servers: in proportion more above a load of 100, and with clients two for each of "
+    "them, at least 4 and at most this"
+)
 PROTOCOL_CACHE: Mapping[Protocol, Cache] = {"strict": "cold", "paper": "warm"}
 DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("events", "graph", "eager")}
 Metric = Literal["speedup", "latency_ratio", "roofline_fraction", "append_us", "plan_us"]
@@ -111,16 +118,20 @@ class Expectation(BaseModel):
 class TimedExperiment(SessionExperiment[PointT]):
     """An experiment that times the calls of implementations, round by round."""
 
-    protocols: Protocols = ("strict",)
-    caches: Caches | None = Field(None, description="default: cold for protocol strict, warm for paper")
-    modes: Modes | None = Field(None, description="default: eager on a CPU, all three on CUDA")
-    confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
-    precision: Fraction01 = Field(0.02, description="stop when the interval's half-width is this share of the latency")
-    min_rounds: Whole = Field(
-        3, ge=3, description="for protocol strict; fewer rounds cannot separate a result from noise"
+    protocols: Protocols = Field(("strict",), description="strict: interleaved rounds; paper: as its authors timed")
+    caches: Caches | None = Field(
+        None, description="hardware caches before a call: cold, warm; default: cold for strict, warm for paper"
     )
-    max_rounds: Whole = Field(50, ge=3, validate_default=True)
-    expect: tuple[Expectation, ...] = ()
+    modes: Modes | None = Field(
+        None, description="what a sample is: events, graph, eager; default: all three on CUDA, eager on a CPU"
+    )
+    confidence: Confidence = 0.95
+    precision: Fraction01 = Field(
+        0.02, description="a point ends when the half-width of every interval is below this share of the latency"
+    )
+    min_rounds: Whole = Field(3, ge=3, description="fewest rounds of strict")
+    max_rounds: Whole = Field(50, ge=3, validate_default=True, description="most rounds of strict")
+    expect: tuple[Expectation, ...] = Field((), description="what points must reach; reports show bar and aim")
 
     @classmethod
     def nested_keys(cls) -> tuple[str, ...]:
@@ -194,9 +205,9 @@ class TimedExperiment(SessionExperiment[PointT]):
 class RequestExperiment(Experiment[PointT]):
     """One case for each point and implementation; nothing takes turns in rounds."""
 
-    confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
-    case_limit_s: Seconds = Field(600.0, alias="case_limit", description="what would take longer is a timeout")
-    requests: Annotated[Whole, Field(ge=1)] = Field(24, description="requests of one arrival seed")
+    confidence: Confidence = 0.95
+    case_limit_s: Seconds = Field(600.0, alias="case_limit", description=CASE_LIMIT)
+    requests: Annotated[Whole, Field(ge=1)] = Field(24, description=REQUESTS)
     arrival_seeds: Annotated[Whole, Field(ge=1)] = Field(3, description="sequences of due times and requests")
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_TITLE = 200
+BASELINE = "the implementation that ratios refer to"
+CASE_LIMIT = "a case that would take longer is a timeout"
 _WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -73,21 +75,26 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
         None, ge=1, exclude=True, description="place of an experiment of this project in lists and reports"
     )
     kind: str = Field(default_factory=workload.default, description="the kind of work", validate_default=True)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto (CUDA where PyTorch sees a GPU), cpu, cuda"
+    )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        "auto", description="auto: float16 on CUDA, bfloat16 on a CPU that has it, else float32"
+        "auto",
+        description="auto (float16 on CUDA, bfloat16 on a CPU that multiplies it, else float32), or one of these",
     )
-    seed: Whole = Field(0, ge=0)
+    seed: Whole = Field(0, ge=0, description="decides token ids, values, lengths, and the order inside rounds")
     paper: Literal["table1", "table3", "figure3", "figure4"] | None = Field(
-        None, description="the paper's table or figure that reports show beside the run"
+        None, description="what of the paper reports show beside the run: table1, table3, figure3, figure4"
     )
-    implementations: Implementations
-    baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="reference of the ratios")
-    budget_s: Seconds = Field(300.0, alias="budget", description="measuring time of the whole run")
-    case_limit_s: Seconds = Field(60.0, alias="case_limit", description="a case that would take longer is a timeout")
-    defaults: Axes = Field(default_factory=dict, description="axes for every block that does not give them itself")
-    sweep: Blocks = Field(description="blocks; the lists of one block multiply, blocks add up")
-    exclude: tuple[Axes, ...] = Field((), description="filters; a combination that matches a filter is left out")
+    implementations: Implementations = Field(
+        description="what is measured: ids of `chunkbench list implementations`; for modules by default all three"
+    )
+    baseline: ImplementationId = Field("chunk_attn", validate_default=True, description=BASELINE)
+    budget_s: Seconds = Field(300.0, alias="budget", description="about the wall time of the whole run")
+    case_limit_s: Seconds = Field(60.0, alias="case_limit", description=CASE_LIMIT)
+    defaults: Axes = Field(default_factory=dict, description="axes of all blocks that do not give them")
+    sweep: Blocks = Field(description="blocks of axes: blocks add up, the lists of one block multiply")
+    exclude: tuple[Axes, ...] = Field((), description="filters: a combination that matches one is left out")
     source: str = Field("", exclude=True, repr=False)
     """Text of the file."""
     path: str = Field("", exclude=True, repr=False)

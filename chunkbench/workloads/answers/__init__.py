@@ -21,7 +21,7 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
     """Contexts with hidden keys and values; the questions begin behind the compressed cache."""
 
     name = "answers"
-    summary = "what a model still finds in a context whose cache was compressed"
+    summary = "what a model still finds in a compressed cache"
     experiment = AnswersExperiment
     result = AnswersResult
 

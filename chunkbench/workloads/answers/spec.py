@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Whole
-from chunkbench.bench.experiment.spec import FROM_MODEL, N_P
+from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL, N_P
 from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.workloads.answers.result import AnswersPoint
 
@@ -23,16 +23,16 @@ class AnswersExperiment(Experiment[AnswersPoint]):
     REQUIRED = (N_P,)
     REFUSED = FROM_MODEL
 
-    baseline: ImplementationId = Field("all_heads", validate_default=True, description="reference of the ratios")
-    contexts: Annotated[Whole, Field(ge=1)] = Field(3, description="contexts of each length, drawn from the seed")
+    baseline: ImplementationId = Field("all_heads", validate_default=True, description=BASELINE)
+    contexts: Annotated[Whole, Field(ge=1)] = Field(3, description="contexts of each length")
     heads: Annotated[str, Field(max_length=4096)] | None = Field(
-        None, description="a file of `chunkbench find-heads`; default: the run makes the test itself, in a minute"
+        None, description="a file of `chunkbench find-heads`; default: the run finds the heads, in a minute"
     )
     tested: Annotated[Whole, Field(ge=2)] | None = Field(
         None, description="random tokens of the test for retrieval heads; default: 2500, or a quarter of the positions"
     )
     held: Annotated[Whole, Field(ge=1)] = Field(
-        128, description="tokens behind the context whose successors are compared"
+        128, description="tokens after the context whose successors are compared"
     )
 
     @field_validator("heads")

@@ -100,7 +100,7 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
     """Every step reads K and V of all tokens; one pass to the longest n_c also serves the shorter ones."""
 
     name = "decode"
-    summary = "decode attention, timed"
+    summary = "attention of a decode step"
     experiment = DecodeExperiment
     result = DecodeResult
 

@@ -28,9 +28,8 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
 
     figure: Literal["speedup", "token_rate", "advantage", "head_caches", "ranking", "checks"] = Field(
         "speedup",
-        description="for kind decode: speed-ups, token rates, a map of the advantage over n_s and b, head_caches: "
-        "bytes and deviations of caches whose heads keep windows, ranking: all rows over all points, or checks: no "
-        "figure, and a list of what is right instead of a comparison",
+        description="what is drawn: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
+        "size), head_caches, ranking (all rows over all points), checks (nothing; a list of what is right)",
     )
 
     @classmethod

@@ -16,7 +16,7 @@ class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
     """Sessions are filled one by one and state the bytes that they hold. These depend on n_c: one pass a point."""
 
     name = "memory"
-    summary = "the memory of its K/V, untimed"
+    summary = "bytes of K/V, not timed"
     experiment = MemoryExperiment
     result = MemoryResult
 

@@ -11,7 +11,7 @@ from chunkbench.bench.experiment import TimedExperiment
 from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Implementations
 from chunkbench.bench.experiment.forest import prompt_conflicts
-from chunkbench.bench.experiment.spec import FROM_MODEL, N_P
+from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL, N_P
 from chunkbench.bench.experiment.sweep import Required
 from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.workloads.modules.registry import MODULES
@@ -29,7 +29,7 @@ class ModulesExperiment(TimedExperiment[ModulesPoint]):
     REFUSED = FROM_MODEL | dict.fromkeys(("n_s", "prompts", "tree", "chunk_size", "block_size"), _SHARING)
 
     implementations: Implementations = tuple(MODULES.names())
-    baseline: ImplementationId = Field("self_attention", validate_default=True, description="reference of the ratios")
+    baseline: ImplementationId = Field("self_attention", validate_default=True, description=BASELINE)
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
     """Cache managers that get the same requests, scheduler and memory."""
 
     name = "replay"
-    summary = "replays of requests through cache managers, on a virtual clock"
+    summary = "requests through cache managers, on a virtual clock"
     experiment = ReplayExperiment
     result = ReplayResult
 

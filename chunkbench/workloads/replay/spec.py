@@ -12,8 +12,8 @@ from pydantic import Field, field_validator
 
 from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Whole
-from chunkbench.bench.experiment.sessions import RequestExperiment, request_conflicts
-from chunkbench.bench.experiment.spec import FROM_MODEL
+from chunkbench.bench.experiment.sessions import REQUESTS, RequestExperiment, request_conflicts
+from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL
 from chunkbench.bench.experiment.sweep import Required
 from chunkbench.bench.experiment.units import parse_duration
 from chunkbench.bench.experiment.values import LengthRange, Share
@@ -39,21 +39,20 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
     }
 
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "float16"
-    baseline: ImplementationId = Field("prefix_tree", validate_default=True, description="reference of the ratios")
-    requests: Annotated[Whole, Field(ge=1)] = Field(300, description="requests of one arrival seed")
+    baseline: ImplementationId = Field("prefix_tree", validate_default=True, description=BASELINE)
+    requests: Annotated[Whole, Field(ge=1)] = Field(300, description=REQUESTS)
     prompt_budget: Annotated[Whole, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
     longest: Annotated[Whole, Field(ge=1)] | None = Field(
         None,
-        description="tokens of the longest sequence that the server takes; longer requests are left out; "
-        "default: the longest request",
+        description="most tokens of a sequence; longer requests are left out; default: those of the longest request",
     )
     step_time: str = Field(
         PAPER,
         description="time of a step: paper (Llama2-7B on the paper's A100), paged-attention (OPT-13B in that paper), a "
-        "duration such as 20ms, or the directory of a serving run, whose steps it is fitted to",
+        "duration such as 20ms, or the directory of a serving run, to whose steps it is fitted",
     )
     truncate_prompt_tokens: Annotated[Whole, Field(ge=1)] | None = Field(
-        None, description="prompts are cut to so many tokens, their last ones; what was cut is no longer shared"
+        None, description="prompts are cut to this number of tokens, their last ones"
     )
 
     @field_validator("step_time")

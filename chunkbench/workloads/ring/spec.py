@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.experiment.errors import Finding, show
 from chunkbench.bench.experiment.fields import ImplementationId, Positive, Whole
-from chunkbench.bench.experiment.spec import N_P
+from chunkbench.bench.experiment.spec import BASELINE, N_P
 from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.text_file import did_you_mean
 from chunkbench.workloads.ring.result import RingPoint
@@ -32,12 +32,14 @@ class RingExperiment(Experiment[RingPoint]):
     POINT = RingPoint
     REQUIRED = (N_P,)
 
-    baseline: ImplementationId = Field("one_process", validate_default=True, description="reference of the ratios")
+    baseline: ImplementationId = Field("one_process", validate_default=True, description=BASELINE)
     ring_rounds: Annotated[Whole, Field(ge=3)] = Field(
-        5, alias="rounds", description="passes of each scheme, in turns, the first one checked; the budget may end them"
+        5, alias="rounds", description="most passes of each scheme; the budget may end them"
     )
     accelerators: tuple[Accelerator, ...] = Field(
-        (), max_length=20, description="devices for what is counted beyond this machine, beside those of the text"
+        (),
+        max_length=20,
+        description="devices that times are counted for, besides those of the text: name, tflops, gb_per_s",
     )
 
     @classmethod

@@ -10,7 +10,7 @@ from pydantic import ByteSize, Field, ValidationInfo, field_validator
 from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Positive, Whole
 from chunkbench.bench.experiment.sessions import RequestExperiment, request_conflicts
-from chunkbench.bench.experiment.spec import FROM_MODEL, N_P, N_S
+from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL, N_P, N_S
 from chunkbench.bench.experiment.sweep import Required, Sweep
 from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.traffic import read_texts
@@ -32,32 +32,33 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     REQUIRED = (N_P, N_S, _RATE)
     REFUSED = FROM_MODEL | dict.fromkeys(("chunk_size", "block_size"), "is the server's own; leave it out")
 
-    baseline: ImplementationId = Field("chunk_llama", validate_default=True, description="reference of the ratios")
-    requests: Annotated[Whole, Field(ge=1)] = Field(
-        24,
-        description="requests of one arrival seed, in proportion more above a load of 100; with clients two for each of"
-        " them, at least 4 and at most this",
+    baseline: ImplementationId = Field("chunk_llama", validate_default=True, description=BASELINE)
+    reference: ImplementationId = Field(
+        "vllm", description="the system whose capacity `load` refers to; if it cannot run, the first that can"
     )
-    reference: ImplementationId = Field("vllm", description="the system whose capacity `load` is a share of")
-    arrivals: Literal["poisson", "gamma", "constant"] = "poisson"
+    arrivals: Literal["poisson", "gamma", "constant"] = Field(
+        "poisson", description="gaps between due times: poisson, gamma, constant"
+    )
     spread: Positive = Field(1.0, description="gamma: standard deviation of the gaps over their mean")
     layers: Annotated[Whole, Field(ge=1)] | None = Field(None, description="layers of the model; default: all")
-    vocabulary: Annotated[Whole, Field(ge=2)] = Field(2048, description="token ids of the model")
+    vocabulary: Annotated[Whole, Field(ge=2)] = Field(2048, description="number of the model's token ids")
     kv_memory: ByteSize | None = Field(
-        None, description="memory for K/V of every system, as in 4GiB; default: what batch_size requests need"
+        None,
+        description="K/V memory of each system, such as 4GiB; default: for batch_size requests of the longest point",
     )
     texts: str = Field(
         "",
-        description="bundled set or file of texts from which prompts are cut, by the tokenizer of the model; default: "
-        "random token ids",
+        description="a bundled set or a file, from which prompts are cut: shared tokens from beginnings, others from "
+        "questions; default: random token ids",
     )
     equal_answers: Annotated[Whole, Field(ge=0, le=200)] = Field(
-        0, description="so many of the texts are answered in float32 before the clock, and compared with transformers"
+        0,
+        description="texts that are answered in float32 before the clock starts, and compared with transformers",
     )
     constrained: Task = Field(
         "",
-        description="answers follow an expression: `character` and `facts` ask for JSON, of `share` the axis forced"
-        " says how many bytes leave no choice; prompts are the task's, n_p and n_c the most tokens of each",
+        description="a task whose answers follow an expression: character and facts ask for JSON; for share, the axis "
+        "forced says how many bytes leave no choice. n_p and n_c are the most tokens",
     )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
 
