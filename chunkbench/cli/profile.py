@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,9 @@ from chunkbench.cli.choosing import Changes, axes_of, choose_experiment
 from chunkbench.cli.output import fail, format_option, new_run, show, status_line
 
 if TYPE_CHECKING:
-    from chunkbench.bench.experiment import AttentionPoint
     from chunkbench.workloads.decode.spec import DecodeExperiment
 
 PROFILES = Path("results/profiles")
-_MOST_LISTED = 40
 
 
 @click.command(
@@ -73,10 +70,12 @@ def command(
     not at this point; 3 if it is incorrect, raised, crashed or ran out of time.
     """
     from chunkbench.bench import workload
+    from chunkbench.bench.experiment.load import read_selection
     from chunkbench.bench.experiment.point import Case
-    from chunkbench.bench.runner.profile import profile
+    from chunkbench.bench.runner.profile import only_point, profile
     from chunkbench.bench.runner.target import resolve_target
     from chunkbench.bench.store import FAILED, MEASURED
+    from chunkbench.errors import RunError
     from chunkbench.report.figures import PICTURES, save
     from chunkbench.report.figures.style import styled
     from chunkbench.report.numbers import count
@@ -97,7 +96,11 @@ def command(
         hint = did_you_mean(implementation, known)
         raise click.BadParameter(f"there is no {implementation}{hint}", param_hint="IMPLEMENTATION")
     target = resolve_target(loaded)
-    point = _choose(loaded.points(target.device, target.dtype), where, experiment)
+    accepted = read_selection(axes_of(where, "--where"), loaded.POINT, "--where")
+    try:
+        point = only_point(loaded.points(target.device, target.dtype), accepted, experiment)
+    except RunError as error:
+        fail(error)
     if threads is not None:
         point = point.model_copy(update={"threads": threads})
     picture = out if out is not None and out.suffix in PICTURES else _picture(out, loaded.name, implementation)
@@ -131,39 +134,6 @@ def _experiment(name: str, dtype: str | None) -> DecodeExperiment:
     if loaded.device == "cuda":
         fail(f"{name} is for `device: cuda`; only a CPU can be profiled")
     return loaded.model_copy(update={"device": "cpu"})
-
-
-def _choose(points: Sequence[AttentionPoint], where: Sequence[str], experiment: str) -> AttentionPoint:
-    """The one point that is left."""
-    from chunkbench.bench.experiment.load import read_selection
-    from chunkbench.bench.experiment.sweep import selects
-    from chunkbench.bench.experiment.values import show_value
-
-    kind = type(points[0])
-    accepted = read_selection(axes_of(where, "--where"), kind, "--where")
-    axes = {point: {axis: getattr(point, axis) for axis in kind.axes()} for point in points}
-    left = [point for point in points if selects(accepted, axes[point])]
-    if len(left) > 1:
-        varying = [axis for axis in kind.axes() if len({axes[point][axis] for point in left}) > 1]
-        lines = [_line(point, varying) for point in left[:_MOST_LISTED]]
-        lines += [f"and {len(left) - _MOST_LISTED} more"] if len(left) > _MOST_LISTED else []
-        told = "\n  ".join(lines)
-        fail(f"{len(left)} points are left; choose one with --where AXIS=VALUE ({', '.join(varying)}):\n  {told}")
-    for axis, values in accepted.items():
-        if not any(selects({axis: values}, axes[point]) for point in points):
-            there = ", ".join(dict.fromkeys(show_value(axes[point][axis]) for point in points))
-            fail(f"no point of {experiment} has this {axis}; there are {there}")
-    if not left:
-        fail(f"no point of {experiment} has all of these values; `chunkbench run {experiment} --dry-run` lists points")
-    return left[0]
-
-
-def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
-    """The point in words that tell it from others: `--where` takes those with an axis."""
-    from chunkbench.bench.experiment.values import show_value
-
-    others = {axis: value for axis in varying if (value := getattr(point, axis)) is not None}
-    return " ".join(f"{axis}={show_value(value)}" for axis, value in (point.usually_swept | others).items())
 
 
 def _picture(folder: Path | None, experiment: str, implementation: str) -> Path:

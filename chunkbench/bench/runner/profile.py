@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from chunkbench.bench.experiment import TimedExperiment
 from chunkbench.bench.experiment.point import AttentionPoint, Case
+from chunkbench.bench.experiment.sweep import Filter, selects
+from chunkbench.bench.experiment.values import show_value
 from chunkbench.bench.measure.perf_counters import NoCounters, counted
 from chunkbench.bench.measure.profiler import TIMED, TRACED
 from chunkbench.bench.runner.attempt import Attempt
@@ -18,11 +20,40 @@ from chunkbench.bench.runner.session_measurer import SessionMeasurer
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.profile import ProfileFacts
 from chunkbench.bench.store.results import DecodeResult, Peaks
+from chunkbench.errors import RunError
 
 if TYPE_CHECKING:
     from chunkbench.bench.runner.sessions import AnySessions
 
 _COUNTED_S = 0.5
+_MOST_LISTED = 40
+
+
+def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: str) -> AttentionPoint:
+    """The one point that a filter leaves. Raises `RunError`, which lists the points that are left."""
+    kind = type(points[0])
+    axes = {point: {axis: getattr(point, axis) for axis in kind.axes()} for point in points}
+    left = [point for point in points if selects(accepted, axes[point])]
+    if len(left) > 1:
+        varying = [axis for axis in kind.axes() if len({axes[point][axis] for point in left}) > 1]
+        lines = [_line(point, varying) for point in left[:_MOST_LISTED]]
+        lines += [f"and {len(left) - _MOST_LISTED} more"] if len(left) > _MOST_LISTED else []
+        told = f"{len(left)} points are left; choose one with --where AXIS=VALUE ({', '.join(varying)}):"
+        raise RunError("\n  ".join([told, *lines]))
+    for axis, values in accepted.items():
+        if not any(selects({axis: values}, axes[point]) for point in points):
+            there = ", ".join(dict.fromkeys(show_value(axes[point][axis]) for point in points))
+            raise RunError(f"no point of {experiment} has this {axis}; there are {there}")
+    if not left:
+        lists = f"`chunkbench run {experiment} --dry-run` lists points"
+        raise RunError(f"no point of {experiment} has all of these values; {lists}")
+    return left[0]
+
+
+def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
+    """The point in words that tell it from others: `--where` takes those with an axis."""
+    others = {axis: value for axis in varying if (value := getattr(point, axis)) is not None}
+    return " ".join(f"{axis}={show_value(value)}" for axis, value in (point.usually_swept | others).items())
 
 
 class ProfileAttempt(Attempt[TimedExperiment]):
