@@ -77,13 +77,13 @@ def ratio_span(low: float | None, high: float | None, decimals: int = 3) -> str:
     return NOTHING if low is None or high is None else f"{low:.{decimals}f}..{high:.{decimals}f}"
 
 
-def extent(values: Iterable[N], text: Callable[[N], str] = str) -> str:
+def extent(values: Iterable[N], text: Callable[[N], str] = str, to: str = " to ") -> str:
     """The least and the most: `3 to 8`; one text where both look alike; empty without values."""
     known = list(values)
     if not known:
         return ""
     low, high = text(min(known)), text(max(known))
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low}{to}{high}"
 
 
 def count(number: int, noun: str) -> str:

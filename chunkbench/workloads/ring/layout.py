@@ -124,7 +124,7 @@ def _cell(group: Group, row: Row) -> Cell:
 
 
 def _busy(facts: RingResult) -> str:
-    return extent(busy(facts), percent).replace(" to ", "..") or NOTHING
+    return extent(busy(facts), percent, "..") or NOTHING
 
 
 def _of_no_exchange(group: Group, row: Row) -> str:
