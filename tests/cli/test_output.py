@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
 
 from chunkbench.cli.main import cli
 from chunkbench.cli.output import colour_wanted, explain, run_exit_code, typed_command, write_experiment, write_text
-from chunkbench.errors import RunError
+from chunkbench.run_error import Remedy, RunError
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ def test_messages_name_the_options_that_solve_the_problem() -> None:
     assert explain("plain") == "plain"
     assert explain(RunError("x: taken", remedy="elsewhere")) == "x: taken (--out DIR names another folder)"
     assert explain(RunError("x: damaged")) == "x: damaged"
+    assert all(explain(RunError("x", remedy)) != "x" for remedy in get_args(Remedy))
 
 
 def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
