@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.integers import Ints, ranges
+from chunkbench.kernels.items import items_of_forest, number_partials
 from chunkbench.kernels.plan import Plan
+from chunkbench.kernels.planners import node_wise
 
 Indices = npt.NDArray[np.int32]
 
@@ -72,16 +74,13 @@ def _indptr(counts: Ints) -> Indices:
 
 def flat(plan: Plan) -> Flat:
     """All segments of the plan as requests of one call."""
-    row_counts = plan.ends - plan.begins
-    positions = np.concatenate([np.arange(begin, end) for begin, end in zip(plan.begins, plan.ends, strict=True)])
-    rows = plan.order[positions]
-    # A stable sort keeps the call's order within a row: the segments of its path, from the root down.
-    by_row = np.argsort(rows, kind="stable")
-    depths = np.bincount(rows, minlength=len(plan.order))
-    states = np.full((len(depths), int(depths.max())), len(rows), np.int64)
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(depths) - depths, depths)
-    states[rows[by_row], columns] = by_row
-    segments = np.arange(len(row_counts))
+    row_counts, segments = plan.ends - plan.begins, np.arange(len(plan.begins))
+    items = items_of_forest(plan, node_wise(plan, 1))
+    rows = items.rows[ranges(items.first_row, items.row_count)]
+    # The results of a row are in the call's order: the segments of its path, from the root down.
+    numbers = number_partials(items, segments >= 0, len(plan.order))
+    states = np.full((len(plan.order), int(numbers.folds.max())), len(rows), np.int64)
+    states[np.arange(states.shape[1]) < numbers.folds[:, None]] = numbers.by_row
     kv_indptr, indices = plan.starts.astype(np.int32), plan.chunks.astype(np.int32)
     requests = Requests(_indptr(row_counts), kv_indptr, indices, _filled(plan, segments), segments)
     return Flat(requests, rows, states)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from chunkbench.kernels.integers import Ints, ranges
+from chunkbench.kernels.integers import Bools, Ints, any_inside, ranges
 from chunkbench.kernels.plan import Plan
 
 
@@ -33,8 +32,11 @@ class Items(NamedTuple):
         """The items with these indices, in this order."""
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
-    def split_rows(self, parts: Ints) -> Items:
-        """Item i as `parts[i]` items of nearly as many rows each."""
+    def split_rows(self, most: int) -> Items:
+        """Items of at most `most` rows, nearly as many in each part of an item. The parts stay adjacent."""
+        parts = -(-self.row_count // most)
+        if (parts == 1).all():
+            return self
         index, _, first, count = _split(self.first_row, self.row_count, parts)
         return self.take(index)._replace(first_row=first, row_count=count)
 
@@ -44,14 +46,50 @@ class Items(NamedTuple):
         tails = np.where(is_last, self.tail_row[index], -1)
         return self.take(index)._replace(first_chunk=first, chunk_count=count, tail_row=tails)
 
+    def of_rows(self, batch: int) -> Ints:
+        """`[b]`: number of items that have each row."""
+        return np.bincount(self.rows[ranges(self.first_row, self.row_count)], minlength=batch)
 
-def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
+    def divided(self, of_rows: Ints) -> Bools:
+        """Whether any row of each item has several items: `of_rows` `[b]` of them."""
+        return any_inside(of_rows[self.rows] > 1, self.first_row, self.row_count)
+
+    def only_own(self, batch: int) -> Bools:
+        """Whether each item has one row and is the only such item of this row."""
+        row, single = self.rows[self.first_row], self.row_count == 1
+        only: Bools = single & (np.bincount(row[single], minlength=batch)[row] == 1)
+        return only
+
+
+class Numbering(NamedTuple):
+    """Numbers of partial results: item by item, then row by row."""
+
+    first: Ints
+    """`[items]`: that of each item's first one, -1 if it leaves none."""
+    by_row: Ints
+    """All numbers, row by row."""
+    first_fold: Ints
+    """`[b]`: where those of each row begin in `by_row`."""
+    folds: Ints
+    """`[b]`: how many each row has."""
+
+
+def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
+    """Number the partial results of the items that leave some: one for each of their rows."""
+    counts = np.where(leaves, items.row_count, 0)
+    owners = items.rows[ranges(items.first_row, counts)]
+    folds = np.bincount(owners, minlength=batch)
+    first = np.where(leaves, np.cumsum(counts) - counts, -1)
+    return Numbering(first, np.argsort(owners, kind="stable"), np.cumsum(folds) - folds, folds)
+
+
+def items_of_forest(plan: Plan, merged: Bools) -> Items:
     """One item for each segment of a forest and the rows that read it apart from the segments behind it.
 
     A merged segment is read in one item with the segment before it (`planners`). If all are merged, what begins a
     sequence too, each row has an item of its own. Items are in depth-first order.
     """
-    lengths = np.diff(plan.starts)
+    lengths = plan.lengths
     if not merged.any():
         first_row, widths = plan.order[plan.begins], plan.ends - plan.begins
         ends_inside = (widths == 1) & (plan.last_chunks[first_row] == plan.chunks[plan.starts[1:] - 1])
@@ -93,7 +131,7 @@ def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
     )
     if not alone:
         return items
-    single = items.split_rows(row_count)
+    single = items.split_rows(1)
     return single._replace(tail_row=single.rows[single.first_row])
 
 
@@ -164,7 +202,7 @@ def together(first: Items, second: Items) -> Items:
     return Items(*(np.concatenate(pair) for pair in zip(first, moved, strict=True)))
 
 
-def _split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, npt.NDArray[np.bool_], Ints, Ints]:
+def _split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, Bools, Ints, Ints]:
     """Cut range i into `parts[i]` pieces whose lengths differ by at most one.
 
     Returns for each piece: the index of its range, whether it is the last piece of that range, its begin, its length.

@@ -53,7 +53,7 @@ class Plan:
         same = ((self.begins, before.begins), (self.ends, before.ends), (self.order, before.order))
         if not all(np.array_equal(now, then) for now, then in same):
             return None
-        added = np.diff(self.starts) - np.diff(before.starts)
+        added = self.lengths - before.lengths
         grown = np.flatnonzero(added)
         begins, last = self.begins[grown], self.starts[grown + 1] - 1
         if (added[grown] != 1).any() or (self.ends[grown] - begins != 1).any():
@@ -71,7 +71,7 @@ class Plan:
         before = np.concatenate([[0], np.cumsum(kept)])
         begins, ends = before[self.begins], before[self.ends]
         covered = ends > begins
-        lengths = np.diff(self.starts)[covered]
+        lengths = self.lengths[covered]
         return Plan(
             self.chunk_size,
             self.chunks[ranges(self.starts[:-1][covered], lengths)],
@@ -83,6 +83,11 @@ class Plan:
             self.tokens_by_slot,
             np.arange(self.slots.stop)[rows] if isinstance(self.slots, slice) else self.slots[rows],
         )
+
+    @property
+    def lengths(self) -> Ints:
+        """`[segments]`: number of chunks of each one."""
+        return self.starts[1:] - self.starts[:-1]
 
     @property
     def last_chunks(self) -> Ints:
@@ -99,16 +104,17 @@ class Plan:
         """`[segments]`: the segment before each one on the path of its sequences, -1 if it begins them."""
         parents = np.full(len(self.begins), -1)
         behind = np.full(len(self.order), -1)  # by position: the last segment so far
-        shared = self.ends - self.begins > 1
-        for segment in np.flatnonzero(shared).tolist():
-            begin, end = self.begins[segment], self.ends[segment]
+        widths = self.ends - self.begins
+        shared, own = np.flatnonzero(widths > 1), np.flatnonzero(widths == 1)
+        spans = zip(shared.tolist(), self.begins[shared].tolist(), self.ends[shared].tolist(), strict=True)
+        for segment, begin, end in spans:
             parents[segment] = behind[begin]
             behind[begin:end] = segment
-        own = np.flatnonzero(~shared)
         at = self.begins[own]
+        parents[own] = behind[at]
         # A plan of some rows alone may have several segments of one row behind each other.
-        again = np.append(False, at[1:] == at[:-1])[: len(own)]
-        parents[own] = np.where(again, np.append(-1, own)[: len(own)], behind[at])
+        again = np.flatnonzero(at[1:] == at[:-1])
+        parents[own[again + 1]] = own[again]
         return parents
 
     @cached_property

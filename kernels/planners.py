@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.integers import Bools, Ints
 from chunkbench.kernels.plan import Plan
 
-Bools = npt.NDArray[np.bool_]
 Planner = Callable[[Plan, int], Bools]
 """Whether each segment of a plan is merged with the segment before it; the second argument is the number of query heads
 per KV head. Values of segments that begin a sequence have no effect."""
@@ -27,7 +26,7 @@ MOST_MERGED = 64
 
 class Costs(NamedTuple):
     """What a kernel's time goes to, in tokens that it computes for one query. The defaults are measured on CPUs
-    (docs/notes/cpu-kernels.md)."""
+    (docs/notes/cpu-tried.md)."""
 
     item: float = 0
     """An item, whatever it reads."""
@@ -74,19 +73,24 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
     cache. So the cost of a segment is known for each number of segments before it that it is merged with, first of the
     deepest ones.
     """
-    widths, lengths = plan.ends - plan.begins, np.diff(plan.starts) * float(plan.chunk_size + costs.chunk)
+    widths = plan.ends - plan.begins
     queries, shared = widths * group, np.flatnonzero(widths > 1)
-    reread = costs.reread(queries)
-    able = queries >= costs.fewest_queries
-    # At least two items are behind a segment that matters. So reading it again costs at least as much as reading it.
-    if (able & (reread * lengths > costs.item + costs.partial * queries))[shared].all():
+    lengths, reread = plan.lengths * float(plan.chunk_size + costs.chunk), costs.reread(queries)
+    most = np.where(queries < costs.fewest_queries, np.inf, costs.item + costs.partial * queries)
+
+    def are_long(more: int | Ints) -> bool:
+        """Whether to read each shared segment so many times more takes longer than its partial results."""
+        return bool((more * reread * lengths > most)[shared].all())
+
+    # If a segment is merged, each one behind it reads it: two or more.
+    if are_long(1) or are_long(np.maximum(1, np.bincount(plan.parents + 1, minlength=len(widths) + 1)[1:] - 1)):
         return node_wise(plan, group)
     parents = plan.parents
-    depth = np.zeros(len(widths) + 1, np.int64)  # the last entry stands for what begins a sequence
-    depth[-1] = -1
-    for segment in shared.tolist():
-        depth[segment] = depth[parents[segment]] + 1
-    levels = [shared[depth[shared] == level] for level in range(depth[shared].max() + 1)]
+    depths = {-1: -1}  # also of what begins a sequence
+    for segment, parent in zip(shared.tolist(), parents[shared].tolist(), strict=True):
+        depths[segment] = depths[parent] + 1
+    depth = np.fromiter(depths.values(), np.int64)[1:]
+    levels = [shared[depth == level] for level in range(depth.max() + 1)]
     place = np.zeros(len(widths), np.int64)  # in its level
     # Tokens of each segment of a level with the 0, 1, 2, ... segments before it.
     tokens: list[npt.NDArray[np.float64]] = []
@@ -98,15 +102,15 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
         tokens.append(run)
     behind = np.bincount(parents + 1, widths, len(widths) + 1)[1:]
     private = np.bincount(parents + 1, widths == 1, len(widths) + 1)[1:]
-    ending = widths - behind  # rows without a segment behind it are one item
-    reread_merged = private * costs.reread(np.array(group)) + (ending > 0) * costs.reread(ending * group)
-    items_merged = costs.item * (ending > 0)
-    made = np.where(able, costs.item + costs.partial * group * behind, np.inf)
+    ending = widths - behind  # rows without a segment behind it are one item, also if it is merged
+    ends = ending > 0
+    reread_merged = private * costs.reread(np.array(group)) + ends * costs.reread(ending * group)
+    made = most - costs.partial * group * ending - costs.item * ends
     apart_before: list[Bools] = []
     cost = np.zeros((0, 1))
     for level in reversed(range(len(levels))):
         segments, run = levels[level], tokens[level]
-        merged_cost = run * reread_merged[segments, None] + items_merged[segments, None]
+        merged_cost = run * reread_merged[segments, None]
         apart_cost = run * reread[segments, None] + made[segments, None]
         if level + 1 < len(levels):
             at = place[parents[levels[level + 1]]]
@@ -162,7 +166,7 @@ def _greedy(plan: Plan, merges: Callable[[int, int, int, int], bool]) -> Bools:
     """
     parents = plan.parents.tolist()
     widths = (plan.ends - plan.begins).tolist()
-    rows, tokens = list(widths), (np.diff(plan.starts) * plan.chunk_size).tolist()
+    rows, tokens = list(widths), (plan.lengths * plan.chunk_size).tolist()
     merged = np.zeros(len(parents), np.bool_)
     for child, parent in enumerate(parents):
         if parent >= 0 and merges(rows[parent], tokens[parent], widths[child], tokens[child]):

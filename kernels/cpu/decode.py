@@ -49,7 +49,7 @@ def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
 
     Intel's CPUs before those with bfloat16 products follow several streams of addresses ahead by themselves; the
     kernel's own requests only take their place, unless numbers have to be widened: then the arithmetic between two
-    reads makes the CPU's requests late. AMD's CPUs lose by several streams. docs/notes/cpu-kernels.md has figures.
+    reads makes the CPU's requests late. AMD's CPUs lose by several streams. docs/notes/cpu-tried.md has figures.
     """
     features = required().cpu_features()
     intel = features["intel"]
@@ -134,7 +134,7 @@ class NativeDecode:
             flat.folds,
             flat.partial_items,
             batch,
-            flat.partials,
+            len(flat.folds),
             self._threads,
             self._fetch_early,
             self._side_by_side,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.integers import Ints, ranges
-from chunkbench.kernels.items import Items
+from chunkbench.kernels.integers import Bools, Ints, any_inside
+from chunkbench.kernels.items import Items, items_of_tables, number_partials, together
 
 MAX_QUERIES = 64
 """Largest number of queries (rows times grouped heads) of an item: its scores and sums then stay in the cache."""
@@ -54,8 +54,7 @@ class ItemArrays:
     """Chunk ids; the items' ranges refer to this array."""
     rows: Ints
     folds: Ints
-    """Numbers of the partial results that items fold in before they write the output of their row, item by item."""
-    partials: int
+    """Numbers of the partial results that items fold in before they write the output of their row, row by row."""
 
 
 def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
@@ -65,8 +64,7 @@ def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
     take one head at a time, because the sums of all their rows fill the cache. So do items with chunks that other items
     read, too: a head's chunks then stay in the cache.
     """
-    most_rows = max(1, MAX_QUERIES // grain.group)
-    narrow = items.split_rows(-(-items.row_count // most_rows))
+    narrow = items.split_rows(max(1, MAX_QUERIES // grain.group))
     heads = np.where((narrow.row_count > 1) | _read_twice(narrow), 1, _heads_together(narrow, grain))
     cost = _cost(narrow, grain)
     unit = cost.sum() * grain.kv_heads / (grain.threads * UNITS_PER_THREAD)
@@ -84,50 +82,28 @@ def arrays(items: Items, heads: Ints, batch: int) -> ItemArrays:
     the item that covers only this row, if there is exactly one, else an extra item without chunks. An item of several
     rows writes the output of all of them if none of them has another item.
     """
-    widths = items.row_count
-    item_rows = items.rows[ranges(items.first_row, widths)]
-    items_of_row = np.bincount(item_rows, minlength=batch)
-    own = items.rows[items.first_row]
-    single = np.bincount(own[widths == 1], minlength=batch)
-    shared_items = np.repeat(np.arange(len(widths)), widths)[items_of_row[item_rows] > 1]
-    last = (widths == 1) & (single[own] == 1)
-    last |= np.bincount(shared_items, minlength=len(widths)) == 0
+    own = items.only_own(batch)
+    partials = number_partials(items, items.divided(items.of_rows(batch)) & ~own, batch)
+    first_partial, unwritten = partials.first, partials.folds > 0
+    unwritten[items.rows[items.first_row[own]]] = False
+    if unwritten.any():
+        rows = np.flatnonzero(unwritten)
+        none = np.zeros_like(rows)
+        items = together(items, items_of_tables(none[:0], none, rows)._replace(tail_row=none - 1))
+        first_partial = np.append(first_partial, none - 1)
+        heads = np.append(heads, none + heads.max())
+    order = np.argsort(first_partial < 0, kind="stable")
+    items = items.take(order)
 
-    partial, finishing = np.flatnonzero(~last), np.flatnonzero(last)
-    unwritten = items_of_row > 0
-    unwritten[items.rows[ranges(items.first_row[finishing], widths[finishing])]] = False
-    extra_rows = np.flatnonzero(unwritten)
-    ordered = items.take(np.concatenate([partial, finishing]))
-
-    table = np.zeros((len(ordered.row_count) + len(extra_rows), 9), np.int64)
-    table[:, 4] = 1
-    table[:, 8] = heads.max(initial=1)
-    table[:, 2] = table[:, 5] = -1
-    given = table[: len(ordered.row_count)]
-    for column, values in ((0, ordered.first_chunk), (1, ordered.chunk_count), (2, ordered.tail_row)):
-        given[:, column] = values
-    given[:, 3], given[:, 4] = ordered.first_row, ordered.row_count
-    given[:, 8] = heads[np.concatenate([partial, finishing])]
-    table[len(given) :, 3] = len(items.rows) + np.arange(len(extra_rows))
-    rows = np.concatenate([items.rows, extra_rows])
-
-    # Partial results are numbered by item, then by row. `folds` sorts them by row, so each row has one range of it.
-    partial_counts = widths[partial]
-    table[: len(partial), 5] = np.cumsum(partial_counts) - partial_counts
-    owners = rows[ranges(items.first_row[partial], partial_counts)]
-    partials_of_row = np.bincount(owners, minlength=batch)
-    folding = np.flatnonzero((table[:, 5] == -1) & (table[:, 4] == 1))
-    own = rows[table[folding, 3]]
-    table[folding, 6] = (np.cumsum(partials_of_row) - partials_of_row)[own]
-    table[folding, 7] = partials_of_row[own]
-    return ItemArrays(
-        items=table,
-        partial_items=len(partial),
-        chunks=np.ascontiguousarray(items.chunks, np.int64),
-        rows=rows,
-        folds=np.argsort(owners, kind="stable"),
-        partials=len(owners),
-    )
+    table = np.zeros((len(items.row_count), 9), np.int64)
+    table[:, 0], table[:, 1], table[:, 2] = items.first_chunk, items.chunk_count, items.tail_row
+    table[:, 3], table[:, 4] = items.first_row, items.row_count
+    table[:, 5], table[:, 8] = first_partial[order], heads[order]
+    partial_items = int((first_partial >= 0).sum())
+    folding = np.flatnonzero(items.row_count[partial_items:] == 1) + partial_items
+    row = items.rows[items.first_row[folding]]
+    table[folding, 6], table[folding, 7] = partials.first_fold[row], partials.folds[row]
+    return ItemArrays(table, partial_items, items.chunks.astype(np.int64), items.rows, partials.by_row)
 
 
 def _cost(items: Items, grain: Grain) -> npt.NDArray[np.float64]:
@@ -136,14 +112,12 @@ def _cost(items: Items, grain: Grain) -> npt.NDArray[np.float64]:
     return cost
 
 
-def _read_twice(items: Items) -> npt.NDArray[np.bool_]:
+def _read_twice(items: Items) -> Bools:
     """Whether any chunk of each item occurs in another item, too."""
     counts = np.bincount(items.chunks, minlength=1)
     if counts.max() <= 1:
         return np.zeros(len(items.row_count), np.bool_)
-    several = np.concatenate([[0], np.cumsum(counts[items.chunks] > 1)])
-    repeated: npt.NDArray[np.bool_] = several[items.first_chunk + items.chunk_count] > several[items.first_chunk]
-    return repeated
+    return any_inside(counts[items.chunks] > 1, items.first_chunk, items.chunk_count)
 
 
 def _heads_together(items: Items, grain: Grain) -> int:

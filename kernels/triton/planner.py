@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.integers import Ints, ranges
-from chunkbench.kernels.items import Items
+from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.items import Items, number_partials
 from chunkbench.kernels.planners import Costs
 
 ITEM_TOKENS = 24
@@ -81,9 +81,11 @@ class Descriptors(NamedTuple):
 
 def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     """Cut and order items for a machine. Every key of every row is in exactly one item or tail."""
-    items = split_rows(items, shape)
-    tails = find_tails(items, batch)
-    tails &= items.chunk_count * shape.chunk_size <= TAIL_TOKENS
+    items = items.split_rows(shape.lanes // shape.group)
+    # The merge can take over the only own item of a row that has other items, too.
+    tails = items.only_own(batch) & (items.chunk_count * shape.chunk_size <= TAIL_TOKENS)
+    if tails.any():
+        tails &= items.divided(items.of_rows(batch))
     table = np.zeros((batch, 4), np.int32)
     own = items.rows[items.first_row[tails]]
     table[own, 2], table[own, 3] = items.first_chunk[tails], items.chunk_count[tails]
@@ -109,22 +111,6 @@ def room_to_grow(work: Descriptors, own: Ints, shape: Shape) -> Ints:
     longest = 2 * TAIL_TOKENS // shape.chunk_size
     tails = np.where(work.rows[:, 3] > 0, np.clip(longest - work.rows[:, 3], 0, shape.growth), 0)
     return np.where(own >= 0, shape.growth, tails)
-
-
-def split_rows(items: Items, shape: Shape) -> Items:
-    """Cut items of more rows than a tile holds. The parts stay adjacent, so they read K and V from the L2 cache."""
-    parts = -(-items.row_count // (shape.lanes // shape.group))
-    return items if (parts == 1).all() else items.split_rows(parts)
-
-
-def find_tails(items: Items, batch: int) -> npt.NDArray[np.bool_]:
-    """Which items can be tails: the only own item of a row that has other items, too. The merge can take these over."""
-    single = items.row_count == 1
-    own = items.rows[items.first_row]
-    items_of_row = np.bincount(items.rows[ranges(items.first_row, items.row_count)], minlength=batch)
-    own_items = np.bincount(own[single], minlength=batch)
-    tails: npt.NDArray[np.bool_] = single & (items_of_row[own] > 1) & (own_items[own] == 1)
-    return tails
 
 
 def split_keys(items: Items, shape: Shape) -> Items:
@@ -171,24 +157,16 @@ def _estimates(items: Items, parts: Ints, shape: Shape) -> npt.NDArray[np.float6
 def _arrays(items: Items, table: npt.NDArray[np.int32]) -> Descriptors:
     """Number the partial results and list those of each row. An item of rows without other items writes the output."""
     batch = len(table)
-    widths = items.row_count
-    item_rows = items.rows[ranges(items.first_row, widths)]
-    items_of_row = np.bincount(item_rows, minlength=batch) + (table[:, 3] > 0)
-    shared = np.zeros(len(widths), bool)
-    shared[np.repeat(np.arange(len(widths)), widths)[items_of_row[item_rows] > 1]] = True
-    partial_counts = np.where(shared, widths, 0)
-    slots = np.cumsum(partial_counts) - partial_counts
-    columns = np.zeros((len(widths), 8), np.int32)
+    partials = number_partials(items, items.divided(items.of_rows(batch) + (table[:, 3] > 0)), batch)
+    columns = np.zeros((len(items.row_count), 8), np.int32)
     columns[:, 0], columns[:, 1] = items.first_chunk, items.chunk_count
-    columns[:, 2], columns[:, 3] = items.first_row, widths
-    columns[:, 4], columns[:, 5] = np.where(shared, slots, -1), items.tail_row
-    owners = items.rows[ranges(items.first_row[shared], widths[shared])]
-    table[:, 1] = counts = np.bincount(owners, minlength=batch)
-    table[:, 0] = np.cumsum(counts) - counts
+    columns[:, 2], columns[:, 3] = items.first_row, items.row_count
+    columns[:, 4], columns[:, 5] = partials.first, items.tail_row
+    table[:, 0], table[:, 1] = partials.first_fold, partials.folds
     return Descriptors(
         items=columns,
         order=items.rows.astype(np.int32),
         rows=table,
-        folds=np.argsort(owners, kind="stable").astype(np.int32),
+        folds=partials.by_row.astype(np.int32),
         chunks=items.chunks,
     )

@@ -69,7 +69,7 @@ def check(made: ItemArrays, contexts: list[list[int]]) -> None:
         assert sorted(chunks_read[row]) == sorted(context)
         own = not tail_chunks[row] and readers[context[-1]] > 1  # a chunk that several rows have is full
         assert own or tail_chunks[row] == [context[-1]]
-    assert sorted(row_of_partial) == list(range(made.partials))
+    assert sorted(row_of_partial) == list(range(len(made.folds)))
     assert set(folds_of_row) == set(range(len(contexts)))
     partials_of_row: dict[int, list[int]] = defaultdict(list)
     for partial, row in row_of_partial.items():
@@ -138,7 +138,7 @@ def test_a_short_run_is_not_cut() -> None:
 def test_many_short_sequences_write_their_output_directly() -> None:
     made = arrays(*cut(table_items([[row] for row in range(100)]), Grain(2, 4, 1)), 100)
     check(made, [[row] for row in range(100)])
-    assert made.partials == made.partial_items == 0
+    assert len(made.folds) == made.partial_items == 0
 
 
 def test_no_sequences_give_no_items() -> None:
