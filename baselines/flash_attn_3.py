@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.flash_attn_package import ContiguousSession
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
@@ -21,7 +21,7 @@ def library() -> Any:
 
 class FlashAttn3(Implementation):
     def availability(self, device: str) -> Answer:
-        answer = gpu.gpu_library(device, "fa3-fwd", "fa3", library)
+        answer = on_gpu.gpu_library(device, "fa3-fwd", "fa3", library)
         if answer.ok and torch.cuda.get_device_capability()[0] not in (8, 9):
             return Answer(False, "fa3-fwd is built for Ampere, Ada and Hopper GPUs")
         return answer
@@ -38,4 +38,4 @@ class FlashAttn3(Implementation):
         return ContiguousSession(inputs, library().flash_attn_with_kvcache, equal_lengths=False)
 
     def package_version(self) -> str:
-        return gpu.named("fa3-fwd")
+        return on_gpu.named("fa3-fwd")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.dense import DenseSession
 from chunkbench.bench.contract import Answer, Implementation, Inputs, Session
@@ -60,18 +60,18 @@ class PagedSession(PoolSession):
 
 class FlashAttnPackage(Implementation):
     def availability(self, device: str) -> Answer:
-        return gpu.gpu_library(device, "flash-attn", "flash-attn", library)
+        return on_gpu.gpu_library(device, "flash-attn", "flash-attn", library)
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim > 256 or point.head_dim % 8:
             return Answer(False, f"flash-attn takes head sizes up to 256 in steps of 8, not {point.head_dim}")
-        return gpu.half_precision(point, "flash-attn")
+        return on_gpu.half_precision(point, "flash-attn")
 
     def prepare(self, inputs: Inputs) -> Session:
         return ContiguousSession(inputs, library().flash_attn_with_kvcache, equal_lengths=True)
 
     def package_version(self) -> str:
-        return gpu.named("flash-attn")
+        return on_gpu.named("flash-attn")
 
 
 class FlashAttnPackagePaged(FlashAttnPackage):

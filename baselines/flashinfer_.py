@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
 from chunkbench.bench.contract import Answer, Implementation, Inputs, Session
@@ -72,7 +72,7 @@ class PagedSession(PoolSession):
         self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
             _workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
         )
-        gpu.compile_now(self, inputs)
+        on_gpu.compile_now(self, inputs)
 
     def plan(self) -> None:
         size, table, lengths = self._block_size, self._tables.table, self._tables.lengths
@@ -147,7 +147,7 @@ class CascadeSession(_TreeSession):
         self._levels: list[Requests] = []
         self._order: torch.Tensor | None = None
         self._depth = 0
-        gpu.compile_now(self, inputs)
+        on_gpu.compile_now(self, inputs)
 
     def _set(self, plan: Plan, changed: bool) -> None:
         if changed:
@@ -185,7 +185,7 @@ class FlatSession(_TreeSession):
     def __init__(self, inputs: Inputs, backend: str) -> None:
         super().__init__(inputs, backend)
         self._wrapper = self._new_wrapper()
-        gpu.compile_now(self, inputs)
+        on_gpu.compile_now(self, inputs)
 
     def _set(self, plan: Plan, changed: bool) -> None:
         if changed:
@@ -231,7 +231,7 @@ class FlashInfer(Implementation):
     backend = "fa2"
 
     def availability(self, device: str) -> Answer:
-        answer = gpu.gpu_library(device, "flashinfer-python", "flashinfer", library)
+        answer = on_gpu.gpu_library(device, "flashinfer-python", "flashinfer", library)
         if answer.ok and not _can_compile():
             return Answer(False, "FlashInfer compiles its kernels with nvcc, and nvcc was not found", "set CUDA_HOME")
         if answer.ok and self.backend == "fa3" and torch.cuda.get_device_capability() != (9, 0):
@@ -241,18 +241,18 @@ class FlashInfer(Implementation):
     def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim not in _HEAD_DIMS:
             return Answer(False, f"FlashInfer takes head sizes 64, 128 and 256, not {point.head_dim}")
-        return gpu.half_precision(point, "FlashInfer")
+        return on_gpu.half_precision(point, "FlashInfer")
 
     def prepare(self, inputs: Inputs) -> Session:
         return _SESSIONS[self.form](inputs, self.backend)
 
     def package_version(self) -> str:
-        return f"{gpu.named('flashinfer-python')} ({self.backend})"
+        return f"{on_gpu.named('flashinfer-python')} ({self.backend})"
 
 
 def _can_compile() -> bool:
     """Whether the kernels are prebuilt, or nvcc is at a place where the library looks for it."""
-    if gpu.installed("flashinfer-jit-cache") is not None or shutil.which("nvcc") is not None:
+    if on_gpu.installed("flashinfer-jit-cache") is not None or shutil.which("nvcc") is not None:
         return True
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return (Path(home) / "bin" / "nvcc").exists()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
@@ -100,7 +100,7 @@ class FlexSession(PoolSession):
         self._sees = sees
         self.plan()
         if compiled:
-            gpu.compile_now(self, inputs)
+            on_gpu.compile_now(self, inputs)
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
         slots = self._tables.append(token_ids)
@@ -151,7 +151,7 @@ class FlexAttention(Implementation):
     reads_shared_once = True
 
     def availability(self, device: str) -> Answer:
-        return gpu.gpu_alone(device, "FlexAttention is measured only as PyTorch compiles it for GPUs")
+        return on_gpu.gpu_alone(device, "FlexAttention is measured only as PyTorch compiles it for GPUs")
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim < 16:

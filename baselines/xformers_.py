@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.dense import DenseSession
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
@@ -74,8 +74,8 @@ class Xformers(Implementation):
 
     def availability(self, device: str) -> Answer:
         if device == "cpu":
-            return Answer(False, "xformers has no CPU operator", gpu.GPU_REMEDY)
-        answer = gpu.gpu_library(device, "xformers", "xformers", library)
+            return Answer(False, "xformers has no CPU operator", on_gpu.GPU_REMEDY)
+        answer = on_gpu.gpu_library(device, "xformers", "xformers", library)
         if answer.ok and self._chosen() is None:
             first = library().operators[0]
             q, k = _smallest()
@@ -98,7 +98,7 @@ class Xformers(Implementation):
 
     def package_version(self) -> str:
         chosen = self._chosen() if torch.cuda.is_available() else None
-        return gpu.named("xformers") + (f" ({chosen.NAME})" if chosen is not None else "")
+        return on_gpu.named("xformers") + (f" ({chosen.NAME})" if chosen is not None else "")
 
     def _chosen(self) -> Any:
         if self._operator is None:

@@ -32,9 +32,9 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     """
     from chunkbench.bench.analysis.derive import derive
     from chunkbench.bench.store import newest_runs, open_run
-    from chunkbench.errors import RunError
     from chunkbench.report.claims import claims, differing
     from chunkbench.report.claims.document import document
+    from chunkbench.run_error import RunError
 
     try:
         opened = runs_in(runs) if runs else [open_run(run) for run in newest_runs(RUNS)]

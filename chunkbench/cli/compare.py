@@ -97,8 +97,8 @@ def command(
     if over is not None:
         raise click.UsageError("--over belongs to --between")
     from chunkbench.bench.store import open_runs
-    from chunkbench.errors import RunError
     from chunkbench.report.compare.compare import compare
+    from chunkbench.run_error import RunError
 
     compare_options = options.compare_options()
     try:
@@ -112,7 +112,7 @@ def command(
 def _compare_machines(base: str, over: str | None, options: ComparisonOptions) -> None:
     """Compare the kinds of machines of one run with the first of them."""
     from chunkbench.bench.store import open_run
-    from chunkbench.errors import RunError
+    from chunkbench.run_error import RunError
 
     try:
         first, *others = open_run(base).by_machine_kind()
@@ -130,7 +130,7 @@ def _compare_machines(base: str, over: str | None, options: ComparisonOptions) -
 def _compare_speedups(base: str, head: str, between: Between, over: str | None, options: ComparisonOptions) -> None:
     """Print the speed-ups of two measurements."""
     from chunkbench.bench.store import open_runs
-    from chunkbench.errors import RunError
+    from chunkbench.run_error import RunError
 
     try:
         base_runs, head_runs = open_runs(base), open_runs(head)
@@ -148,10 +148,10 @@ def _show_speedups(
     name: str,
 ) -> None:
     """Print the speed-ups, and write them as text, Markdown and JSON into the folder of --out."""
-    from chunkbench.errors import RunError
     from chunkbench.report.compare.speedups import speedups
     from chunkbench.report.compare.speedups_table import document
     from chunkbench.report.formats import names
+    from chunkbench.run_error import RunError
 
     options.check_confidence()
     if options.form not in names("documents", "data"):

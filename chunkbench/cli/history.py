@@ -45,10 +45,10 @@ def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> N
     Each machine has a series of its own. A new level has to last for three runs. With fewer than about ten runs,
     chance cannot be ruled out.
     """
-    from chunkbench.errors import RunError
     from chunkbench.report.compare.history import history
     from chunkbench.report.compare.history_document import document, draw
     from chunkbench.report.compare.metrics import metric_of
+    from chunkbench.run_error import RunError
 
     options.check_confidence()
     threshold = options.threshold_share()
@@ -75,7 +75,7 @@ def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> N
 def _measurements(folder: Path) -> list[list[Run]]:
     """The measurement that the folder is, or else all measurements below it, at any depth."""
     from chunkbench.bench.store import open_runs
-    from chunkbench.errors import RunError
+    from chunkbench.run_error import RunError
 
     try:
         return [open_runs(folder)]

@@ -104,7 +104,7 @@ def _open_streams() -> None:
 def _main() -> None:
     from chunkbench.bench.experiment import ExperimentError
     from chunkbench.cli.output import explain
-    from chunkbench.errors import RunError
+    from chunkbench.run_error import RunError
 
     try:
         # Without click's standalone mode, the call returns the exit code that a command set.

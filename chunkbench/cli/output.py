@@ -15,8 +15,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from chunkbench.cli.options import Decorated
-from chunkbench.errors import Remedy, RunError
 from chunkbench.pins import SERVING_INSTALL
+from chunkbench.run_error import Remedy, RunError
 
 if TYPE_CHECKING:
     from chunkbench.bench.store import Run

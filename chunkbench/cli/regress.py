@@ -120,12 +120,12 @@ def command(
     from chunkbench.bench.runner.target import resolve_target
     from chunkbench.bench.store import writing
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.errors import RunError
     from chunkbench.report.compare.builds import repository
     from chunkbench.report.compare.interleaved import InterleavedJob
     from chunkbench.report.compare.metrics import metric_of
     from chunkbench.report.compare.regress import default_experiment, regress
     from chunkbench.report.compare.sides import interpreters, revisions
+    from chunkbench.run_error import RunError
 
     if (base is None) == (base_python is None):
         raise click.UsageError("give either --base REV or --base-python PYTHON")
@@ -170,7 +170,7 @@ def _alone(implementation: str) -> str:
 
 def _empty_folder(out: Path | None, name: str) -> Path:
     """The folder for the runs: `out`, or a new one. Raises `RunError` if it is not empty."""
-    from chunkbench.errors import RunError
+    from chunkbench.run_error import RunError
 
     folder = out or new_run(name)
     if folder.exists() and any(folder.iterdir()):

@@ -71,10 +71,10 @@ def command(
 ) -> None:
     from chunkbench.bench.experiment import reading_order
     from chunkbench.bench.store import TORN
-    from chunkbench.errors import RunError
     from chunkbench.report import build, build_book, latex, render
     from chunkbench.report.formats import endings, names
     from chunkbench.report.text_table import FILE
+    from chunkbench.run_error import RunError
 
     if form is None and out is not None:
         known = endings("documents", "records", "data", "book") | dict.fromkeys(_FIGURES, "figure")

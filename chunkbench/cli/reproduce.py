@@ -66,9 +66,9 @@ def command(
     from chunkbench.bench.store import writing
     from chunkbench.cli.choosing import parse_budget
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.errors import RunError
     from chunkbench.report import build_book, render
     from chunkbench.report.claims.document import headline
+    from chunkbench.run_error import RunError
     from chunkbench.text_file import did_you_mean
 
     unknown = [name for name in only if name not in EXPERIMENTS]

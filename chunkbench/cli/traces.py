@@ -111,7 +111,7 @@ def command(
 
 def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, most: int | None) -> None:
     """Write the forest at an instant, which has to be a valid tree, or end with a message."""
-    from chunkbench.bench.experiment.errors import Findings
+    from chunkbench.bench.experiment.findings import Findings
     from chunkbench.bench.experiment.tree_reader import read_forest
     from chunkbench.report.trace_document import cut_lines
     from chunkbench.text_file import is_text

@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chunkbench.errors import CannotRunError
 from chunkbench.llama import SHAPES, WEIGHTS, LlamaShape
 from chunkbench.pins import SMOLLM2, SMOLLM2_INSTALL
+from chunkbench.run_error import CannotRunError
 
 if TYPE_CHECKING:
     import torch

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from chunkbench.baselines import gpu
+from chunkbench.baselines import on_gpu
 from chunkbench.baselines.chunk_attn_authors import ChunkAttnAuthors
 from chunkbench.baselines.registry import REGISTRY, ROWS, Row
 from chunkbench.bench.contract import Answer
 from chunkbench.bench.registry import UnknownImplementation
-from tests.baselines.checks import check, inputs_of, make_point, points
+from tests.baselines.checked import check, inputs_of, make_point, points
 
 
 @points()
@@ -126,7 +126,7 @@ def test_availability_answers_on_every_device(name: str, device: str) -> None:
 def test_a_gpu_library_is_unavailable_on_a_cpu_with_a_remedy(name: str) -> None:
     answer = REGISTRY.load(name).availability("cpu")
     assert not answer.ok
-    assert answer.remedy == gpu.GPU_REMEDY
+    assert answer.remedy == on_gpu.GPU_REMEDY
 
 
 @pytest.mark.parametrize("name", GPU_ONLY)
@@ -135,7 +135,7 @@ def test_the_remedy_names_the_missing_gpu_or_package(name: str) -> None:
         pytest.skip("there is a GPU here")
     answer = REGISTRY.load(name).availability("cuda")
     assert not answer.ok
-    assert answer.remedy == gpu.GPU_REMEDY or answer.remedy.startswith("pip install 'chunkbench[")
+    assert answer.remedy == on_gpu.GPU_REMEDY or answer.remedy.startswith("pip install 'chunkbench[")
     if answer.remedy.startswith("pip"):
         assert answer.remedy[len("pip install 'chunkbench[") : -2] in PYPROJECT["project"]["optional-dependencies"]
 
@@ -154,7 +154,7 @@ def test_a_package_that_does_not_load_is_unavailable_with_the_error(monkeypatch:
         raise ImportError("libcudart.so.13: cannot open shared object file\nand more")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    answer = gpu.gpu_library("cuda", "torch", "flashinfer", load)
+    answer = on_gpu.gpu_library("cuda", "torch", "flashinfer", load)
     assert not answer.ok
     assert answer.reason.endswith("does not load: libcudart.so.13: cannot open shared object file")
 

@@ -10,7 +10,7 @@ import torch
 
 from chunkbench.baselines import flash_attn_3, flash_attn_package
 from chunkbench.bench.contract import Implementation
-from tests.baselines.checks import attend, bound, check, inputs_of, make_point, points, signature
+from tests.baselines.checked import attend, bound, check, inputs_of, make_point, points, signature
 
 DENSE = (flash_attn_package, flash_attn_package.FlashAttnPackage, "flash_attn", "flash_attn_interface.py")
 PAGED = (flash_attn_package, flash_attn_package.FlashAttnPackagePaged, "flash_attn", "flash_attn_interface.py")

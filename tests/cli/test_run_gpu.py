@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.cli.main import cli
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 
 ROOT = Path(__file__).parents[2]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

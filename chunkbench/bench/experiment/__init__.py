@@ -1,7 +1,7 @@
 """Experiments: YAML files that list the points to measure, the implementations, and how to measure them."""
 
 from chunkbench.bench.experiment.axes import AXES, Axis
-from chunkbench.bench.experiment.errors import ExperimentError, Problem
+from chunkbench.bench.experiment.findings import ExperimentError, Problem
 from chunkbench.bench.experiment.load import bundled_experiments, load_experiment, reading_order
 from chunkbench.bench.experiment.point import AttentionPoint, Case, Point
 from chunkbench.bench.experiment.schema import json_schema

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunkbench.bench.experiment.errors import Finding, Findings, Path
+from chunkbench.bench.experiment.findings import Finding, Findings, Path
 from chunkbench.bench.experiment.tree_reader import TREES_SCHEMA, read_forest
 from chunkbench.bench.experiment.values import (
     DTYPES,

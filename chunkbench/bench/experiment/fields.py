@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from chunkbench.bench import workload
-from chunkbench.bench.experiment.errors import Finding, Findings, show
+from chunkbench.bench.experiment.findings import Finding, Findings, show
 from chunkbench.bench.experiment.terms import Cache, Mode, Protocol
 from chunkbench.bench.experiment.units import parse_duration, parse_percent
 from chunkbench.text_file import did_you_mean

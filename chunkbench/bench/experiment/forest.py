@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
 
-from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.terms import TreeNode
 from chunkbench.bench.experiment.tree import Forest, are_sequences, has_lengths, tree_paths
 from chunkbench.bench.experiment.values import LengthRange, Share

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from chunkbench.bench import workload
 from chunkbench.bench.experiment.axes import AXES, read_axis
-from chunkbench.bench.experiment.errors import ExperimentError, Findings, Path, Problem, show, unknown
+from chunkbench.bench.experiment.findings import ExperimentError, Findings, Path, Problem, show, unknown
 from chunkbench.bench.experiment.point import Point
 from chunkbench.bench.experiment.spec import Experiment
 from chunkbench.bench.experiment.sweep import Filter, lengths_given, read_filter

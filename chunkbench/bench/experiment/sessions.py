@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from chunkbench.bench.experiment.errors import Finding, Findings, show
 from chunkbench.bench.experiment.fields import (
     Axes,
     Caches,
@@ -19,6 +18,7 @@ from chunkbench.bench.experiment.fields import (
     Seconds,
     Whole,
 )
+from chunkbench.bench.experiment.findings import Finding, Findings, show
 from chunkbench.bench.experiment.forest import prompt_conflicts
 from chunkbench.bench.experiment.point import Case, PointT
 from chunkbench.bench.experiment.spec import CASE_LIMIT, Experiment

@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from chunkbench.bench import workload
-from chunkbench.bench.experiment.errors import Finding, Findings, Path, only_for, show, unknown
 from chunkbench.bench.experiment.fields import Axes, Blocks, ImplementationId, Implementations, Seconds, Whole
+from chunkbench.bench.experiment.findings import Finding, Findings, Path, only_for, show, unknown
 from chunkbench.bench.experiment.point import Case, Point, PointT
 from chunkbench.bench.experiment.sweep import Required, Rules, Sweep
 from chunkbench.bench.experiment.terms import Device, Dtype

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from chunkbench.bench import workload
 from chunkbench.bench.experiment.axes import AXES, read_axis
-from chunkbench.bench.experiment.errors import Finding, Path, only_for, unknown
+from chunkbench.bench.experiment.findings import Finding, Path, only_for, unknown
 from chunkbench.bench.experiment.point import Point
 from chunkbench.bench.experiment.terms import Device, Dtype
 from chunkbench.bench.experiment.tree import Forest, has_lengths, resolved

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from typing_extensions import TypeIs
 
-from chunkbench.bench.experiment.errors import Path
+from chunkbench.bench.experiment.findings import Path
 from chunkbench.bench.experiment.terms import TreeNode
 
 MAX_LEVELS = 64

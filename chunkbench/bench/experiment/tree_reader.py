@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from chunkbench.bench.experiment import yaml_file
-from chunkbench.bench.experiment.errors import Finding, Findings, Path, show
+from chunkbench.bench.experiment.findings import Finding, Findings, Path, show
 from chunkbench.bench.experiment.tree import MAX_LEVELS, Forest, leaves, nodes_in, sequences_in, shares
 from chunkbench.bench.experiment.values import MAX_SEQUENCES, MAX_TOKENS, count_reader, integer_schema, read_name
 from chunkbench.text_file import TextError, from_json, read_text

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
-from chunkbench.bench.experiment.errors import Finding, Findings, show, unknown
+from chunkbench.bench.experiment.findings import Finding, Findings, show, unknown
 from chunkbench.bench.experiment.terms import Dtype
 from chunkbench.bench.experiment.tree import Forest, show_forest, spell_forest
 from chunkbench.llama import LlamaShape, ShapeError, shape_of

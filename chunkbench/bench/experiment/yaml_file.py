@@ -14,7 +14,7 @@ import yaml
 from yaml import events, nodes
 from yaml.reader import Reader
 
-from chunkbench.bench.experiment.errors import MISREAD, Mark, Path, Problem
+from chunkbench.bench.experiment.findings import MISREAD, Mark, Path, Problem
 from chunkbench.bench.experiment.tree import MAX_LEVELS
 
 MAX_BYTES = 1 << 18

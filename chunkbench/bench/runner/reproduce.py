@@ -10,7 +10,7 @@ from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.runner.executor import Executor, Listener
 from chunkbench.bench.runner.run import run_experiment
 from chunkbench.bench.store import Run, open_run
-from chunkbench.errors import CannotRunError, RunError
+from chunkbench.run_error import CannotRunError, RunError
 
 KERNELS = (
     "table1", "memory", "table3", "figure3", "figure4", "no-tpp", "break-even", "chunk-size", "heads", "prompts",

@@ -22,7 +22,7 @@ from chunkbench.bench.runner.passes import Pass, RunOptions
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store import TORN, Run, RunWriter, open_run
 from chunkbench.bench.store.results import Status
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from chunkbench.version import __version__
 
 DEFAULT_OPTIONS = RunOptions()

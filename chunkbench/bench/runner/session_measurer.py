@@ -19,7 +19,7 @@ from chunkbench.bench.runner.point_driver import WorkerLost
 from chunkbench.bench.runner.survey import survey
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Noise, SessionResult
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 
 if TYPE_CHECKING:
     from chunkbench.bench.runner.sessions import SessionWorkload

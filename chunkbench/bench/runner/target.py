@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from chunkbench.bench.environment import Environment, machine_id, read_environment, why_no_gpu
 from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.experiment.terms import Device, Dtype
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 
 NO_CUDA = "device: cuda cannot be used: "
 _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}

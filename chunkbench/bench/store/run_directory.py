@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from chunkbench.bench import workload
 from chunkbench.bench.store.manifest import Manifest
 from chunkbench.bench.store.results import Result
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from chunkbench.text_file import problem_of
 
 SCHEMA_VERSION = 10

@@ -13,9 +13,9 @@ from typing import Any
 
 from chunkbench.bench.environment.revision import code_digest
 from chunkbench.bench.environment.software import read_native
-from chunkbench.errors import RunError
 from chunkbench.plugins.ray import remote
 from chunkbench.plugins.ray.nodes import Node, Resources, Software, node_of, problem_of, same_ids
+from chunkbench.run_error import RunError
 from chunkbench.version import __version__
 
 _PROBE_LIMIT_S = 180.0

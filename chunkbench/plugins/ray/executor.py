@@ -22,10 +22,10 @@ from chunkbench.bench.runner.pace import Pace
 from chunkbench.bench.runner.passes import Pass, RunOptions
 from chunkbench.bench.runner.target import NO_CUDA, Target, resolve_on
 from chunkbench.bench.store import Result, open_run
-from chunkbench.errors import CannotRunError, RunError
 from chunkbench.plugins.ray.connection import lines_of, software
 from chunkbench.plugins.ray.fleet import Fleet, Lane
 from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds, node_of, problem_of
+from chunkbench.run_error import CannotRunError, RunError
 
 MOST_LOSSES = 2
 """A pass that was lost with so many machines is a row `crashed`."""

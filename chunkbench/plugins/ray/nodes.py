@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from chunkbench.bench.environment import Environment
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 
 Machines = Literal["any", "each"]
 _ACCELERATOR = "accelerator_type:"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from chunkbench.bench.environment.git import git
 from chunkbench.bench.store import writing
-from chunkbench.errors import RunError
 from chunkbench.plugins.ray import remote
 from chunkbench.plugins.ray.connection import Cluster, lines_of
 from chunkbench.plugins.ray.nodes import Node
+from chunkbench.run_error import RunError
 
 PROJECT = "{project}"
 """Among the words of a command: the folder of the project on the node."""

@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 
 from chunkbench.bench.environment.git import git, git_environment, git_output
 from chunkbench.bench.environment.revision import PROJECT, copy_package, git_state
-from chunkbench.errors import RunError
 from chunkbench.kernels import cpu
+from chunkbench.run_error import RunError
 
 _LOG_LINES = 15
 """Last lines of the build's log that an error message shows."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from chunkbench.bench.store import TORN
 from chunkbench.bench.store.results import FAILED, TimedResult
-from chunkbench.errors import RunError
 from chunkbench.report.compare.calibration import work_ratios
 from chunkbench.report.compare.case_verdicts import CaseJudge, Options
 from chunkbench.report.compare.environments import differences
@@ -28,6 +27,7 @@ from chunkbench.report.compare.verdicts import (
     comparison_exit_code,
     worst_first,
 )
+from chunkbench.run_error import RunError
 
 if TYPE_CHECKING:
     from chunkbench.bench.store import Result, Run

@@ -9,8 +9,8 @@ from chunkbench.bench import workload
 from chunkbench.bench.analysis.points import counted, measured
 from chunkbench.bench.analysis.statistics import round_means
 from chunkbench.bench.store.results import Result
-from chunkbench.errors import RunError
 from chunkbench.report.metric import MICROSECONDS, Metric
+from chunkbench.run_error import RunError
 
 LATENCY = Metric("latency", "latency", lambda result: round_means(result.rounds), MICROSECONDS)
 

@@ -12,12 +12,12 @@ from time import monotonic
 from chunkbench.bench.environment.revision import PROJECT
 from chunkbench.bench.measure.caches import sweep_file
 from chunkbench.bench.store import Run
-from chunkbench.errors import RunError
 from chunkbench.report.compare.compare import Options, compare
 from chunkbench.report.compare.interleaved import Interleaved, InterleavedJob
 from chunkbench.report.compare.ratios import FEWEST_PROCESSES
 from chunkbench.report.compare.sides import Side
 from chunkbench.report.compare.verdicts import Comparison
+from chunkbench.run_error import RunError
 
 LIMIT = 6
 """Pairs go on for this many times the experiment's budget: two minutes for a budget of 20 s."""

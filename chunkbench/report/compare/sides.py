@@ -17,9 +17,9 @@ from chunkbench.bench.environment.revision import PROJECT
 from chunkbench.bench.experiment import TimedExperiment
 from chunkbench.bench.registry import GROUP
 from chunkbench.bench.runner.client import LOST, WorkerProcess
-from chunkbench.errors import RunError
 from chunkbench.report.compare.builds import Build, built_revision, built_working_tree
 from chunkbench.report.compare.parents import preloaded
+from chunkbench.run_error import RunError
 
 # The first statements draw where later objects begin within a page, and within Python's own pools. Otherwise the length
 # of a build's path decides that, in all processes of a side alike, and makes code that runs in Python or in PyTorch's

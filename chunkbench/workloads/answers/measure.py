@@ -11,7 +11,7 @@ from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import Target
-from chunkbench.errors import CannotRunError
+from chunkbench.run_error import CannotRunError
 from chunkbench.server import smollm2
 from chunkbench.server.engine import Model
 from chunkbench.server.engine.model import INTERFACE, load_module

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from chunkbench.bench.experiment import Experiment
-from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Whole
+from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL, N_P
 from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.workloads.answers.result import AnswersPoint

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from chunkbench.bench.experiment import AttentionPoint, TimedExperiment
-from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.forest import prompt_conflicts
 from chunkbench.bench.experiment.spec import N_P, N_S
 from chunkbench.bench.experiment.terms import Compensation

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chunkbench.bench.experiment import AttentionPoint, SessionExperiment
-from chunkbench.bench.experiment.errors import Finding
+from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.spec import N_P, N_S
 from chunkbench.workloads.decode.spec import MODEL, attention_conflicts
 

@@ -9,7 +9,7 @@ from chunkbench.bench.contract import AnyImplementation
 from chunkbench.bench.registry import Registry
 from chunkbench.bench.runner.sessions import Amounts, SessionWorkload
 from chunkbench.llama import LlamaShape
-from chunkbench.workloads.modules.registry import MODULES
+from chunkbench.workloads.modules.methods import MODULES
 from chunkbench.workloads.modules.result import ModulesPoint, ModulesResult
 from chunkbench.workloads.modules.spec import ModulesExperiment
 

@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import Field
 
 from chunkbench.bench.experiment import TimedExperiment
-from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Implementations
+from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.forest import prompt_conflicts
 from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL, N_P
 from chunkbench.bench.experiment.sweep import Required
 from chunkbench.bench.experiment.values import LengthRange
-from chunkbench.workloads.modules.registry import MODULES
+from chunkbench.workloads.modules.methods import MODULES
 from chunkbench.workloads.modules.result import ModulesPoint
 
 _SHARING = "cannot be used with `kind: modules`, whose modules share nothing; leave it out"

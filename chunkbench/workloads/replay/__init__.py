@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from chunkbench.bench.runner.passes import PointMeasurer, RunOptions, Workplace
     from chunkbench.bench.runner.target import Target
     from chunkbench.report.layout import Layout
-    from chunkbench.workloads.replay.registry import ManagerKind
+    from chunkbench.workloads.replay.methods import ManagerKind
 
 
 class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
@@ -26,7 +26,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
     result = ReplayResult
 
     def implementations(self) -> Registry[ManagerKind]:
-        from chunkbench.workloads.replay.registry import MANAGERS
+        from chunkbench.workloads.replay.methods import MANAGERS
 
         return MANAGERS
 

@@ -17,7 +17,7 @@ from chunkbench.server.scheduling import Rules
 from chunkbench.traffic.generated import GENERATED, Demand
 from chunkbench.traffic.replayed import ReplayRequest, read_replayed, truncated
 from chunkbench.workloads.replay.groups import AnswerGroups
-from chunkbench.workloads.replay.registry import KINDS, ManagerKind, Memory
+from chunkbench.workloads.replay.methods import KINDS, ManagerKind, Memory
 from chunkbench.workloads.replay.result import MemoryMoment, ReplayPoint, ReplaySeed
 from chunkbench.workloads.replay.simulate import Replay, Replayed, replay
 from chunkbench.workloads.replay.step_time import StepTime

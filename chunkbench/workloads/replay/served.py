@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chunkbench.bench.store import open_run
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep
 from chunkbench.workloads.replay.served_steps import ServedRequest, served_steps
 from chunkbench.workloads.serving.result import Measurement, ServingResult

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Whole
+from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.sessions import REQUESTS, RequestExperiment, request_conflicts
 from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL
 from chunkbench.bench.experiment.sweep import Required

@@ -50,7 +50,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
 
     def follow(self, experiment: RingExperiment) -> bool:
         """With RANK above 0, be that rank of the run that rank 0 leads."""
-        from chunkbench.errors import CannotRunError
+        from chunkbench.run_error import CannotRunError
         from chunkbench.workloads.ring.launch import world_from_environment
         from chunkbench.workloads.ring.rank import NoLeaderError
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from chunkbench.bench.experiment import Experiment
-from chunkbench.bench.experiment.errors import Finding, show
 from chunkbench.bench.experiment.fields import ImplementationId, Positive, Whole
+from chunkbench.bench.experiment.findings import Finding, show
 from chunkbench.bench.experiment.spec import BASELINE, N_P
 from chunkbench.bench.experiment.values import LengthRange
 from chunkbench.text_file import did_you_mean

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from chunkbench.bench.registry import Registry
 from chunkbench.bench.workload import Workload
-from chunkbench.errors import CannotRunError
 from chunkbench.pins import SERVING_INSTALL
+from chunkbench.run_error import CannotRunError
+from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.result import ServingPoint, ServingResult
-from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import System
 from chunkbench.workloads.serving.spec import ServingExperiment
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chunkbench.attention.tokens import alike
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from chunkbench.server.engine.errors import ModelError
 from chunkbench.server.engine.model import ModelNumbers, load_module
 from chunkbench.server.protocol import ApiError

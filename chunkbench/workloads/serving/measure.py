@@ -21,7 +21,7 @@ from chunkbench.bench.runner.passes import Budget, Workplace
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
 from chunkbench.bench.workers.pages import environment
-from chunkbench.errors import CannotRunError
+from chunkbench.run_error import CannotRunError
 from chunkbench.traffic import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
 from chunkbench.traffic.load import LoadError, LoadOptions, LoadResult, ServerTarget, send
 from chunkbench.traffic.load.answer import Tokens
@@ -29,6 +29,7 @@ from chunkbench.traffic.request_result import RequestResult, load_numbers, norma
 from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
 from chunkbench.workloads.serving.following import constrained_answers, first_invalid
+from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.plan import (
     REFUSED,
     WARM_UP,
@@ -50,7 +51,6 @@ from chunkbench.workloads.serving.plan import (
 )
 from chunkbench.workloads.serving.result import Measurement, ServerFacts, ServingPoint, ServingResult
 from chunkbench.workloads.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
-from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
 

@@ -15,7 +15,7 @@ from chunkbench.bench.measure.peaks import cpu_peaks
 from chunkbench.bench.runner.dry_run import words_of
 from chunkbench.bench.runner.memory_guard import usable
 from chunkbench.bench.runner.target import Target
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from chunkbench.server.smollm2 import checkpoint_of
 from chunkbench.traffic import TextIds, read_texts, text_ids
 from chunkbench.workloads.serving.budget import (
@@ -29,8 +29,8 @@ from chunkbench.workloads.serving.budget import (
     took_s,
 )
 from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory
+from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.result import ServingPoint, ServingResult
-from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
 from chunkbench.workloads.serving.tasks import TaskRequests

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
-from chunkbench.bench.experiment.errors import Finding
 from chunkbench.bench.experiment.fields import ImplementationId, Positive, Whole
+from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.sessions import RequestExperiment, request_conflicts
 from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL, N_P, N_S
 from chunkbench.bench.experiment.sweep import Required, Sweep

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from chunkbench.traffic import PlannedRequest
 from chunkbench.workloads.serving.result import ServingPoint
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkbench.bench.experiment import AttentionPoint, Experiment, ExperimentError, load_experiment
-from chunkbench.bench.experiment.errors import Findings
+from chunkbench.bench.experiment.findings import Findings
 from chunkbench.bench.experiment.tree import Forest, has_lengths, lengths_in, resolved, sequences_in, show_forest
 from chunkbench.bench.experiment.tree_reader import read_forest
 from chunkbench.bench.experiment.values import spell_value

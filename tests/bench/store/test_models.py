@@ -17,7 +17,7 @@ from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.experiment.style import Style
 from chunkbench.bench.store import SCHEMA_VERSION, Calibration, DecodeResult, Manifest, TimedResult, open_run
 from chunkbench.cli.main import cli
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from chunkbench.workloads.replay.result import MemoryMoment, ReplayResult
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts
 from tests.workloads.replay.made import replay_facts

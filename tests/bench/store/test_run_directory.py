@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chunkbench.bench.store import DecodeResult, RunWriter, latest_run, newest_runs, open_run
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 
 MANIFEST = {"experiment": {"name": "x"}}
 

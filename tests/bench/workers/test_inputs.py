@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from chunkbench.bench.workers.inputs import PooledInputs
-from tests.baselines.checks import make_point
+from tests.baselines.checked import make_point
 
 SHAPE = {"n_p": 50, "n_s": 20, "n_c": 4, "batch_size": 3, "kv_heads": 2, "head_dim": 16}
 

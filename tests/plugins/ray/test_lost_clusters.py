@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chunkbench.bench.store import open_run
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 from tests.plugins.ray.conftest import Raylets, executor_of, fleet_of, keys_once, measure, measure_once, waiting
 from tests.plugins.ray.listening import RecordingListener
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from chunkbench.bench.environment import read_environment
-from chunkbench.errors import RunError
 from chunkbench.plugins.ray.fleet import Share
 from chunkbench.plugins.ray.nodes import (
     Node,
@@ -19,6 +18,7 @@ from chunkbench.plugins.ray.nodes import (
     problem_of,
     same_ids,
 )
+from chunkbench.run_error import RunError
 
 HERE = Software("3.11", "0.1", "abc", "2.13.0", native=True)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.errors import RunError
 from chunkbench.plugins.ray.remote import OUT, _unbundle
 from chunkbench.plugins.ray.remote_commands import packed_checkout, run_remote_command
+from chunkbench.run_error import RunError
 from tests.plugins.ray.conftest import Raylets
 
 pytestmark = pytest.mark.timeout(400)

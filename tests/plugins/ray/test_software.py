@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
 from chunkbench.cli.output import explain
-from chunkbench.errors import RunError
 from chunkbench.plugins.ray import connection
 from chunkbench.plugins.ray.connection import Cluster
 from chunkbench.plugins.ray.shipping import shipped
+from chunkbench.run_error import RunError
 from tests.plugins.ray.conftest import Raylets
 
 pytestmark = pytest.mark.timeout(300)

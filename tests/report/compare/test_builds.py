@@ -14,9 +14,9 @@ import pytest
 
 from chunkbench.bench.environment.git import git_environment
 from chunkbench.bench.environment.revision import git_state
-from chunkbench.errors import RunError
 from chunkbench.report.compare import builds
 from chunkbench.report.compare.builds import built_revision, built_working_tree, repository
+from chunkbench.run_error import RunError
 
 
 def git(path: Path, *words: str) -> str:

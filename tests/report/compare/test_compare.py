@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from chunkbench.bench.store import Noise, Run
-from chunkbench.errors import RunError
 from chunkbench.report.compare.case_verdicts import CaseJudge
 from chunkbench.report.compare.compare import NothingToCompare, Options, compare
 from chunkbench.report.metric import NUMBER, Better, Metric, one
+from chunkbench.run_error import RunError
 from tests.report.compare.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
 

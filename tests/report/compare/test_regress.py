@@ -20,13 +20,13 @@ from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store import open_run, open_runs
 from chunkbench.cli.progress import RepeatProgress
-from chunkbench.errors import RunError
 from chunkbench.report.compare.builds import Build
 from chunkbench.report.compare.compare import Options
 from chunkbench.report.compare.interleaved import InterleavedJob
 from chunkbench.report.compare.regress import looks, regress
 from chunkbench.report.compare.sides import Side, _check_measures, interpreters
 from chunkbench.report.compare.verdicts import Comparison
+from chunkbench.run_error import RunError
 from tests.command import chunkbench
 from tests.example_project import committed_example
 from tests.slowed_example import slower_by

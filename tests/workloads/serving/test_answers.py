@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.errors import RunError
 from chunkbench.report import build, render
+from chunkbench.run_error import RunError
 from chunkbench.traffic.texts import Texts, read_texts
 from chunkbench.workloads import register
 from chunkbench.workloads.serving.result import ServingResult

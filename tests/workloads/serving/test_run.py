@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.errors import CannotRunError, RunError
+from chunkbench.run_error import CannotRunError, RunError
 from chunkbench.workloads import register
 from chunkbench.workloads.serving import plan
 from chunkbench.workloads.serving.plan import draw_id

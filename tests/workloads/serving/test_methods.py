@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from chunkbench.bench.experiment.style import Style
-from chunkbench.workloads.serving.servers import registry
+from chunkbench.workloads.serving import methods
+from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.servers.endpoint import Endpoint
-from chunkbench.workloads.serving.servers.registry import SYSTEMS
 from chunkbench.workloads.serving.servers.system import Setting
 from tests.workloads.serving.servers.test_process import SETTING
 
@@ -73,9 +73,9 @@ ROW = Other()
 
 @pytest.mark.parametrize("what", ["Other", "ROW"])
 def test_others_register_a_class_or_an_object(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = [EntryPoint("other", f"{__name__}:{what}", registry.GROUP), EntryPoint("vllm", "gone:Gone", "")]
-    monkeypatch.setattr("chunkbench.bench.registry.entry_points", lambda group: {registry.GROUP: theirs}[group])
-    systems = registry.Registry({"vllm": SYSTEMS.load("vllm")}, registry.GROUP)
+    theirs = [EntryPoint("other", f"{__name__}:{what}", methods.GROUP), EntryPoint("vllm", "gone:Gone", "")]
+    monkeypatch.setattr("chunkbench.bench.registry.entry_points", lambda group: {methods.GROUP: theirs}[group])
+    systems = methods.Registry({"vllm": SYSTEMS.load("vllm")}, methods.GROUP)
     assert isinstance(systems.load("other"), Other)
     assert systems.style("other") == Other.style
     assert systems.availability("other", "cpu")[0] == "other"
