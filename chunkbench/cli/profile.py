@@ -72,13 +72,13 @@ def command(
     from chunkbench.bench import workload
     from chunkbench.bench.experiment.load import read_selection
     from chunkbench.bench.experiment.point import Case
-    from chunkbench.bench.runner.profile import only_point, profile
+    from chunkbench.bench.runner.profiling import only_point, profile
     from chunkbench.bench.runner.target import resolve_target
     from chunkbench.bench.store import FAILED, MEASURED
-    from chunkbench.errors import RunError
     from chunkbench.report.figures import PICTURES, save
     from chunkbench.report.figures.style import styled
     from chunkbench.report.numbers import count
+    from chunkbench.run_error import RunError
     from chunkbench.text_file import did_you_mean
     from chunkbench.workloads.decode import DecodeWorkload
     from chunkbench.workloads.decode.profile_document import document

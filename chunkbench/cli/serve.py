@@ -171,7 +171,7 @@ def command(context: click.Context, options: ServeOptions) -> None:
     with serving_libraries():
         from chunkbench.server.engine import EngineError
         from chunkbench.server.records import Log
-        from chunkbench.server.run import address_of, bind, build, run
+        from chunkbench.server.serve import address_of, bind, build, run
     try:
         listening = bind(options.host, options.port)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The command `chunkbench`: an error prints one line and sets the exit code, without a traceback."""
+"""The command line: its commands, lists and output."""
 
 from __future__ import annotations
 
@@ -8,17 +8,31 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from chunkbench.bench.experiment import Experiment, load_experiment
+from chunkbench.baselines.registry import REGISTRY
+from chunkbench.bench.contract import YES, Answer
+from chunkbench.bench.experiment import Experiment, bundled_experiments, load_experiment
+from chunkbench.bench.registry import Surveyed
 from chunkbench.cli import main as module
 from chunkbench.cli import quick
+from chunkbench.cli.completion import command as completion
+from chunkbench.cli.list_ import command
 from chunkbench.cli.main import cli
-from chunkbench.cli.output import command_line
+from chunkbench.cli.output import (
+    colour_wanted,
+    command_line,
+    explain,
+    run_exit_code,
+    typed_command,
+    write_experiment,
+    write_text,
+)
+from chunkbench.run_error import Remedy, RunError
 from tests.command import chunkbench
 
 
@@ -134,3 +148,166 @@ def test_quick_takes_lengths_from_prompts(tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, ["quick", "--prompts", str(tmp_path / "ids.jsonl"), "--batch", "3"])
     assert refused.exit_code == 2
     assert "--prompts states --n-p, --n-s and --batch" in refused.output
+
+
+@pytest.fixture
+def two_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
+    no = Answer(False, "xformers has no CPU operator [at all]", "use a GPU")
+    states = [Surveyed("chunk_attn", "ChunkAttn", YES), Surveyed("xformers", "xformers", no)]
+    monkeypatch.setattr(REGISTRY, "survey", lambda device: states)
+
+
+def test_experiments() -> None:
+    rows = json.loads(CliRunner().invoke(command, ["experiments", "--format", "json"]).output)
+    points = {row["experiment"]: row["points"] for row in rows}
+    assert points.keys() == set(bundled_experiments())
+    assert (points["table1"], points["table3"], points["figure3"], points["smoke"]) == (3, 12, 12, 10)
+    assert all(row["title"] for row in rows)
+
+
+def test_axes_have_meaning_values_and_default() -> None:
+    rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
+    shape = "traffic model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim"
+    heads = "retrieval window kv_share compensation chunk_size block_size dtype"
+    requests = "load rate clients forced memory schedule samples beams ranks phase mask link threads"
+    assert " ".join(row["axis"] for row in rows) == f"{shape} {heads} {requests}"
+    assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
+    table = CliRunner().invoke(command, ["axes"]).output
+    assert all(row["axis"] in table for row in rows)
+
+
+@pytest.mark.usefixtures("two_implementations")
+def test_implementations_have_state_reason_and_remedy() -> None:
+    rows = json.loads(CliRunner().invoke(command, ["implementations", "--format", "json"]).output)
+    assert [(row["implementation"], row["available"]) for row in rows] == [("chunk_attn", True), ("xformers", False)]
+    assert rows[1]["reason"] == "xformers has no CPU operator [at all]"
+    assert rows[1]["remedy"] == "use a GPU"
+    words = CliRunner().invoke(command, ["implementations"]).output.split()
+    assert {"ChunkAttn", "yes", "no", "[at", "GPU"} <= set(words)
+
+
+def test_without_implementations_the_remedy_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(REGISTRY, "survey", lambda device: [])
+    assert "make setup" in CliRunner().invoke(command, ["implementations"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("subject", "kind", "has", "lacks"),
+    [
+        ("experiments", "replay", "replay-paged", "table3"),
+        ("implementations", "replay", "radix_tree", "chunk_attn"),
+        ("implementations", "serving", "endpoint", "naive"),
+        ("implementations", "modules", "mlp", "naive"),
+        ("axes", "modules", "model", "n_s"),
+    ],
+)
+def test_only_those_of_a_kind(subject: str, kind: str, has: str, lacks: str) -> None:
+    rows = json.loads(CliRunner().invoke(command, [subject, "--kind", kind, "--format", "json"]).output)
+    names = [row[subject.rstrip("s").replace("axe", "axis")] for row in rows]
+    assert has in names
+    assert lacks not in names
+
+
+def test_an_unknown_kind_is_wrong_usage() -> None:
+    done = CliRunner().invoke(command, ["axes", "--kind", "decoding"])
+    assert (done.exit_code, "is none of decode, memory" in done.stderr) == (2, True)
+
+
+def test_unknown_subject_is_wrong_usage() -> None:
+    assert CliRunner().invoke(command, ["everything"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("shell", "mark"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete --")])
+def test_completion(shell: str, mark: str) -> None:
+    group = click.Group("chunkbench", commands={"completion": completion})
+    result = CliRunner().invoke(group, ["completion", shell])
+    assert result.exit_code == 0
+    assert mark in result.output
+    assert "_CHUNKBENCH_COMPLETE" in result.output
+
+
+def test_a_closed_output_gives_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "chunkbench", "list", "axes"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["unavailable", "oom"], 3),
+        (["ok", "noisy", "unavailable", "unsupported", "oom"], 0),
+        (["ok", "incorrect"], 3),
+        (["error"], 3),
+        (["crashed", "ok"], 3),
+        (["timeout"], 3),
+    ],
+)
+def test_failed_cases_or_none_measured_make_the_exit_code_3(statuses: list[Any], code: int) -> None:
+    assert run_exit_code(statuses) == code
+
+
+def test_messages_name_the_options_that_solve_the_problem() -> None:
+    assert explain("plain") == "plain"
+    assert explain(RunError("x: taken", remedy="elsewhere")) == "x: taken (--out DIR names another folder)"
+    assert explain(RunError("x: damaged")) == "x: damaged"
+    assert all(explain(RunError("x", remedy)) != "x" for remedy in get_args(Remedy))
+
+
+def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
+    assert explain("a\x1b[31m\r\x9b\ud800\nb") == "a\ufffd[31m\ufffd\ufffd\ufffd\nb"
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, True),
+        ({"NO_COLOR": ""}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": "0"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "unknown"}, False),
+    ],
+)
+def test_colours_go_to_terminals_that_know_them(
+    variables: dict[str, str], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"TERM": "xterm-256color"} | variables).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("chunkbench.cli.output.on_terminal", lambda: True)
+    assert colour_wanted() is wanted
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("old")
+    path.chmod(0o644)
+    (tmp_path / "link").symlink_to(path)
+    with click.Context(cli, info_name="traces"):
+        write_text(tmp_path / "link", "new")
+        assert (path.read_text(), (tmp_path / "link").is_symlink()) == ("new", True)
+        with pytest.raises(SystemExit):
+            write_experiment(path, "title: 5\n")
+        with pytest.raises(SystemExit):
+            write_text(Path("/dev/full"), "text")
+    assert path.read_text() == "new"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["e.yaml", "link"]
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "typed"),
+    [
+        ("/env/bin/chunkbench", "/env/bin/chunkbench", ["chunkbench", "run", "x"]),
+        (".venv/bin/chunkbench", None, [".venv/bin/chunkbench", "run", "x"]),
+        ("/lib/chunkbench/__main__.py", None, [sys.executable, "-m", "chunkbench", "run", "x"]),
+    ],
+)
+def test_a_command_to_continue_can_be_typed(
+    started: str, on_path: str | None, typed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [started, "run", "x"])
+    monkeypatch.setattr("shutil.which", lambda name: on_path)
+    assert typed_command() == typed

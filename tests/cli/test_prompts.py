@@ -1,4 +1,4 @@
-"""`chunkbench prompts` from end to end, on token ids."""
+"""`chunkbench prompts` and `traces`: files of users from end to end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from chunkbench.bench.experiment import load_experiment
-from chunkbench.cli.prompts import command
+import chunkbench.traffic
+from chunkbench.bench.experiment import AttentionPoint, load_experiment
+from chunkbench.cli.prompts import command as prompts_command
+from chunkbench.cli.traces import command as traces_command
 from chunkbench.traffic import read_traffic
+from chunkbench.traffic.generated import GENERATED
+from chunkbench.workloads.replay.result import ReplayPoint
 
 SYSTEM = list(range(100, 1000))
 
 
 @pytest.fixture
-def traffic(tmp_path: Path) -> Path:
+def traffic_file(tmp_path: Path) -> Path:
     path = tmp_path / "traffic.jsonl"
     prompts = [{"token_ids": [*SYSTEM, 5000 + i, *range(10)], "group": "chat"} for i in range(4)]
     prompts += [{"token_ids": [9, 9, i], "group": "odd # one"} for i in range(2)]
@@ -24,8 +28,8 @@ def traffic(tmp_path: Path) -> Path:
     return path
 
 
-def test_values_of_each_group(traffic: Path) -> None:
-    done = CliRunner().invoke(command, [str(traffic), "--n-c", "89", "--format", "json"])
+def test_values_of_each_group(traffic_file: Path) -> None:
+    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--n-c", "89", "--format", "json"])
     assert done.exit_code == 0, done.output
     chat, odd = json.loads(done.stdout)
     assert (chat["group"], chat["prompts"], chat["shared_mean"], chat["common"]) == ("chat", 4, 900.0, 900)
@@ -35,32 +39,32 @@ def test_values_of_each_group(traffic: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_tables_show_the_papers_values_too(traffic: Path, form: str) -> None:
-    done = CliRunner().invoke(command, [str(traffic), "--format", form, "--model", "llama3-8b"])
+def test_tables_show_the_papers_values_too(traffic_file: Path, form: str) -> None:
+    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--format", form, "--model", "llama3-8b"])
     assert done.exit_code == 0, done.output
     for word in ("chat", "900", "Chameleon", "2,626", "llama3-8b", "128 KiB"):
         assert word in done.stdout
 
 
-def test_the_written_experiment_is_valid(traffic: Path, tmp_path: Path) -> None:
+def test_the_written_experiment_is_valid(traffic_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    done = CliRunner().invoke(command, [str(traffic), "--experiment", str(path)])
+    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--experiment", str(path)])
     assert done.exit_code == 0, done.output
     assert f"chunkbench run {path}" in done.stderr
     points = load_experiment(path).points("cpu", "float32")
     assert [(point.n_c, point.batch_size) for point in points] == [(512, 4), (512, 2)]
     assert (points[1].tree, points[1].n_p) == (((2, 2),), 3)
-    again = CliRunner().invoke(command, [str(traffic), "--experiment", str(path)])
+    again = CliRunner().invoke(prompts_command, [str(traffic_file), "--experiment", str(path)])
     assert again.exit_code == 2
     assert f"{path} exists already" in again.stderr
 
 
-def test_the_written_trace_can_be_read(traffic: Path, tmp_path: Path) -> None:
+def test_the_written_trace_can_be_read(traffic_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    done = CliRunner().invoke(command, [str(traffic), "--trace", str(path), "--n-c", "7"])
+    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--trace", str(path), "--n-c", "7"])
     assert done.exit_code == 0, done.output
-    over_itself = CliRunner().invoke(command, [str(traffic), "--trace", str(traffic)])
-    assert f"{traffic} exists already" in over_itself.stderr
+    over_itself = CliRunner().invoke(prompts_command, [str(traffic_file), "--trace", str(traffic_file)])
+    assert f"{traffic_file} exists already" in over_itself.stderr
     trace = read_traffic(path)
     assert (len(trace.requests), trace.timed) == (6, False)
     assert {request.answer_tokens for request in trace.requests} == {7}
@@ -78,11 +82,11 @@ def test_the_written_trace_can_be_read(traffic: Path, tmp_path: Path) -> None:
         (["{traffic}", "--experiment", "/nowhere/x.yaml"], "cannot be written"),
     ],
 )
-def test_wrong_usage(traffic: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_wrong_usage(traffic_file: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
-    words = [word.format(traffic=traffic, empty=empty) for word in arguments]
-    done = CliRunner().invoke(command, words)
+    words = [word.format(traffic=traffic_file, empty=empty) for word in arguments]
+    done = CliRunner().invoke(prompts_command, words)
     assert done.exit_code == 2
     assert message in done.stderr
 
@@ -90,7 +94,161 @@ def test_wrong_usage(traffic: Path, tmp_path: Path, arguments: list[str], messag
 def test_prompts_that_each_extend_the_one_before_make_a_valid_experiment(tmp_path: Path) -> None:
     (tmp_path / "chain.jsonl").write_text("\n".join(json.dumps([*range(9 + number)]) for number in range(40)))
     path = tmp_path / "chain.yaml"
-    done = CliRunner().invoke(command, [str(tmp_path / "chain.jsonl"), "--experiment", str(path)])
+    done = CliRunner().invoke(prompts_command, [str(tmp_path / "chain.jsonl"), "--experiment", str(path)])
     assert done.exit_code == 0, done.output
     (point,) = load_experiment(path).points("cpu", "float32")
     assert point.batch_size == 32
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 1000 * n, "input_length": 1100, "output_length": 10 + n, "hash_ids": [0, 1, 2 + n % 2]}
+        for n in range(8)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_tables(trace: Path, form: str) -> None:
+    done = CliRunner().invoke(traces_command, [str(trace), "--format", form, "--cache", "3"])
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.stdout.split())
+    for words in ("8 requests", "1.00 requests/s over 7 s", "1,100", "24 blocks of 512 tokens, 4 of them", "1,536"):
+        assert words in text, words
+
+
+def test_json(trace: Path) -> None:
+    done = CliRunner().invoke(traces_command, [str(trace), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["format"], told["block_tokens"], told["requests"]) == ("Mooncake", 512, 8)
+    assert [one["cache_blocks"] for one in told["hits"]] == [1000, 10000, 30000, 50000, 100000, None]
+    assert told["hits"][-1]["blocks"] == pytest.approx(20 / 24)
+
+
+def test_a_bad_line_ends_with_its_place(trace: Path) -> None:
+    trace.write_text(trace.read_text() + "{}\n")
+    done = CliRunner().invoke(traces_command, [str(trace)])
+    assert done.exit_code == 2
+    assert "trace.jsonl:9: has no" in done.stderr
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    done = CliRunner().invoke(traces_command, [str(tmp_path / "none.jsonl")])
+    assert done.exit_code == 2
+    assert "none.jsonl: cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            'a"b.jsonl',
+            "a\\b.jsonl",
+            "\U0001f600.jsonl",
+            f"{'x' * 240}.jsonl",
+            "a: b #c.jsonl",
+            "it's.jsonl",
+            "\u2028.jsonl",
+        ),
+        *(
+            "no-suffix",
+            "sharegpt",
+            "fixed",
+            "1e3",
+            "true",
+            "010",
+            "*a",
+            "&a",
+            "{a}",
+            "-",
+            " led",
+            "new\nline",
+            "esc\x1b[31m",
+        ),
+    ],
+)
+def test_an_experiment_is_valid_whatever_the_trace_is_called(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace.rename(name)
+    done = CliRunner().invoke(traces_command, ["--experiment", "replay", "--", name])
+    assert done.exit_code == 0, done.output
+    (case, *_) = load_experiment(tmp_path / "replay.yaml").points("cpu", "float32")
+    assert isinstance(case, ReplayPoint)
+    assert case.traffic is not None
+    assert Path(case.traffic) == Path(name)
+    assert case.traffic not in GENERATED
+
+
+def test_small_traces_have_valid_experiments(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [2**64]}))
+    done = CliRunner().invoke(traces_command, [str(path), "--experiment", str(tmp_path / "r.yml")])
+    assert done.exit_code == 0, done.output
+    assert len(load_experiment(tmp_path / "r.yml").points("cpu", "float32")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("b\udcff.jsonl", "the name is not UTF-8"), ("/dev/stdin", "is no file; a replay reads")]
+)
+def test_no_experiment_is_written_that_cannot_be_read(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name != "/dev/stdin":
+        trace.rename(name)
+    else:
+        read = chunkbench.traffic.read_traffic
+        monkeypatch.setattr(chunkbench.traffic, "read_traffic", lambda path: read(trace))
+    done = CliRunner().invoke(traces_command, [name, "--experiment", "r.yaml"])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.output
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name if name == "/dev/stdin" else name]
+
+
+def test_the_forest_of_live_prompts_is_a_tree_of_an_experiment(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "busy.json"
+    done = CliRunner().invoke(traces_command, [str(trace), "--trees", str(tmp_path / "busy"), "--token-time", "0.3"])
+    assert done.exit_code == 0, done.output
+    told = f"wrote {out}: 4 sequences in 3 nodes, live at 4 s; 1,195 tokens stored once, 4,419 without sharing;"
+    assert told in done.stderr
+    sweep = done.stderr[done.stderr.index("sweep:") :]
+    (tmp_path / "x.yaml").write_text(f"implementations: [chunk_attn]\n{sweep}")
+    (point,) = load_experiment(tmp_path / "x.yaml").points("cpu", "float32")
+    assert isinstance(point, AttentionPoint)
+    assert (sum(point.prompt_lengths(0)), point.unique_prompt_tokens(0), point.heads) == (4419, 1195, 32)
+    written = out.read_text()
+    done = CliRunner().invoke(traces_command, [str(trace), "--trees", str(out), "--at", "0"])
+    assert (done.exit_code, out.read_text()) == (2, written)
+    assert "exists already; give another name" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--at", "3"], "--at, --token-time and --most belong to --trees"),
+        (["--trees", "t", "--at", "99"], "no request is live at 99 s; they are due from 0 s on, the last one at 7 s"),
+        (["--trees", "none/t"], "none/t.json: cannot be written"),
+        (["--trees", "b\udcff"], "the name is not UTF-8"),
+    ],
+)
+def test_no_forest_is_written_that_cannot_be_used(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(traces_command, [str(trace), *options])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.output
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name]
+
+
+def test_a_prompt_that_is_too_long_for_an_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,1048577,1\n")
+    done = CliRunner().invoke(traces_command, [str(path), "--trees", str(tmp_path / "t.json")])
+    assert done.exit_code == 2
+    assert "t.json is not written, it would be no valid tree: 1048577 is outside 0 to 1048576" in done.stderr
+    assert not (tmp_path / "t.json").exists()

@@ -1,21 +1,32 @@
-"""Token ids to text: what a stream gives piece by piece is the text that transformers' tokenizer gives at once."""
+"""Models, texts and records of our server."""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import random
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from chunkbench.cli.main import cli
+from chunkbench.server import serve as run
+from chunkbench.server.build import ModelChoice, build_backend
+from chunkbench.server.engine import EngineOptions, Request
 from chunkbench.server.protocol import ApiError
+from chunkbench.server.records import Log
 from chunkbench.server.text import CheckpointTokenizer, StopSearch, TextStream
-from tests.server.engine.models import MERGES, byte_tokenizer
+from tests.server.engine.models import MERGES, byte_tokenizer, config
 
 WORDS = ["▁", "▁the", "the", "▁▁", "a", "é", "▁\ufffd", ".", "▁.", "'", "▁'", "s", "n't", "▁n", "你"]
 
@@ -208,3 +219,70 @@ def test_tokens_that_are_written_otherwise_give_their_new_text_at_once(words: li
             assert given_text == tokenizer.decode(ids), number
     given_text += stream.add(ids[0], last=True)
     assert given_text == tokenizer.decode([*ids, ids[0]])
+
+
+def test_no_budget_makes_the_start_long_and_lines_say_what_it_does(tmp_path: Path) -> None:
+    config("llama-grouped").save_pretrained(tmp_path / "Llama-3.2-1B")
+    choice, said = ModelChoice(str(tmp_path / "Llama-3.2-1B" / "config.json"), torch.float32), list[str]()
+    backend, most = build_backend(choice, "chunk", EngineOptions(kv_bytes=1 << 20, prompt_budget=2**40), said.append)
+    backend.check(Request("r", [1], most - 1))
+    assert [line.split()[:2] for line in said] == [["Llama-3.2-1B:", "drawing"], ["Llama-3.2-1B:", "preparing"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache"),
+    [
+        ([], "radix"),
+        (["--attention", "sequence-first"], "radix"),
+        (["--attention", "no-sharing"], "live"),
+        (["--cache", "live"], "live"),
+    ],
+)
+def test_prefixes_are_kept_unless_the_words_say_otherwise(
+    arguments: list[str], cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EngineOptions] = []
+
+    def note(choice: object, engine: object, options: EngineOptions, *_: object) -> None:
+        asked.append(options)
+        raise ValueError("not built")
+
+    monkeypatch.setattr(run, "build_backend", note)
+    result = CliRunner().invoke(cli, ["serve", "small-llama", "--port", "0", *arguments])
+    assert "not built" in result.output
+    assert [options.cache for options in asked] == [cache]
+
+
+@pytest.mark.parametrize("room", [1, 30, 100, 101])
+def test_on_a_full_disk_a_log_ends_with_a_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    write = FileIO.write
+
+    class Disk(FileIO):
+        """Takes so many bytes, as a disk does: the last ones of them as a part of what was to be written."""
+
+        def write(self, data: Any) -> int:
+            left = room - os.fstat(self.fileno()).st_size
+            if left <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(self, data[:left])
+
+    monkeypatch.setattr("chunkbench.server.records.FileIO", Disk)
+    log = Log(tmp_path)
+    for number in range(9):
+        log.request(id=f"r{number}", generated=7)
+    log.close()
+    text = (tmp_path / "requests.jsonl").read_text()
+    line = len(json.dumps({"id": "r0", "generated": 7})) + 1
+    assert len(text) == room // line * line
+    assert [json.loads(line)["id"] for line in text.splitlines()] == [f"r{n}" for n in range(room // line)]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/requests.jsonl ends here: No space left on device"
+    ]
+
+
+def test_a_log_that_cannot_be_begun_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(cli, ["serve", "small-llama", "--port", "0", "--log", str(tmp_path / "file" / "log")])
+    assert (result.exit_code, "--log" in result.output, "Not a directory" in result.output) == (2, True, True)

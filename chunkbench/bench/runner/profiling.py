@@ -20,7 +20,7 @@ from chunkbench.bench.runner.session_measurer import SessionMeasurer
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.profile import ProfileFacts
 from chunkbench.bench.store.results import DecodeResult, Peaks
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 
 if TYPE_CHECKING:
     from chunkbench.bench.runner.sessions import AnySessions
