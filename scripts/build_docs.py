@@ -46,15 +46,15 @@ def with_keys(page: str) -> str:
     """The page on experiments with the table of keys that `experiments/schema.json` gives."""
     schema = json.loads((ROOT / "experiments" / "schema.json").read_text(encoding="utf-8"))
     required = [*schema["required"], *schema["else"]["required"]]
-    lines = ["| key | kinds | meaning | default |", "| --- | --- | --- | --- |"]
+    lines = ["| key | meaning | default |", "| --- | --- | --- |"]
     for key, field in schema["properties"].items():
-        kinds, mark, words = field["description"].rpartition("] ")
+        words = re.sub(r"^\[(.*)\] ", r"*\1*: ", field["description"])
         meaning, _, default = words.partition("; default: ")
         if not default:
             given = field.get("default")
             default = "required" if key in required else ", ".join(given) if isinstance(given, list) else given
         empty = default is None or default == ""
-        lines.append(f"| `{key}` | {kinds[1:] if mark else 'all'} | {meaning} | {'none' if empty else default} |")
+        lines.append(f"| `{key}` | {meaning} | {'none' if empty else default} |")
     before, rest = page.split("<!-- keys -->")
     after = rest.split("<!-- end of keys -->")[1]
     return "\n".join([f"{before}<!-- keys -->", "", *lines, "", f"<!-- end of keys -->{after}"])
