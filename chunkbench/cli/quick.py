@@ -62,7 +62,7 @@ def command(
     from chunkbench.cli.progress import RunProgress
     from chunkbench.llama import ShapeError, shape_of
     from chunkbench.report import build, write_all
-    from chunkbench.workloads.decode.summary import gains
+    from chunkbench.workloads.decode.headline import gains
 
     if prompts and (n_p, n_s, batch) != (None, None, None):
         raise click.UsageError("--prompts states --n-p, --n-s and --batch; leave them out")

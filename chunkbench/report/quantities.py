@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chunkbench.bench.analysis.derive import Group, Row
-from chunkbench.report.cells import ABSENT, fastest, word
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Table
-from chunkbench.report.numbers import NOTHING, ms_of_us, times
+from chunkbench.report.numbers import ABSENT, NOTHING, fastest, ms_of_us, times, word
 from chunkbench.report.view import Line, View
 
 Quantity = tuple[str, Callable[[Group, Row], Cell]]

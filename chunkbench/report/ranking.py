@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chunkbench.bench.analysis.ranking import CLOSE, Contest, Standing, is_close
-from chunkbench.report.cells import ABSENT
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import percent, times
+from chunkbench.report.numbers import ABSENT, percent, times
 from chunkbench.report.view import View
 
 TITLE = "Kernels and planners over the points of all these runs"

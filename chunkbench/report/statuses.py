@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.experiment.values import show_value
-from chunkbench.report.cells import NOISY_MARK, PROBE_MARK, STATUS_WORD
 from chunkbench.report.columns import Columns
-from chunkbench.report.numbers import count
+from chunkbench.report.numbers import NOISY_MARK, PROBE_MARK, STATUS_WORD, count
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _LONGEST_REASON = 400

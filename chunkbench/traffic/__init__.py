@@ -1,12 +1,11 @@
 """Traffic: when requests are due, what their prompts are, how much they ask for. Drawn, or read from a file."""
 
 from chunkbench.traffic.arrivals import Arrivals, due_times
-from chunkbench.traffic.drawn import draw_traffic
 from chunkbench.traffic.formats import read_traffic
+from chunkbench.traffic.generated import draw_traffic
 from chunkbench.traffic.prompts import Prompts, draw_prompts
 from chunkbench.traffic.request import Chat, PlannedRequest, Prompt
-from chunkbench.traffic.text_ids import TextIds, text_ids
-from chunkbench.traffic.texts import bundled_texts, control, read_texts
+from chunkbench.traffic.texts import TextIds, bundled_texts, control, read_texts, text_ids
 from chunkbench.traffic.trace import Trace, TraceError, TraceRequest
 
 __all__ = [

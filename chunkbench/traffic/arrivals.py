@@ -1,11 +1,14 @@
-"""When requests are due."""
+"""When requests are due, and how long they are: laws to draw from."""
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,55 @@ def _gap(arrivals: Arrivals, chance: random.Random) -> float:
         return chance.expovariate(1.0)
     shape = arrivals.spread**-2
     return chance.gammavariate(shape, 1 / shape)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Whole numbers of tokens from 1 to `most`: a log-normal number, rounded; what lies outside is set to 1 or `most`.
+
+    Raises ValueError.
+    """
+
+    mean: float
+    """Mean of the draws, after rounding and cutting."""
+    sigma: float
+    """Standard deviation of the logarithm before that. The median is then about `mean * exp(-sigma**2 / 2)`."""
+    most: int
+
+    def __post_init__(self) -> None:
+        if not (1 < self.mean < self.most and self.sigma > 0):
+            raise ValueError(f"a length needs 1 < mean < most and sigma > 0, not {self}")
+
+    def draw(self, chance: random.Random) -> int:
+        """One length."""
+        return min(max(round(chance.lognormvariate(self._mu, self.sigma)), 1), self.most)
+
+    @cached_property
+    def _mu(self) -> float:
+        """Mean of the logarithm, found by bisection, so that rounding and cutting do not move the mean of the draws."""
+        low, high = -4 * self.sigma, math.log(self.most) + 4 * self.sigma
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._mean_of(middle) < self.mean else (low, middle)
+        return low
+
+    def _mean_of(self, mu: float) -> float:
+        """Mean of the draws: the sum of the chances that a draw is at least 1, 2, ..., most."""
+        scale = self.sigma * math.sqrt(2)
+        return 1 + sum(math.erfc((math.log(n - 0.5) - mu) / scale) / 2 for n in range(2, self.most + 1))
+
+
+class Lengths(NamedTuple):
+    """The laws of a workload."""
+
+    prompt: LogNormal
+    answer: LogNormal
+
+
+LENGTHS: Mapping[str, Lengths] = {
+    "sharegpt": Lengths(LogNormal(161, 1.0, 2048), LogNormal(338, 1.0, 2048)),
+    "alpaca": Lengths(LogNormal(19, 1.0, 2048), LogNormal(58, 1.0, 2048)),
+}
+"""Lengths that the PagedAttention paper names for ShareGPT and Alpaca. It states the means. The rest is our choice: the
+log-normal form, sigma = 1 (half of the lengths lie within a factor of 2 of the median), and at most 2048 tokens, the
+context of the models in that paper."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from chunkbench.bench.experiment.forest import PromptSegment
-from chunkbench.traffic.arrivals import Arrivals, due_times
-from chunkbench.traffic.lengths import Lengths
+from chunkbench.traffic.arrivals import Arrivals, Lengths, due_times
 from chunkbench.traffic.replayed import ReplayRequest, replay_request
 
 

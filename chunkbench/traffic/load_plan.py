@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from chunkbench.traffic.arrivals import Arrivals, due_times
-from chunkbench.traffic.drawn import draw_traffic
 from chunkbench.traffic.formats import read_traffic
+from chunkbench.traffic.generated import draw_traffic
 from chunkbench.traffic.prompts import Prompts, draw_prompts
 from chunkbench.traffic.request import PlannedRequest
 from chunkbench.traffic.texts import control, read_texts

@@ -9,7 +9,7 @@ from itertools import count as count_from
 
 from chunkbench.bench.experiment.forest import PromptSegment, walk_tree
 from chunkbench.bench.experiment.terms import TreeNode
-from chunkbench.traffic.text_ids import TextIds
+from chunkbench.traffic.texts import TextIds
 
 
 @dataclass(frozen=True)

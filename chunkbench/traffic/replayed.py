@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from chunkbench.attention.text import SegmentText, Text, TokenText
 from chunkbench.bench.experiment.forest import PromptSegment
-from chunkbench.traffic.arrivals import Arrivals, due_times
+from chunkbench.traffic.arrivals import Arrivals, Lengths, due_times
 from chunkbench.traffic.formats import read_traffic
-from chunkbench.traffic.lengths import Lengths
 from chunkbench.traffic.prompts import Prompts
 from chunkbench.traffic.request import Chat
 from chunkbench.traffic.texts import Texts

@@ -19,9 +19,9 @@ from chunkbench.bench.experiment.forest import prompt_paths
 from chunkbench.bench.experiment.tree import Forest, lengths_in, tokens_in
 from chunkbench.bench.experiment.tree_reader import read_forest
 from chunkbench.traffic import Arrivals, TraceRequest, due_times
+from chunkbench.traffic.arrivals import LENGTHS, LogNormal
 from chunkbench.traffic.conversations import Conversations, from_conversations
 from chunkbench.traffic.generated import GENERATED, Demand
-from chunkbench.traffic.lengths import LENGTHS, LogNormal
 from chunkbench.traffic.live import LiveRequest, cut_forest, live_at
 from chunkbench.traffic.prompts import Prompts, draw_prompts
 from chunkbench.traffic.replayed import ReplayRequest, from_lengths, from_prompts, from_texts, read_replayed, truncated

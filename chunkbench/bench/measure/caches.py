@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from chunkbench.bench.environment.cpu import read_cpu
-from chunkbench.bench.measure.rotation import L2_FACTOR
+from chunkbench.bench.measure.gpu_loop import L2_FACTOR
 
 _TIMES = {"cpu": 2, "cuda": L2_FACTOR}
 

@@ -20,7 +20,7 @@ import torch
 
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.bench.measure.caches import last_level_cache_bytes
-from chunkbench.bench.measure.rotation import L2_FACTOR
+from chunkbench.bench.measure.gpu_loop import L2_FACTOR
 from chunkbench.kernels.reference import attention
 from chunkbench.kernels.triton.tuning import Tuning
 from chunkbench.limits import no_locks

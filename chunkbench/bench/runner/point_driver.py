@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from chunkbench.bench.experiment import SessionExperiment
 from chunkbench.bench.experiment.point import Case, SessionPoint
 from chunkbench.bench.experiment.terms import Mode
-from chunkbench.bench.measure.rotation import Rotation, calls_of, rotation, runs_of
+from chunkbench.bench.measure.gpu_loop import Rotation, calls_of, rotation, runs_of
 from chunkbench.bench.runner.case_facts import CaseRounds, ImplementationState
 from chunkbench.bench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.bench.runner.survey import Traits

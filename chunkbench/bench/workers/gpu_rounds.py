@@ -12,8 +12,7 @@ import torch
 from chunkbench.bench.contract import Session
 from chunkbench.bench.experiment.terms import Mode
 from chunkbench.bench.measure.clocks import ClockGuard
-from chunkbench.bench.measure.gpu_loop import Device, decode_once, run_gpu_round
-from chunkbench.bench.measure.rotation import calls_of
+from chunkbench.bench.measure.gpu_loop import Device, calls_of, decode_once, run_gpu_round
 from chunkbench.bench.store.results import GpuSampling
 from chunkbench.bench.workers.checks import Check
 from chunkbench.bench.workers.inputs import PointInputs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunkbench.bench.environment.git import git
+from chunkbench.bench.environment.revision import git
 from chunkbench.bench.store import writing
 from chunkbench.plugins.ray import remote
 from chunkbench.plugins.ray.connection import Cluster, lines_of

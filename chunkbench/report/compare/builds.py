@@ -17,8 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from chunkbench.bench.environment.git import git, git_environment, git_output
-from chunkbench.bench.environment.revision import PROJECT, copy_package, git_state
+from chunkbench.bench.environment.revision import PROJECT, copy_package, git, git_environment, git_output, git_state
 from chunkbench.kernels import cpu
 from chunkbench.run_error import RunError
 

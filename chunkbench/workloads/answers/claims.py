@@ -11,7 +11,7 @@ from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent
 from chunkbench.report.claims.judges import bounded, largest
 from chunkbench.workloads.answers.metrics import METRICS
 from chunkbench.workloads.answers.result import AnswersResult
-from chunkbench.workloads.decode.head_cache_numbers import HeadCache, head_caches, paper_share
+from chunkbench.workloads.decode.head_caches import HeadCache, head_caches, paper_share
 
 _RAZOR = "razor_attn"
 _LONG = 20_000

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import FAILED
-from chunkbench.report.cells import ABSENT, word
 from chunkbench.report.model import Cell, Column, Emphasis, Table
-from chunkbench.report.numbers import NOTHING, count
+from chunkbench.report.numbers import ABSENT, NOTHING, count, word
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode.tables import latency_table
 

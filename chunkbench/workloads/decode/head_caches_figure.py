@@ -12,7 +12,7 @@ from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet, ticks_at
 from chunkbench.report.layout import Report
-from chunkbench.workloads.decode.head_cache_numbers import FULL, HeadCache, head_caches, paper_share
+from chunkbench.workloads.decode.head_caches import FULL, HeadCache, head_caches, paper_share
 
 _GREY = "#777777"
 

@@ -10,7 +10,7 @@ from chunkbench.bench.store import Manifest
 from chunkbench.report import ranking
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.decode import check_table, claims, head_caches, headline, tables, tree_claims
+from chunkbench.workloads.decode import check_table, claims, head_caches, headline, tables
 from chunkbench.workloads.decode.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -85,4 +85,4 @@ def _draw(report: Report, manifest: Manifest) -> Figure | None:
     return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
 
 
-LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **tree_claims.JUDGES})
+LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **claims.TREE_JUDGES})

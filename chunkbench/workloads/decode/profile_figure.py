@@ -14,8 +14,7 @@ from chunkbench.bench.store.profile import ProfileFacts
 from chunkbench.report.columns import LineStyle
 from chunkbench.report.figures.style import panel_title, round_values, sheet, ticks_at
 from chunkbench.report.numbers import count
-from chunkbench.workloads.decode.profile_document import cold_us, peaks
-from chunkbench.workloads.decode.profile_numbers import middle, phases, wall_s
+from chunkbench.workloads.decode.profile_document import cold_us, middle, peaks, phases, wall_s
 
 # Dark, light and black also in grey print; the markers differ.
 _SHARED, _PRIVATE, _WHOLE = (

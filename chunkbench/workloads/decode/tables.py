@@ -9,9 +9,21 @@ from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.analysis.expectations import ExpectationOutcome
 from chunkbench.bench.analysis.roofline import PROBE_ERROR_ABOVE
 from chunkbench.bench.experiment.sessions import AT_MOST
-from chunkbench.report.cells import ABSENT, NOISY_MARK, PROBE_MARK, latency, measured, word
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, micros, percent, significant, span, times
+from chunkbench.report.numbers import (
+    ABSENT,
+    NOISY_MARK,
+    NOTHING,
+    PROBE_MARK,
+    latency,
+    measured,
+    micros,
+    percent,
+    significant,
+    span,
+    times,
+    word,
+)
 from chunkbench.report.view import Line, View
 from chunkbench.workloads.decode.headline import strongest_other
 from chunkbench.workloads.decode.metrics import METRICS

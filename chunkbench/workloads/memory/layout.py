@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
 from chunkbench.bench.store.results import MEASURED
-from chunkbench.report.cells import ABSENT, word
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import count, megabytes, percent, times
+from chunkbench.report.numbers import ABSENT, count, megabytes, percent, times, word
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode.metrics import HELD
 from chunkbench.workloads.memory import claims

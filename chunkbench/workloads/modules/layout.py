@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
 from chunkbench.llama import LlamaShape
-from chunkbench.report.cells import ABSENT, measured
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, count, micros, percent
+from chunkbench.report.numbers import ABSENT, NOTHING, count, measured, micros, percent
 from chunkbench.report.printed import paper_rows
 from chunkbench.report.view import Body, Line, View
 from chunkbench.workloads.decode.metrics import METRICS

@@ -16,11 +16,18 @@ from chunkbench.report.quantities import Quantity, normalized_latency, paper, qu
 from chunkbench.report.view import Body, Line, View
 from chunkbench.workloads.replay import claims, paged_claims, prefill_claims
 from chunkbench.workloads.replay.metrics import METRICS
-from chunkbench.workloads.replay.printed import SYSTEMS, printed, rate_over_exact, stated_by_paged_attention
+from chunkbench.workloads.replay.printed import (
+    OBJECTIVE_S,
+    SYSTEMS,
+    printed,
+    rate_over_exact,
+    rate_ratios,
+    rates_by_seed,
+    stated_by_paged_attention,
+)
 from chunkbench.workloads.replay.result import TAKEN, ReplayResult
-from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios, rates_by_seed
 from chunkbench.workloads.serving.objective import SustainedRate, shares_one_prefix, sustained_rate
-from chunkbench.workloads.serving.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
+from chunkbench.workloads.serving.sustained import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,9 +15,9 @@ from chunkbench.report.claims.judges import fixed
 from chunkbench.report.printed import PAGED_ATTENTION_SETUP, paged_attention
 from chunkbench.workloads.replay.claims import NEAR, replays
 from chunkbench.workloads.replay.metrics import METRICS
-from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
+from chunkbench.workloads.replay.paper_a100 import Opt13bA100
+from chunkbench.workloads.replay.printed import OBJECTIVE_S, rate_ratios
 from chunkbench.workloads.replay.result import ReplayResult
-from chunkbench.workloads.replay.sustained import OBJECTIVE_S, rate_ratios
 
 _BASIC, _ANSWERS, _BLOCKS = "replay-paged", "replay-paged-answers", "replay-paged-blocks"
 _EXACT, _MAX = "contiguous_exact", "contiguous_max"

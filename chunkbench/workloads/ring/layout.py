@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store import Manifest
-from chunkbench.report.cells import fastest, measured, word
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import (
     NOTHING,
     extent,
+    fastest,
+    measured,
     megabytes,
     ms_of_s,
     ms_of_us,
@@ -22,6 +23,7 @@ from chunkbench.report.numbers import (
     ratio_span,
     significant,
     times,
+    word,
 )
 from chunkbench.report.printed import ring_devices
 from chunkbench.report.view import Body, View

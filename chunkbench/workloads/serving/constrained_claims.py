@@ -9,8 +9,8 @@ from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.report.claims.evidence import Evidence, Judge, latency_ratio
 from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, held, judged
 from chunkbench.report.claims.judges import bounded, smallest
+from chunkbench.workloads.serving.constrained import COMPILED, JUMP, MASK, RETOKENIZE, equal_answers, speed_ratio
 from chunkbench.workloads.serving.metrics import METRICS
-from chunkbench.workloads.serving.speed_ratio import COMPILED, JUMP, MASK, RETOKENIZE, equal_answers, speed_ratio
 
 _CONFIDENCE = 0.95
 

@@ -28,9 +28,9 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.layout import Report
 from chunkbench.workloads.serving import strip
+from chunkbench.workloads.serving.constrained import answers_per_s
 from chunkbench.workloads.serving.objective import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult
-from chunkbench.workloads.serving.speed_ratio import answers_per_s
 
 Spot = tuple[float, float, float, float]
 """Rate, latency, and the latencies of the fastest and the slowest seed."""

@@ -28,7 +28,6 @@ from chunkbench.traffic.load.answer import Tokens
 from chunkbench.traffic.request_result import RequestResult, load_numbers, normalized_latency
 from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
-from chunkbench.workloads.serving.following import constrained_answers, first_invalid
 from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.plan import (
     REFUSED,
@@ -53,6 +52,7 @@ from chunkbench.workloads.serving.result import Measurement, ServerFacts, Servin
 from chunkbench.workloads.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
+from chunkbench.workloads.serving.tasks import constrained_answers, first_invalid
 
 _END_S, _STOP_S = 8.0, 2.0
 """What the run takes before and after its points, about, and the end of each server."""

@@ -10,8 +10,8 @@ from matplotlib.patches import Rectangle
 
 from chunkbench.report.figures.style import plain
 from chunkbench.report.layout import Report
+from chunkbench.workloads.serving.constrained import JUMP, MASK, RETOKENIZE, answers
 from chunkbench.workloads.serving.result import ConstrainedAnswers
-from chunkbench.workloads.serving.speed_ratio import JUMP, MASK, RETOKENIZE, answers
 
 SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}

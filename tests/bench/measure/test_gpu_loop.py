@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from chunkbench.bench.experiment.terms import Mode
 from chunkbench.bench.measure.clocks import ClockGuard
-from chunkbench.bench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
+from chunkbench.bench.measure.gpu_loop import (
+    L2_FACTOR,
+    MOST_COPIES,
+    CaptureError,
+    calls_of,
+    decode_once,
+    rotation,
+    run_gpu_round,
+    runs_of,
+)
 from chunkbench.bench.measure.loop import Round
-from chunkbench.bench.measure.rotation import L2_FACTOR, MOST_COPIES, calls_of, rotation, runs_of
 from tests.bench.measure.fake_gpu import FakeDevice, FakeFeed, FakeSession
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.bench.environment.git import git_environment
-from chunkbench.bench.environment.revision import git_state
+from chunkbench.bench.environment.revision import git_environment, git_state
 from chunkbench.report.compare import builds
 from chunkbench.report.compare.builds import built_revision, built_working_tree, repository
 from chunkbench.run_error import RunError

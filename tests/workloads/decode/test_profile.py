@@ -12,9 +12,8 @@ from matplotlib.text import Text
 from chunkbench.bench.store.profile import Operator, WatchedFacts
 from chunkbench.report import render
 from chunkbench.report.figures.style import styled
-from chunkbench.workloads.decode.profile_document import document
+from chunkbench.workloads.decode.profile_document import Overlap, document, middle, overlap, phases, threads, wall_s
 from chunkbench.workloads.decode.profile_figure import draw
-from chunkbench.workloads.decode.profile_numbers import Overlap, middle, overlap, phases, threads, wall_s
 from tests.invented_facts import MakeFacts
 from tests.invented_profiles import profile, trace
 from tests.workloads.drawings import check_inside

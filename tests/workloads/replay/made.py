@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chunkbench.llama import SHAPES
-from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
+from chunkbench.workloads.replay.paper_a100 import Opt13bA100
 from chunkbench.workloads.replay.result import MemoryMoment, ReplayResult, ReplaySeed
 
 

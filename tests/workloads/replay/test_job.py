@@ -11,11 +11,10 @@ import pytest
 
 from chunkbench.attention.text import SegmentText, Text, TokenText
 from chunkbench.traffic.replayed import ReplayRequest
-from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, _distinct, compute
 from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.replay.simulate import Replayed
-from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps
+from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps, copy_rate
 
 
 def job(
@@ -46,8 +45,8 @@ def test_slow_copies_make_swapping_slow() -> None:
 
 def test_copies_are_timed_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     copy_rate.cache_clear()
-    monkeypatch.setattr("chunkbench.workloads.replay.copying._BYTES", 1 << 22)
-    monkeypatch.setattr("chunkbench.workloads.replay.copying._COPIED", 1 << 20)
+    monkeypatch.setattr("chunkbench.workloads.replay.step_time._BYTES", 1 << 22)
+    monkeypatch.setattr("chunkbench.workloads.replay.step_time._COPIED", 1 << 20)
     rates = [copy_rate(size) for size in (4096, 1 << 16, 4096, 1 << 30)]  # the last is more than all that is copied
     assert min(rates) > 0
     assert rates[0] == rates[2]

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkbench.attention.manager import Reads
-from chunkbench.workloads.replay.measured import FittedStepTime, TimedStep, non_negative
-from chunkbench.workloads.replay.served_steps import ServedRequest, served_steps
+from chunkbench.workloads.replay.measured import FittedStepTime, ServedRequest, TimedStep, non_negative, served_steps
 from chunkbench.workloads.replay.step_time import StepShape
 
 RECORDED = Path(__file__).parents[3] / "results/recorded/xeon-amx-2-cores/table4-caching/cases.jsonl"

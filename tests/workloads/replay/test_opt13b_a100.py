@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chunkbench.attention.manager import Reads
-from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
+from chunkbench.workloads.replay.paper_a100 import Opt13bA100
 from chunkbench.workloads.replay.step_time import StepShape
 
 

@@ -20,10 +20,9 @@ from chunkbench.report import build, render
 from chunkbench.traffic import PlannedRequest
 from chunkbench.traffic.load.answer import Tokens
 from chunkbench.workloads.serving import strip
-from chunkbench.workloads.serving.following import constrained_answers, first_invalid
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 from chunkbench.workloads.serving.servers.chunk_llama import StepLog
-from chunkbench.workloads.serving.tasks import SHARE_BYTES, prompts_of, regex_of
+from chunkbench.workloads.serving.tasks import SHARE_BYTES, constrained_answers, first_invalid, prompts_of, regex_of
 from tests.workloads.drawings import drawn
 from tests.workloads.serving.made import measurement, serving_facts
 
