@@ -1,4 +1,4 @@
-"""Builds of revisions: in a hook of git, with submodules, links and hooks, and where pip is told more."""
+"""The revisions that are compared: builds of them, and their parents."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chunkbench.bench.environment.revision import git_environment, git_state
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.measure.caches import sweep_file
+from chunkbench.bench.runner.client import WorkerProcess
+from chunkbench.bench.runner.target import resolve_target
+from chunkbench.bench.store import MEASURED
+from chunkbench.cli.progress import RepeatProgress
 from chunkbench.report.compare import builds
 from chunkbench.report.compare.builds import built_revision, built_working_tree, repository
+from chunkbench.report.compare.interleaved import Interleaved, InterleavedJob
+from chunkbench.report.compare.sides import Side
 from chunkbench.run_error import RunError
 
 
@@ -174,3 +184,30 @@ def test_a_submodule_that_cannot_be_had_is_named(project: Path, tmp_path: Path) 
         built_revision(project, "HEAD", tmp_path / "log"),
     ):
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares memory by a path of a process")
+def test_both_parents_make_the_inputs_of_the_points_and_sweep_alike(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = load_experiment(spec)
+    target = resolve_target(experiment)
+    (dtype,) = {point.dtype for point in experiment.points(target.device, target.dtype)}
+    other = replace(target, dtype="float16" if dtype != "float16" else "float32")  # what the machine would prefer
+    job = InterleavedJob(experiment, other, tmp_path, RepeatProgress(quiet=True), processes=1)
+    asked: list[dict[str, Any]] = []
+
+    def ask(self: WorkerProcess, op: str, limit_s: float, original: Any = WorkerProcess.ask, **arguments: Any) -> Any:
+        if op == "warm":
+            asked.append(arguments)
+        return original(self, op, limit_s, **arguments)
+
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
+    sides = Side("base", "BASE"), Side("head", "HEAD")
+    with job.listener, sweep_file() as swept:
+        base, head = Interleaved(job, *sides).pair(1, None, swept)
+    assert all(case.status in MEASURED for case in base.cases + head.cases)
+    assert len(asked) == 2
+    assert {arguments["dtype"] for arguments in asked} == {dtype}
+    assert {arguments["sweep_file"] for arguments in asked} == {swept}
+    assert asked[0] == asked[1]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from chunkbench.attention.text import SegmentText
 from chunkbench.llama import SHAPES
+from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.paper_a100 import Opt13bA100
 from chunkbench.workloads.replay.result import MemoryMoment, ReplayResult, ReplaySeed
 
@@ -62,3 +64,9 @@ def sustained(manager: str, rate: int, experiment: str, rates: int = 2, **axes: 
     """Rows at several rates (requests per minute), of which exactly this one is sustained at 100 ms per token."""
     above = [replay_facts(manager, experiment, 1.0 + more, rate=(more + 2) * rate, **axes) for more in range(rates - 1)]
     return [replay_facts(manager, experiment, 0.1, rate=rate, **axes), *above]
+
+
+def request(due: float, *prompt: tuple[int, int], answer: int, number: int) -> ReplayRequest:
+    """A request whose prompt has these segments (ids and tokens); its answer is nobody else's."""
+    text = SegmentText((*prompt, (1000 + number, answer)), sum(tokens for _, tokens in prompt))
+    return ReplayRequest(due, text)

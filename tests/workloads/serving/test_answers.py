@@ -1,21 +1,34 @@
-"""Transformers' answers, and what is said of a server's."""
+"""Answers of the compared servers: equal ones, and those that follow constraints."""
 
 from __future__ import annotations
 
 import json
+import re
+from io import StringIO
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from chunkbench.bench.store import open_run
+from chunkbench.bench.store import Run, open_run
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
 from chunkbench.run_error import RunError
+from chunkbench.traffic import PlannedRequest
+from chunkbench.traffic.load.answer import Tokens
 from chunkbench.traffic.texts import Texts, read_texts
 from chunkbench.workloads import register
-from chunkbench.workloads.serving.result import ServingResult
+from chunkbench.workloads.serving import strip
+from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
+from chunkbench.workloads.serving.servers.chunk_llama import StepLog
+from chunkbench.workloads.serving.tasks import SHARE_BYTES, constrained_answers, first_invalid, prompts_of, regex_of
 from tests.server.conftest import MISSING
+from tests.workloads.drawings import drawn
+from tests.workloads.serving.made import measurement, serving_facts
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
@@ -126,3 +139,174 @@ def test_it_needs_texts(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["validate", str(file)])
     assert result.exit_code == 2
     assert "equal_answers: needs texts: a set or a file of questions" in result.output
+
+
+CHARACTER = (
+    '{"name":"Edel Isionna","house":"Ember","blood_status":"Mixed","occupation":"Writer","wand":{"wood":"Oak",'
+    '"core":"Hair","length":10.5},"alive":"Deceased","patronus":"Owl","bogart":"Moth"}'
+)
+FACTS = '{"name":"Eda","country":"Iland","latitude":-3.5,"population":90,"landmarks":["the mill","a pier","gate"]}'
+WORK = {"sampled": 6, "pieces": 2, "forced": 4, "rolled_back": 1, "mask_s": 1e-3, "automaton_s": 2e-3}
+
+
+def test_answers_are_json_with_ascii_classes() -> None:
+    for task, answer in (("character", CHARACTER), ("facts", FACTS)):
+        regex = regex_of(task)  # type: ignore[arg-type]
+        assert re.fullmatch(regex, answer)
+        assert not re.fullmatch(regex, answer + " ")
+        assert not re.search(r"\\[wsdb]", regex)
+
+
+@pytest.mark.parametrize("forced", [0, 1, 3, 4, 10, 25, 50, 75, 90, 95])
+def test_share_has_the_share_of_fixed_bytes(forced: int) -> None:
+    regex = regex_of("share", forced)
+    free = sum(map(int, re.findall(r"\[a-z \]\{(\d+)\}", regex)))
+    answer = re.sub(r"\[a-z \]\{(\d+)\}", lambda match: "x" * int(match[1]), regex).replace("\\", "")
+    assert re.fullmatch(regex, answer)
+    assert len(answer) == SHARE_BYTES
+    assert 1 - free / SHARE_BYTES == pytest.approx(forced / 100)
+    if forced >= 4:
+        values = json.loads(answer)
+        assert len(values) == min(4, (2 * forced - 1) // 7)
+
+
+@pytest.mark.parametrize("task", ["character", "facts", "share"])
+def test_prompts_differ_and_follow_the_seed(task: Any) -> None:
+    prompts = prompts_of(task, 100, "a")
+    assert len(set(prompts)) == 100
+    assert prompts == prompts_of(task, 100, "a")
+    assert not {*prompts} & {*prompts_of(task, 100, "b")}
+
+
+def told(text: str, number: int, finish: str = "stop") -> Tokens:
+    tokens = Tokens()
+    tokens.add({"id": f"r{number}", "choices": [{"text": text}]}, 1.0)
+    tokens.add({"id": f"r{number}", "choices": [{"text": "", "finish_reason": finish}]}, 1.0)
+    tokens.add({"id": f"r{number}", "choices": [], "usage": {}}, 1.0)
+    return tokens
+
+
+def test_answers_are_judged_and_joined_with_the_servers_log(tmp_path: Path) -> None:
+    texts = [("ab", "stop"), ("abx", "stop"), ("a", "length"), ("abb", "length")]
+    plan = [PlannedRequest(0.0, (number,), 9, exact=False, regex="ab+") for number in range(5)]
+    answers = {(number,): told(text, number, finish) for number, (text, finish) in enumerate(texts)}
+    lines = [
+        {"id": "r0", "received": 1.5, "constrained": {**WORK, "spans": [[1, 2]]}},
+        {"id": "r1", "received": 1.6, "constrained": {**WORK, "spans": []}},
+        {"id": "r2", "received": 0.5, "constrained": {**WORK, "spans": []}},  # before the window
+        {"id": "r3", "received": 1.7},
+    ]
+    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = StepLog(tmp_path / "steps.jsonl")
+    facts = constrained_answers(plan, answers, log, (1.0, 2.0), keep=True, wait_s=0.0)
+    assert (facts.valid, facts.cut, facts.invalid) == (2, 1, 2)  # the fifth never came
+    assert facts.work == {**{name: 2 * value for name, value in WORK.items()}, "told": 2}
+    assert facts.texts == ("ab", "abx", "a", "abb", "")
+    assert facts.spans == (((1, 2),), (), (), (), ())
+    assert first_invalid(plan, answers) == "abx"
+
+
+def row(system: str, per_s: float, work: bool, clients: int) -> ServingResult:
+    """A system that answers two requests in 2 / per_s seconds."""
+    measured = []
+    for seed in (0, 1):
+        made = measurement(seed, 0.2 / per_s)
+        requests = tuple(request.model_copy(update={"due": 0.0, "last": 2 / per_s}) for request in made.requests)
+        answers = ConstrainedAnswers(
+            regex=regex_of("character"),
+            valid=2,
+            cut=0,
+            invalid=0,
+            work={**WORK, "retokenize_s": 0.5, "compile_s": 0.02, "told": 2} if work else {},
+            texts=() if seed else (CHARACTER, CHARACTER.replace("Oak", system)),
+            spans=() if seed or not work else (((0, 9),), ()),
+        )
+        server = ServerFacts(sampled=False, every_step=((0.1, 2, 0, 0.01), (0.2, 2, 0, 0.03), (0.3, 2, 9, 1.0)))
+        measured.append(made.model_copy(update={"requests": requests, "constrained": answers, "server": server}))
+    facts = serving_facts(system, n_p=64, measurements=measured)
+    update = {"load": None, "clients": clients, "requests_per_s": None, "reference": "", "key": f"{system} {clients}"}
+    return facts.model_copy(update=update)
+
+
+@pytest.fixture
+def run(make_run: Any) -> Run:
+    systems = {"chunk_llama_mask": 1.0, "chunk_llama_jump": 1.5, "vllm": 0.5}
+    rows = [row(name, speed * n, name != "vllm", n) for n in (1, 8) for name, speed in systems.items()]
+    made: Run = make_run(rows, name="constrained", kind="serving", baseline="chunk_llama_mask")
+    return made
+
+
+def test_the_report_says_what_following_took(run: Run) -> None:
+    report = build(run)
+    assert "Answers per second over" in report.headline
+    assert "1.50x" in report.headline
+    lines: dict[str, list[str]] = {}
+    names = list(report.columns.ids)
+    for table in report.tables[:3]:
+        for cells in table.rows:
+            lines.setdefault(cells[1].text.strip(), [cell.text for cell in cells[2:]])
+
+    def at(line: str, system: str) -> str:
+        return lines[line][names.index(system)]
+
+    assert at("answers per second", "chunk_llama_jump") == "1.50"
+    assert at("its interval", "chunk_llama_jump") == "1.50 to 1.50"
+    assert (at("steps of an answer", "chunk_llama_jump"), at("steps of an answer", "vllm")) == ("3.00", "-")
+    assert at("forced tokens", "chunk_llama_jump") == "40%"
+    assert at("mask and automaton, us/step", "chunk_llama_jump") == "500"
+    assert at("re-tokenising, of the time", "chunk_llama_jump") == "38%"  # of 2 / 1.5 seconds
+    assert at("compile, ms", "chunk_llama_jump") == "10.0"
+    assert at("answers: valid", "vllm") == "4"
+    assert next(cell for line, cell in lines.items() if line.startswith("equal to")).count("1 of 2") == 2
+    assert at("2 rows, 2 logits", "chunk_llama_mask") == "20.0"
+    text = " ".join(render(report, "table").split())
+    assert "steps = tokens that the model chose" in text
+    assert "closed loop" in text
+
+
+def test_the_figure_shows_answers_over_clients_and_who_wrote_one(run: Run) -> None:
+    answers, below = drawn(run).axes[:2]
+    assert (answers.get_xlabel(), answers.get_ylabel()) == ("clients", "answers per second")
+    assert [1.0, 8.0] in [pytest.approx(list(line.get_ydata())) for line in answers.get_lines()]
+    written = "".join(text.get_text() for text in below.texts if len(text.get_text()) == 1)
+    assert written == 2 * CHARACTER  # of vllm nothing is known
+    drawn_in = [to_hex(patch.get_facecolor()).upper() for patch in below.patches[len(strip.WRITERS) :]]
+    model, alone, appended = strip.WRITERS.values()
+    assert drawn_in[: len(CHARACTER)].count(appended) == 9  # the span that the server told
+    assert drawn_in[CHARACTER.index("Edel")] == model
+    assert drawn_in[CHARACTER.index("mber")] == alone  # after E there is one house
+
+
+def test_an_answer_with_a_dollar_and_a_control_character_is_drawn() -> None:
+    figure, svg = Figure(), StringIO()
+    text = "a$b$\x1b"
+    strip.draw(figure.subplots(), [strip.Written("vLLM", text, ["appended"] * len(text))])
+    figure.savefig(svg, format="svg")
+    ElementTree.fromstring(svg.getvalue())
+    assert [part.get_text() for part in figure.axes[0].texts[-len(text) :]] == ["a", r"\$", "b", r"\$", "\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("constrained: facts", "forced is an axis of `share` only"),
+        ("constrained: share\ntexts: questions", "prompts are the task's and share nothing"),
+        ("constrained: shares", "is not known here"),
+        ("", "forced is an axis of `share` only"),
+    ],
+)
+def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str) -> None:
+    text = "kind: serving\nimplementations: vllm\nbaseline: vllm\nsweep: [{n_p: 64, n_s: 0, clients: 2, forced: 5}]\n"
+    (tmp_path / "wrong.yaml").write_text(text + change)
+    result = CliRunner().invoke(cli, ["validate", str(tmp_path / "wrong.yaml")])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_share_needs_its_axis(tmp_path: Path) -> None:
+    text = "kind: serving\nimplementations: vllm\nbaseline: vllm\nsweep: [{n_p: 64, n_s: 0, clients: 2}]\n"
+    (tmp_path / "wrong.yaml").write_text(text + "constrained: share")
+    assert (
+        "the axis forced (percent) is missing"
+        in CliRunner().invoke(cli, ["validate", str(tmp_path / "wrong.yaml")]).output
+    )

@@ -1,12 +1,14 @@
-"""Claims on Table 4 and Figure 5, judged by rows whose numbers are known."""
+"""Claims on servers, and on answers that follow constraints."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from chunkbench.bench.analysis.derive import derive
 from chunkbench.report.claims import Claim, claims
-from chunkbench.workloads.serving.result import ServerFacts, ServingResult
+from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 from tests.workloads.serving.made import measurement, serving_facts
 
 
@@ -115,3 +117,69 @@ def test_the_tree_is_not_judged_by_runs_of_older_versions() -> None:
     judged = judge(*pair(0.1, 0.1), serving_facts("chunk_llama_radix", measurements=[measurement(0, 0.1)]))
     assert judged["RA-bookkeeping"].verdict == "not measured"
     assert "chunkbench run table4" in judged["RA-bookkeeping"].reason
+
+
+FORCED = "chunk_llama_jump_retokenize"
+
+
+def judge_answers(*facts: ServingResult) -> dict[str, Claim]:
+    return {claim.id: claim for claim in claims([derive(list(facts), "chunk_llama_mask")])}
+
+
+def facts(
+    system: str,
+    latency: float,
+    clients: int = 32,
+    forced: int | None = None,
+    texts: Sequence[str] = ("a", "b"),
+    again_s: float = 0.01,
+) -> ServingResult:
+    """A system whose two requests take 1 + 10 `latency` seconds together."""
+    work = {"told": 2, "sampled": 9, "retokenize_s": again_s}
+    constrained = ConstrainedAnswers(regex="[ab]", valid=2, cut=0, invalid=0, work=work, texts=tuple(texts))
+    measured = [measurement(n, latency).model_copy(update={"constrained": constrained}) for n in range(3)]
+    made = serving_facts(system, measurements=measured)
+    axes = {"load": None, "clients": clients, "forced": forced, "key": f"{system} {clients} {forced}"}
+    return made.model_copy(update=axes)
+
+
+def test_the_largest_number_of_clients_decides() -> None:
+    points = [facts("chunk_llama_mask", 0.1), facts(FORCED, 0.01), facts("chunk_llama_mask", 0.1, 1)]
+    judged = judge_answers(*points, facts(FORCED, 0.1, 1))
+    assert judged["FSM-throughput"].verdict == "holds"
+    assert judged["FSM-throughput"].measured == 2 / 1.1
+    assert "1.82 at 32 clients, 1.00 at 1 client" in judged["FSM-throughput"].reason
+    slow = judge_answers(*points[:1], facts(FORCED, 0.09))["FSM-throughput"]
+    assert slow.verdict == "different here"
+    assert judge_answers(*points[:1], facts(FORCED, 0.2))["FSM-throughput"].verdict == "does not hold"
+
+
+def test_the_time_of_tokenising_again() -> None:
+    assert judge_answers(facts(FORCED, 0.1))["FSM-retokenize"].verdict == "holds"
+    judged = judge_answers(facts(FORCED, 0.1, again_s=0.4))["FSM-retokenize"]
+    assert (judged.verdict, judged.measured) == ("does not hold", 0.2)
+
+
+def test_a_constraint_that_every_request_compiles() -> None:
+    judged = judge_answers(facts("chunk_llama_jump", 0.1), facts("chunk_llama_jump_compiled", 0.5))["FSM-preprocess"]
+    assert (judged.verdict, judged.measured) == ("holds", 3.0)
+    judged = judge_answers(facts("chunk_llama_jump", 0.1), facts("chunk_llama_jump_compiled", 0.11))["FSM-preprocess"]
+    assert judged.verdict == "different here"
+
+
+def test_faster_than_without_a_constraint() -> None:
+    def at(forced: int, latency: float) -> list[ServingResult]:
+        return [facts(FORCED, latency, 8, forced), facts("unconstrained", 0.1, 8, forced)]
+
+    judged = judge_answers(*at(0, 0.12), *at(50, 0.09), *at(90, 0.05))["FSM-faster-than-free"]
+    assert judged.verdict == "holds"
+    assert "1.20 at 0%, 0.90 at 50%, 0.50 at 90%; faster from 50% of forced bytes on" in judged.reason
+    assert judge_answers(*at(0, 0.12))["FSM-faster-than-free"].verdict == "does not hold"
+    assert judge_answers(*at(90, 0.05))["FSM-throughput"].verdict == "not measured"
+
+
+def test_answers_that_change() -> None:
+    mask = facts("chunk_llama_mask", 0.1)
+    assert judge_answers(mask, facts(FORCED, 0.1))["FSM-same"].verdict == "holds"
+    judged = judge_answers(mask, facts(FORCED, 0.1, texts=("a", "c")))["FSM-same"]
+    assert (judged.verdict, judged.measured) == ("does not hold", 0.5)

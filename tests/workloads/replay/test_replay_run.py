@@ -1,20 +1,27 @@
-"""Replays through the command line: rows, reasons, reports, figures, claims."""
+"""Runs of replays."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.runner.passes import Budget
+from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
-from chunkbench.workloads.replay.job import ReplayJob, compute
-from chunkbench.workloads.replay.result import ReplayPoint
+from chunkbench.workloads.replay import measure
+from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
+from chunkbench.workloads.replay.result import ReplayPoint, ReplayResult
+from chunkbench.workloads.replay.spec import ReplayExperiment
 from chunkbench.workloads.replay.step_time import Constant
 from tests.workloads.drawings import drawn
 
@@ -265,3 +272,71 @@ def test_bundled_replays_are_sized_for_their_budget(name: str, budget_s: float) 
     experiment = load_experiment(name)
     assert experiment.budget_s == budget_s
     assert len(experiment.points("cpu", "float16")) <= 40
+
+
+TEXT = """\
+kind: replay
+requests: 2
+arrival_seeds: 2
+implementations: [paged, prefix_tree]
+sweep: [{n_p: 64, n_s: 64, n_c: 2, rate: 60}]
+"""
+
+
+class Pool:
+    """Stands for the pool of processes and computes in this one. The first pool is broken: a process was lost while it
+    computed, or before (`at_once`). So is every later one that gets a replay of the manager `deadly`."""
+
+    def __init__(self, broken: bool, at_once: bool, deadly: str) -> None:
+        self._broken, self._at_once, self._deadly = broken, at_once, deadly
+        self._processes: dict[int, object] = {}
+
+    def submit(self, compute: Callable[[ReplayJob], Answered], job: ReplayJob) -> Future[Answered]:
+        if self._broken and self._at_once:
+            raise BrokenProcessPool
+        future: Future[Answered] = Future()
+        if self._broken or job.manager == self._deadly:
+            future.set_exception(BrokenProcessPool())
+        else:
+            future.set_result(compute(job))
+        return future
+
+    def shutdown(self, wait: bool, cancel_futures: bool) -> None:
+        """Nothing."""
+
+
+def measured_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool, deadly: str = ""
+) -> dict[str, ReplayResult]:
+    """The row of each manager."""
+    (folder / "x.yaml").write_text(TEXT)
+    experiment = cast(ReplayExperiment, load_experiment(folder / "x.yaml"))
+    target = resolve_target(experiment)
+    (point,) = experiment.points(target.device, target.dtype)
+    made: list[Pool] = []
+
+    def make(*_: object) -> Pool:
+        assert len(made) < 9, "the same replays are tried again and again"
+        made.append(Pool(not made, at_once, deadly))
+        return made[-1]
+
+    monkeypatch.setattr(measure, "ProcessPoolExecutor", make)
+    measurer = measure.ReplayMeasurer(experiment, target)
+    found = measurer.measure([point], {point: experiment.cases(point)}, Budget(1.0), lambda _: None)
+    return {row.implementation: row for row in found[point]}
+
+
+def test_the_replay_that_loses_its_process_is_found_and_the_others_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured_rows(tmp_path, monkeypatch, at_once=False, deadly="paged")
+    assert (found["paged"].status, found["paged"].reason) == ("crashed", "the process of the replay was lost")
+    assert found["prefix_tree"].status == "ok"
+    assert len(found["prefix_tree"].us_per_token) == 2
+
+
+def test_replays_are_computed_after_their_processes_were_lost_before_they_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured_rows(tmp_path, monkeypatch, at_once=True)
+    assert {row.status for row in found.values()} == {"ok"}
