@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from chunkbench.bench.contract import Implementation, Style
-from chunkbench.bench.experiment.style import Line
+from chunkbench.bench.experiment.terms import Line
 from chunkbench.bench.registry import GROUP, Registry
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 
 if TYPE_CHECKING:
     import torch

@@ -67,7 +67,7 @@ def command(
     from chunkbench.report.sharing import MOST_SEQUENCES, document
     from chunkbench.report.sharing import experiment as as_experiment
     from chunkbench.traffic.live import forest_of
-    from chunkbench.traffic.sets import PromptsError, grouped, read
+    from chunkbench.traffic.prompt_sets import PromptsError, grouped, read
 
     if trace is not None:
         refuse_existing(trace)

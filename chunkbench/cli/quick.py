@@ -110,7 +110,7 @@ def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[st
     from chunkbench.report.numbers import count
     from chunkbench.report.sharing import MOST_SEQUENCES
     from chunkbench.traffic.live import forest_of
-    from chunkbench.traffic.sets import PromptsError, grouped, read
+    from chunkbench.traffic.prompt_sets import PromptsError, grouped, read
 
     try:
         groups = grouped(read(paths), tokenizer)

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from chunkbench.bench import workload
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 from chunkbench.bench.store import Run
 from chunkbench.report.model import Cell, Column
 

@@ -21,8 +21,8 @@ from chunkbench.bench.contract import Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.experiment.sessions import TOLERANCE
 from chunkbench.bench.workers.checks import make_check
+from chunkbench.bench.workers.heap import visible_bytes
 from chunkbench.bench.workers.inputs import PooledInputs
-from chunkbench.bench.workers.storages import visible_bytes
 
 TREE: dict[str, Any] = {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))}
 POINTS: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ import torch
 
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.workers.heap import visible_storages
 from chunkbench.bench.workers.inputs import PooledInputs
-from chunkbench.bench.workers.storages import visible_storages
 from chunkbench.kernels import cpu
 
 if cpu.native() is None:

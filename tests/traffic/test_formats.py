@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkbench.traffic import TraceError, TraceRequest, draw_traffic, read_traffic
+from chunkbench.traffic.prompt_sets import PromptsError, read
 from chunkbench.traffic.replayed import read_replayed
-from chunkbench.traffic.sets import PromptsError, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

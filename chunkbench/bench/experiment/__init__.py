@@ -7,7 +7,7 @@ from chunkbench.bench.experiment.point import AttentionPoint, Case, Point
 from chunkbench.bench.experiment.schema import json_schema
 from chunkbench.bench.experiment.sessions import Expectation, SessionExperiment, TimedExperiment
 from chunkbench.bench.experiment.spec import Experiment
-from chunkbench.bench.experiment.units import parse_duration
+from chunkbench.bench.experiment.values import parse_duration
 
 __all__ = [
     "AXES",

@@ -237,7 +237,7 @@ _TABLE = (
     ),
     _counted(
         "samples",
-        "answers of each request, sampled in parallel behind one prompt, for `kind: replay`",
+        "answers of each request, sampled in parallel after one prompt, for `kind: replay`",
         "one",
         2,
         64,

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, Wit
 from chunkbench.bench import workload
 from chunkbench.bench.experiment.findings import Finding, Findings, show
 from chunkbench.bench.experiment.terms import Cache, Mode, Protocol
-from chunkbench.bench.experiment.units import parse_duration, parse_percent
+from chunkbench.bench.experiment.values import parse_duration, parse_percent
 from chunkbench.text_file import did_you_mean
 
 T = TypeVar("T")

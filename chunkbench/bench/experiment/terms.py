@@ -1,10 +1,10 @@
-"""Types that facts and experiments share."""
+"""Types that facts and experiments share, and how reports show an implementation."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from typing_extensions import TypeAliasType
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -23,3 +23,31 @@ Compensation = Literal["none", "mean", "weighted"]
 # private tokens of each.
 # It is a named alias because pydantic cannot resolve a recursive type without a name.
 TreeNode = TypeAliasType("TreeNode", "tuple[Count, Count | tuple[Count, ...] | tuple[TreeNode, ...]]")
+
+
+Line = Literal["solid", "dashed", "dotted", "dashdot"]
+
+
+class Style(BaseModel):
+    """What reports need to know about an implementation. A run records the styles of its implementations."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heading: tuple[str, ...] = ()
+    """Lines of the column heading, at most nine letters each; () makes them from the label."""
+    name: str = ""
+    """Name in running text; empty: the label."""
+    meaning: str = ""
+    """How it differs from others of its family, for the legend of tables."""
+    column_order: int = Field(default=500, validation_alias=AliasChoices("column_order", "place"))
+    """Position among the columns of a table, behind the baseline: the paper's columns have 100 to 400, ablations 900 to
+    990. Columns with the same number keep the order of the experiment. In recorded runs it may have
+    the name `place`."""
+    colour: str = ""
+    """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
+    marker: str = ""
+    """Marker in figures, as matplotlib names it; members of a family differ in it."""
+    line: Line = "solid"
+    """Line in figures; variants of an implementation have its colour and another line."""
+    ablation_of: str = ""
+    """Id of the implementation that this one is a variant of: a win over the variant is no win over a competitor."""

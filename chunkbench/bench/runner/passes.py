@@ -67,7 +67,7 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
 
     @property
     def styles(self) -> Mapping[str, Mapping[str, Any]]:
-        """Implementation id -> how reports show it (`chunkbench.bench.experiment.style`)."""
+        """Implementation id -> how reports show it (`chunkbench.bench.experiment.terms`)."""
         ...
 
     def measure(

@@ -16,10 +16,9 @@ from chunkbench.bench.environment import git_state
 from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.executor import Executor, Listener, MeasuredPass, RunJob
-from chunkbench.bench.runner.identity import differences, identity
 from chunkbench.bench.runner.pace import Pace
 from chunkbench.bench.runner.passes import Pass, RunOptions
-from chunkbench.bench.runner.target import Target
+from chunkbench.bench.runner.target import Target, differences, identity
 from chunkbench.bench.store import TORN, Run, RunWriter, open_run
 from chunkbench.bench.store.results import Status
 from chunkbench.run_error import RunError

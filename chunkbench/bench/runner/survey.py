@@ -29,7 +29,7 @@ class Traits:
     package_version: str | None = None
     note: str = ""
     style: Mapping[str, Any] = field(default_factory=dict)
-    """How reports show it (`chunkbench.bench.experiment.style`); empty: the default style."""
+    """How reports show it (`chunkbench.bench.experiment.terms`); empty: the default style."""
 
     def refusal(self) -> str:
         """Reason and remedy as one text."""

@@ -17,8 +17,7 @@ from pydantic import (
 
 from chunkbench.bench import workload
 from chunkbench.bench.environment.machine import hardware_id
-from chunkbench.bench.experiment.style import Style
-from chunkbench.bench.experiment.terms import Count
+from chunkbench.bench.experiment.terms import Count, Style
 
 
 def _nothing_if_none(raw: object) -> object:

@@ -15,8 +15,8 @@ from chunkbench.bench.measure.clocks import ClockGuard
 from chunkbench.bench.measure.gpu_loop import Device, calls_of, decode_once, run_gpu_round
 from chunkbench.bench.store.results import GpuSampling
 from chunkbench.bench.workers.checks import Check
+from chunkbench.bench.workers.heap import visible_bytes
 from chunkbench.bench.workers.inputs import PointInputs
-from chunkbench.bench.workers.storages import visible_bytes
 
 
 class GpuRounds:

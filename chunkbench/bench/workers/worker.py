@@ -21,11 +21,10 @@ from chunkbench.bench.measure.peaks import PeakProbe
 from chunkbench.bench.measure.profiler import TIMED, TRACED, TimedCall, repeat, timed_call, traced_call, watched_call
 from chunkbench.bench.workers.checks import Check
 from chunkbench.bench.workers.gpu_rounds import GpuRounds, cuda_rounds
-from chunkbench.bench.workers.heap import make_room, reserve
+from chunkbench.bench.workers.heap import make_room, reserve, visible_storages
 from chunkbench.bench.workers.inputs import PointInputs, prime
 from chunkbench.bench.workers.pages import huge_share
 from chunkbench.bench.workers.protocol import PROTOCOL, WORKER_BYTES
-from chunkbench.bench.workers.storages import visible_storages
 from chunkbench.kernels.trace import TracedCall
 from chunkbench.version import __version__
 

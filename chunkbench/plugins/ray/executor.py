@@ -17,10 +17,9 @@ from chunkbench.bench.experiment import Experiment
 from chunkbench.bench.experiment.point import Point
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.executor import Listener, MeasuredPass, RunJob
-from chunkbench.bench.runner.identity import machines_of
 from chunkbench.bench.runner.pace import Pace
 from chunkbench.bench.runner.passes import Pass, RunOptions
-from chunkbench.bench.runner.target import NO_CUDA, Target, resolve_on
+from chunkbench.bench.runner.target import NO_CUDA, Target, machines_of, resolve_on
 from chunkbench.bench.store import Result, open_run
 from chunkbench.plugins.ray.connection import lines_of, software
 from chunkbench.plugins.ray.fleet import Fleet, Lane

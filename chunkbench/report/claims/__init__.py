@@ -8,7 +8,7 @@ from typing import Any
 
 from chunkbench.bench import workload
 from chunkbench.bench.analysis.derive import Row
-from chunkbench.report.claims import analytic
+from chunkbench.report.claims import judges
 from chunkbench.report.claims.evidence import Evidence, Judge, RunRows
 from chunkbench.report.claims.judgement import Bound, ClaimVerdict
 from chunkbench.report.printed import paper_rows
@@ -69,7 +69,7 @@ def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
     """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
     evidence = Evidence([RunRows(rows) for rows in runs])
     stated: Sequence[dict[str, Any]] = paper_rows("claims")
-    judges: dict[str, Judge] = {**analytic.JUDGES}
+    judges: dict[str, Judge] = {**judges.JUDGES}
     for kind in workload.all_kinds():
         judges |= kind.layout().claims
     preferred = {name: evidence.preferring(experiment) for name, experiment in _EXPERIMENT.items()}

@@ -1,12 +1,13 @@
-"""What judges claims of a usual shape. A line of `JUDGES` names the question, and the bound that the text states."""
+"""Judges that several claims share: bounds at points, constants, arithmetic on printed numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from chunkbench.report.claims.evidence import Judge
-from chunkbench.report.claims.judgement import ClaimVerdict, Figure, Judgement, Stated, absent, decided, listed
+from chunkbench.report.claims.judgement import ClaimVerdict, Figure, Judgement, Stated, absent, decided, held, listed
+from chunkbench.report.printed import stated_token_rates, table3
 
 
 def largest(figures: Sequence[Figure]) -> Sequence[Figure]:
@@ -51,3 +52,43 @@ def fixed(verdict: ClaimVerdict, reason: str, measured: float | None = None) -> 
     """The judge of a claim that follows from shapes or printed numbers, or that nothing here can measure."""
     judgement = Judgement(verdict, reason, measured)
     return lambda _: judgement
+
+
+_MIB, _KIB = 2**20, 2**10
+
+
+_GPT3, _OPT13B = 2 * 96 * 12288 * 2, 2 * 40 * 5120 * 2
+"""Bytes of K and V of a token: 96 layers with hidden size 12288, and 40 layers with 5120."""
+_BINARY, _DECIMAL = ((8 * 80 * unit - 175e9 * 2) / _GPT3 for unit in (2**30, 1e9))
+"""Tokens that fit into eight times 80 GB beside 175e9 weights of 2 bytes."""
+_CHUNK, _PAGED = table3()[2048, 2048, "chunk_attn"], table3()[2048, 0, "paged_attn"]
+_RATE = 32e6 / _CHUNK
+_HIGHEST = max(stated.tokens_per_s for stated in stated_token_rates("figure4"))
+_SCALED = 687.74 * (2048 + 32) / 2048
+"""Latency of Table 1, scaled to the mean context of 64 decode steps."""
+
+JUDGES: Mapping[str, Judge] = {
+    "S1-gpt3-kv": fixed("holds", "2 * 96 layers * 12288 * 2 bytes = 4.5 MiB", _GPT3 / _MIB),
+    "S1-capacity": fixed(
+        "holds",
+        f"(8 * 80 GB - 350 GB of weights) / 4.5 MiB: {_BINARY:,.0f} tokens if a GB is 2^30 bytes (the usual unit of "
+        f"such cards), {_DECIMAL:,.0f} if it is 10^9 bytes",
+        _BINARY,
+    ),
+    "PA-kv13b": fixed(
+        "holds",
+        f"2 * 40 layers * 5120 * 2 bytes = 800 KiB; * 2048 = {_OPT13B * 2048 / 2**30:.2f} GiB",
+        _OPT13B / _KIB,
+    ),
+    "X-figure4": fixed(
+        held(_RATE > _HIGHEST),
+        f"32 sequences / {_CHUNK} µs = {_RATE:,.0f} token/s; Figure 4 ends at {_HIGHEST:,.0f}",
+        _RATE,
+    ),
+    "X-unit": fixed(
+        held(abs(_PAGED / _SCALED - 1) < 0.01),
+        f"Table 1's 687.74 µs, scaled to the mean context of 64 decode steps, is {_SCALED:.1f} µs; Table 3 prints "
+        f"{_PAGED}: within 1% of it in microseconds per decode step, a factor of 1000 above it in milliseconds",
+        _PAGED / _SCALED,
+    ),
+}

@@ -9,7 +9,7 @@ from typing import Literal
 
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.bench.contract import YES, Answer
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 from chunkbench.bench.registry import Registry
 from chunkbench.kernels.compensation import Compensation
 from chunkbench.server.heads import HeadScores

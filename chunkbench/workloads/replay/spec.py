@@ -15,8 +15,7 @@ from chunkbench.bench.experiment.findings import Finding
 from chunkbench.bench.experiment.sessions import REQUESTS, RequestExperiment, request_conflicts
 from chunkbench.bench.experiment.spec import BASELINE, FROM_MODEL
 from chunkbench.bench.experiment.sweep import Required
-from chunkbench.bench.experiment.units import parse_duration
-from chunkbench.bench.experiment.values import LengthRange, Share
+from chunkbench.bench.experiment.values import LengthRange, Share, parse_duration
 from chunkbench.server.scheduling import ORDERS
 from chunkbench.text_file import did_you_mean
 from chunkbench.traffic.generated import DRAWN_SYSTEM_PROMPTS, GENERATED

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chunkbench.bench.contract import YES, Answer
-from chunkbench.bench.experiment.style import Line, Style
+from chunkbench.bench.experiment.terms import Line, Style
 from chunkbench.bench.registry import Registry
 from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.schemes import Scheme

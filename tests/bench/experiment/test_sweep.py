@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkbench.bench.experiment import Experiment, ExperimentError, load_experiment, parse_duration
-from chunkbench.bench.experiment.units import parse_percent
-from chunkbench.bench.experiment.values import Share
+from chunkbench.bench.experiment.values import Share, parse_percent
 
 HEAD = "implementations: [naive, chunk_attn]\n"
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from chunkbench import workloads
 from chunkbench.bench import workload
 from chunkbench.bench.experiment.point import Case
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 from chunkbench.bench.store import SCHEMA_VERSION, Calibration, DecodeResult, Manifest, TimedResult, open_run
 from chunkbench.cli.main import cli
 from chunkbench.run_error import RunError

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 from chunkbench.workloads.serving import methods
 from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.servers.endpoint import Endpoint

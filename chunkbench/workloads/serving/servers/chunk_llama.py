@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chunkbench.bench.contract import YES, Answer
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 from chunkbench.version import __version__
 from chunkbench.workloads.serving.result import Moment
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chunkbench.bench.contract import YES, Answer
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System
 
 

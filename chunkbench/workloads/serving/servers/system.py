@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from chunkbench.bench.contract import Answer
 from chunkbench.bench.experiment.point import element_bytes
-from chunkbench.bench.experiment.style import Style
-from chunkbench.bench.experiment.terms import Dtype
+from chunkbench.bench.experiment.terms import Dtype, Style
 from chunkbench.llama import LlamaShape
 from chunkbench.workloads.serving.result import Moment
 

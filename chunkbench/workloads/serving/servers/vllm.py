@@ -15,7 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from chunkbench.bench.contract import YES, Answer
-from chunkbench.bench.experiment.style import Style
+from chunkbench.bench.experiment.terms import Style
 from chunkbench.workloads.serving.result import Moment
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch
 

@@ -1,17 +1,135 @@
-"""Iteration-level batching: which tokens of which sequences a step computes. Integers only."""
+"""Which sequences run: admission, order of the queue, batch and budget, preemption. Above any cache manager."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from chunkbench.attention.manager import Manager, NeverFits
-from chunkbench.server.scheduling.entry import Entry
-from chunkbench.server.scheduling.orders import ORDERS, Order
+from chunkbench.attention.text import Text
+
+
+@dataclass(eq=False)
+class Entry(ABC):
+    """A request that waits or runs. The cache manager knows it by `arrival`."""
+
+    arrival: int
+    """Number of the request in order of arrival."""
+    _: KW_ONLY
+    computed: int = 0
+    """Leading tokens whose K and V the cache holds, or gets in this step."""
+    joined: int = 0
+    """Tokens that it had when it was admitted last, or when several were appended at once. After a preemption its
+    answer so far is among them."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not computed; None until the first part of the prompt is."""
+    preempted: int = 0
+    """How often its memory was taken away."""
+    _prompt_keys: list[int] | None = None
+
+    @property
+    @abstractmethod
+    def text(self) -> Text:
+        """Its tokens, for the cache manager."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens of the prompt, and those generated so far."""
+
+    def prompt_keys(self, block_tokens: int) -> list[int]:
+        """Keys of the full blocks of its prompt. Computed once, so always ask with the same block size."""
+        if self._prompt_keys is None:
+            full = self.text.prompt // block_tokens
+            self._prompt_keys = self.text.keys(block_tokens)[:full].tolist()
+        return self._prompt_keys
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return self.length - self.text.prompt
+
+    @property
+    def grown(self) -> bool:
+        """Whether several tokens were appended to it at once, which have no slots yet."""
+        return self.length - 1 > self.computed >= self.joined > 0
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the last token has to be computed, and it was generated since the admission."""
+        return self.computed == self.length - 1 >= self.joined > 0
+
+    def cut(self, tokens: int) -> None:
+        """Only the first `tokens` tokens have K and V any more; those behind them were replaced."""
+        self.computed = min(self.computed, tokens)
+        self.joined = min(self.joined, tokens)
+
 
 E = TypeVar("E", bound=Entry)
+Order = Callable[[Sequence[E], Manager], list[E]]
+MOST_MATCHED = 128
+"""With more waiting requests, `longest_prefix` falls back to the order of arrival: matching would take too long."""
+
+
+def by_arrival(waiting: Sequence[E], manager: Manager) -> list[E]:
+    """First come, first served."""
+    return list(waiting)
+
+
+def longest_prefix(waiting: Sequence[E], manager: Manager) -> list[E]:
+    """Longest cached prefix first (RadixAttention); those with equally long ones by arrival."""
+    if len(waiting) > MOST_MATCHED:
+        return list(waiting)
+    return sorted(waiting, key=lambda entry: -manager.cached(entry.text))
+
+
+def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
+    """Depth first through the prefixes that waiting requests share: first the branch that is in the cache, because it
+    was begun, then branches with more requests.
+
+    A cache that holds the longest request then computes every shared token once, if all requests wait (RadixAttention).
+    """
+    size = manager.block_tokens
+    ordered: list[E] = []
+    stack: list[tuple[Sequence[E], int]] = [(waiting, 0)]
+    while stack:
+        group, depth = stack.pop()
+        if len(group) == 1:
+            ordered += group
+            continue
+        ends: list[E] = []
+        branches: dict[int, list[E]] = {}
+        for entry in group:
+            own = entry.prompt_keys(size)
+            if depth < len(own):
+                branches.setdefault(own[depth], []).append(entry)
+            else:
+                ends.append(entry)
+        ordered += ends
+        below = list(branches.values())
+        if len(below) > 1:
+            begun = [manager.cached(branch[0].text) > depth * size for branch in below]
+            first_to_last = sorted(zip(begun, below, strict=True), key=lambda pair: (not pair[0], -len(pair[1])))
+            below = [branch for _, branch in first_to_last]
+        stack += [(branch, depth + 1) for branch in reversed(below)]
+    return ordered
+
+
+def shortest(waiting: Sequence[E], manager: Manager) -> list[E]:
+    """Shortest prompt first."""
+    return sorted(waiting, key=lambda entry: entry.text.prompt)
+
+
+ORDERS: Mapping[str, Order[Entry]] = {
+    "fcfs": by_arrival,
+    "prefix": longest_prefix,
+    "depth-first": depth_first,
+    "shortest": shortest,
+}
+"""By the names that experiments and `chunkbench serve` use."""
 
 
 @dataclass(frozen=True)
