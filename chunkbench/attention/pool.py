@@ -49,13 +49,12 @@ class ChunkPool:
 
         A pool that must grow grows by at least one half, so that the store adds few slabs; `reserve` gives exact sizes.
         """
-        missing = count - self.free
-        if missing > 0:
-            needed = self.capacity + missing
-            if self.limit is not None and needed > self.limit:
-                raise PoolExhausted(
-                    f"{count} more chunks are needed, but {self.in_use} of at most {self.limit} are in use already"
-                )
+        needed = self.in_use + count
+        if self.limit is not None and needed > self.limit:
+            raise PoolExhausted(
+                f"{count} more chunks are needed, but {self.in_use} of at most {self.limit} are in use already"
+            )
+        if needed > self.capacity:
             capacity = max(needed, self.capacity + self.capacity // 2)
             self._grow(capacity if self.limit is None else min(capacity, self.limit))
         returned = min(count, len(self._returned))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from chunkbench import LayeredChunkAttention
-from chunkbench.attention.errors import WrongTokens
+from chunkbench.attention.errors import PoolExhausted, WrongTokens
 from chunkbench.attention.heads import HeadStores
 from chunkbench.attention.windows import Compress, HeadPolicy
 
@@ -113,6 +113,21 @@ def history(operations: int, compress: Compress, check_every: int) -> None:
             cache.remove_sequence(rng.choice(live))
         if number % check_every == 0:
             slow.check()
+
+
+def test_a_limit_that_fell_holds_for_sequences_that_grow() -> None:
+    """What window heads lack makes room, as long as the sequence is there."""
+    policy = HeadPolicy(FULL, WINDOW, CHUNK)
+    cache = LayeredChunkAttention(1, 3, DIM, 3, CHUNK, kernel="torch", max_tokens=10 * CHUNK, policy=policy)
+    long = cache.join(range(8 * CHUNK)).sequence
+    cache.compress()
+    for first in range(100, 104):
+        cache.join([first] * CHUNK)
+    assert cache.live_chunks == 12
+    cache.remove_sequence(long)
+    cache.extend(range(4))
+    with pytest.raises(PoolExhausted, match="4 more chunks are needed, but 8 of at most 10"):
+        cache.extend([0] * 4 * CHUNK, counts=[CHUNK] * 4)
 
 
 @pytest.mark.parametrize("compress", ["own", "all"])
