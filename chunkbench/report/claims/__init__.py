@@ -69,8 +69,8 @@ def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
     """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
     evidence = Evidence([RunRows(rows) for rows in runs])
     stated: Sequence[dict[str, Any]] = paper_rows("claims")
-    judges: dict[str, Judge] = {**judges.JUDGES}
+    known: dict[str, Judge] = dict(judges.JUDGES)
     for kind in workload.all_kinds():
-        judges |= kind.layout().claims
+        known |= kind.layout().claims
     preferred = {name: evidence.preferring(experiment) for name, experiment in _EXPERIMENT.items()}
-    return [Claim(**row, **vars(judges[row["id"]](preferred.get(row["id"].split("-")[0], evidence)))) for row in stated]
+    return [Claim(**row, **vars(known[row["id"]](preferred.get(row["id"].split("-")[0], evidence)))) for row in stated]
