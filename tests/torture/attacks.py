@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.torture.hostile_constraints import choice, odd_value, regex, schema
+from tests.torture.judged import choice, odd_value, regex, schema
 
 MOST_SENT = 24 << 20
 

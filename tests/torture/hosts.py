@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +20,74 @@ from chunkbench import workloads
 from chunkbench.bench.store import open_run
 from chunkbench.bench.store.results import FAILED
 from chunkbench.workloads.ring.result import RingResult
-from tests.torture.network import HOSTS as RANKS
-from tests.torture.network import Switched, switched
-from tests.torture.trials import Harm, Part, Trial
+from tests.torture.trials import Harm, Part, Trial, Unavailable
 from tests.workloads.ring.launched import ended, starting, write
-from tests.workloads.ring.test_namespaces import PORT, done
+from tests.workloads.ring.test_namespaces import PORT, UNSHARE, Network, Refused, done
+
+HOSTS = 3
+SWITCH = Path(__file__).with_name("switch.py")
+PROGRAMS = ("unshare", "nsenter", "ip", "hostname")
+
+
+@dataclass
+class Switched(Network):
+    """Hosts 10.77.0.1 to 10.77.0.3 behind a switch (switch.py)."""
+
+    switch: subprocess.Popen[str] | None = None
+
+    def build(self) -> None:
+        self.hold(*UNSHARE)
+        for host in range(1, HOSTS + 1):
+            self.add_host(host)
+            done(*self.within(host), sys.executable, str(SWITCH), "--plain", "wire")
+        words = [*self.within(0), sys.executable, str(SWITCH), *(f"to{host}" for host in range(1, HOSTS + 1))]
+        self.switch = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.holders.append(self.switch)
+        self._heard("here")
+
+    def does(self, **harm: object) -> None:
+        """What happens to packets from now on."""
+        assert self.switch is not None
+        assert self.switch.stdin is not None
+        print(json.dumps({"loss": 0.0, "delay": 0.0, "cut": [], **harm}), file=self.switch.stdin, flush=True)
+        self._heard("done")
+
+    def processes(self, *hosts: int) -> list[psutil.Process]:
+        """What runs on these hosts (none named: on all), apart from what holds their namespaces."""
+        held = [self.holders[host].pid for host in hosts or range(1, HOSTS + 1)]
+        places = {os.readlink(f"/proc/{pid}/ns/net") for pid in held}
+        found = []
+        for pid in psutil.pids():
+            with suppress(OSError, psutil.Error):
+                if os.readlink(f"/proc/{pid}/ns/net") in places and pid not in held:
+                    found.append(psutil.Process(pid))
+        return found
+
+    def _heard(self, word: str) -> None:
+        assert self.switch is not None
+        assert self.switch.stdout is not None
+        if self.switch.stdout.readline().strip() != word:
+            raise Refused("this system refuses sockets for frames")
+
+
+@contextmanager
+def switched() -> Iterator[Switched]:
+    """The hosts. Raises Unavailable."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        raise Unavailable(
+            f"there is no {' and no '.join(missing)}; Debian has them in util-linux, iproute2 and hostname"
+        )
+    network = Switched()
+    try:
+        try:
+            network.build()
+        except Refused as refused:
+            raise Unavailable(f"this system refuses namespaces for networks: {refused}") from None
+        yield network
+    finally:
+        network.close()
+
 
 LIMIT_S = 20
 KINDS = ("slow", "loses packets", "away for a while", "cut off")
@@ -55,18 +122,18 @@ def wait_until_busy(rank: subprocess.Popen[str]) -> None:
 
 def run_ring(network: Switched, trial: Trial, kind: str) -> None:
     """A run of three ranks to which this happens; then the network is well again."""
-    seconds, victim = trial.chance.uniform(0.5, 4), trial.chance.randint(2, RANKS)
+    seconds, victim = trial.chance.uniform(0.5, 4), trial.chance.randint(2, HOSTS)
     size = TOKENS[kind]
     network.does()  # whatever a trial before left
-    spec, out = write(trial.folder, RANKS, "ring", "zigzag", tokens=size * RANKS // 2 * 2), trial.folder / "run"
+    spec, out = write(trial.folder, HOSTS, "ring", "zigzag", tokens=size * HOSTS // 2 * 2), trial.folder / "run"
     spec.write_text(spec.read_text().replace("case_limit: 30s", f"case_limit: {LIMIT_S}s"))
     if kind == "slow":
         network.does(delay=trial.chance.uniform(0.001, 0.03))
     elif kind == "loses packets":
         network.does(loss=0.05, seed=trial.number)
-    with starting(spec, RANKS, "10.77.0.1", PORT) as start:
+    with starting(spec, HOSTS, "10.77.0.1", PORT) as start:
         variables = {"GLOO_SOCKET_IFNAME": "wire"}
-        ranks = {n: start(n, variables=variables, behind=network.within(n + 1)) for n in range(1, RANKS)}
+        ranks = {n: start(n, variables=variables, behind=network.within(n + 1)) for n in range(1, HOSTS)}
         leader = start(0, "--out", str(out), variables=variables, behind=network.within(1))
         if kind in ("away for a while", "cut off"):
             wait_until_busy(ranks[victim - 1])
@@ -88,7 +155,7 @@ def run_ring(network: Switched, trial: Trial, kind: str) -> None:
                 assert case.status in ("ok", "noisy"), f"{case.status}: {case.reason}"
                 assert case.max_error is not None
                 assert case.max_error < 1e-5
-                assert case.hosts == RANKS
+                assert case.hosts == HOSTS
         for rank, process in ranks.items():
             try:
                 ended(process, 30)

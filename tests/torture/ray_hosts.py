@@ -16,7 +16,7 @@ import psutil
 
 from chunkbench import workloads
 from chunkbench.bench.store import DecodeResult
-from tests.torture.network import HOSTS, Switched, switched
+from tests.torture.hosts import HOSTS, Switched, switched
 from tests.torture.tiny import check_complete, whole_lines
 from tests.torture.trials import Harm, Part, Trial, Unavailable
 from tests.workloads.ring.test_namespaces import done

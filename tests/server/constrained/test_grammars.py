@@ -21,7 +21,7 @@ from chunkbench.server.engine import Engine, EngineOptions, Model, Request, Samp
 from chunkbench.server.engine.model import INTERFACE, load_module
 from tests.server.constrained.drawn import METHODS
 from tests.server.engine.models import END, MERGES, VOCABULARY, byte_tokenizer, small_model
-from tests.torture.hostile_constraints import random_regex
+from tests.torture.judged import random_regex
 
 PROMPT = list(b"Answer: ")
 

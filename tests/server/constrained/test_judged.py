@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from chunkbench.server.constrained import Constraint, ConstraintRefused, Method
 from tests.server.constrained.cases import CHOICES, EXPRESSIONS, SCHEMAS, VALUES
 from tests.server.constrained.drawn import METHODS, TOKENIZERS, answers, check_json, check_match, grammars
-from tests.torture.hostile_constraints import random_regex
+from tests.torture.judged import random_regex
 
 
 @pytest.mark.parametrize("method", METHODS)
