@@ -129,7 +129,7 @@ def show_comparison(comparison: Comparison, options: ComparisonOptions, folder: 
 
     With the format for GitHub, the table is also added to the summary of the workflow's step, if there is one.
     """
-    from chunkbench.report.compare.files import output, step_summary, write_all
+    from chunkbench.report.compare.document import output, step_summary, write_all
 
     try:
         if folder is not None:

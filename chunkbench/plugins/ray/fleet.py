@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from chunkbench.bench.environment.revision import copy_package
 from chunkbench.bench.experiment.terms import Device
 from chunkbench.bench.runner.passes import Budget, Pass
 from chunkbench.plugins.ray import remote
 from chunkbench.plugins.ray.connection import Cluster
 from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds
-from chunkbench.plugins.ray.shipping import shipped
 
 _HEARTBEAT_S = 2.0
 """Time between two polls of a node: often enough for a progress bar, too rarely to disturb a measurement."""
@@ -163,3 +166,23 @@ def connected(
         closing(Fleet(cluster, cluster.nodes(wanted, log), alone, log)) as fleet,
     ):
         yield fleet
+
+
+@contextmanager
+def shipped(wanted: bool) -> Iterator[Mapping[str, Any]]:
+    """Ray's runtime environment with this package, its native module, and its entry points; empty unless `wanted`.
+
+    The nodes need the same system, Python and PyTorch, and the packages that ChunkBench imports.
+    """
+    if not wanted:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="chunkbench-ship-") as temporary:
+        folder = Path(temporary)
+        copy_package(folder)
+        installed = distribution("chunkbench")
+        metadata = folder / f"chunkbench-{installed.version}.dist-info"
+        metadata.mkdir()
+        for name in ("METADATA", "entry_points.txt"):
+            (metadata / name).write_text(installed.read_text(name) or "", encoding="utf-8")
+        yield {"working_dir": str(folder)}

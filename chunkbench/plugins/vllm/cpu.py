@@ -26,7 +26,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from chunkbench.plugins.vllm.obstacles import obstacle
+from chunkbench.plugins.vllm.plugin import obstacle
 from chunkbench.plugins.vllm.steps import Blocks, Steps
 
 logger = init_logger(f"vllm.{__name__}")

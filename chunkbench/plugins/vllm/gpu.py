@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 
 from chunkbench.kernels import triton
 from chunkbench.plugins.vllm.gpu_steps import DecodeSteps
-from chunkbench.plugins.vllm.obstacles import obstacle
+from chunkbench.plugins.vllm.plugin import obstacle
 
 logger = init_logger(f"vllm.{__name__}")
 

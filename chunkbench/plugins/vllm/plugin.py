@@ -1,9 +1,10 @@
-"""Whether the plug-in fits the vLLM that is here, and its registration."""
+"""Whether the plug-in fits the vLLM that is here, what keeps it from computing a layer, and its registration."""
 
 from __future__ import annotations
 
 import os
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from chunkbench.kernels import cpu
 from chunkbench.version import __version__
@@ -75,3 +76,25 @@ def _missing_kernels(device: str) -> str:
 def _demand(obstacle: str) -> None:
     if obstacle:
         raise RuntimeError(f"the plug-in chunkbench cannot be used: {obstacle}; take its name out of VLLM_PLUGINS")
+
+
+_EVERYTHING = (None, -1, (-1, -1))
+"""What vLLM's implementations keep where attention has no sliding window."""
+
+
+def obstacle(attention: Any, quantized: bool) -> str:
+    """Why our kernels cannot compute a layer; empty if nothing that all of them lack is asked for.
+
+    attention: vLLM's implementation of the layer; quantized: whether K and V are kept in fewer bits.
+    """
+    if attention.attn_type != "decoder":
+        return f"attention of type {attention.attn_type}"
+    found = {
+        "a sliding window": attention.sliding_window not in _EVERYTHING,
+        "soft-capping of scores": bool(attention.logits_soft_cap),
+        "ALiBi": attention.alibi_slopes is not None,
+        "attention sinks": attention.sinks is not None,
+        "a quantized K/V cache": quantized,
+        "K and V of another layer": attention.kv_sharing_target_layer_name is not None,
+    }
+    return next((name for name, present in found.items() if present), "")

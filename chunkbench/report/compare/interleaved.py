@@ -30,8 +30,7 @@ from chunkbench.bench.runner.survey import survey
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store import FAILED, MEASURED, Noise, Run, RunWriter, open_run
 from chunkbench.bench.store.results import TimedResult
-from chunkbench.report.compare.parents import warm
-from chunkbench.report.compare.sides import Side
+from chunkbench.report.compare.sides import Side, warm
 from chunkbench.run_error import RunError
 
 _FEWEST_ROUNDS = 3

@@ -20,7 +20,7 @@ from chunkbench.cli.main import cli
 from chunkbench.cli.output import explain
 from chunkbench.plugins.ray import connection
 from chunkbench.plugins.ray.connection import Cluster
-from chunkbench.plugins.ray.shipping import shipped
+from chunkbench.plugins.ray.fleet import shipped
 from chunkbench.run_error import RunError
 from tests.plugins.ray.conftest import Raylets
 

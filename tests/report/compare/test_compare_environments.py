@@ -9,7 +9,7 @@ import pytest
 from chunkbench.bench.store import Calibration, Peaks, Run
 from chunkbench.report import render
 from chunkbench.report.compare.compare import Options, compare
-from chunkbench.report.compare.files import output
+from chunkbench.report.compare.document import output
 from tests.report.compare.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from chunkbench.report import formats
 from chunkbench.report.compare import files as files_module
-from chunkbench.report.compare.files import PULL_REQUEST_BYTES, STEP_SUMMARY_BYTES, output, step_summary, write_all
+from chunkbench.report.compare.document import PULL_REQUEST_BYTES, STEP_SUMMARY_BYTES, output, step_summary, write_all
 from chunkbench.report.compare.verdicts import CaseVerdict, Comparison, Settings, SideSummary, Summary, worst_first
 from chunkbench.report.machine_formats import MOST_ANNOTATIONS
 from chunkbench.report.model import Document
