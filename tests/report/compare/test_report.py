@@ -12,7 +12,7 @@ import junitparser
 import pytest
 
 from chunkbench.report import formats
-from chunkbench.report.compare import files as files_module
+from chunkbench.report.compare import document as document_module
 from chunkbench.report.compare.document import PULL_REQUEST_BYTES, STEP_SUMMARY_BYTES, output, step_summary, write_all
 from chunkbench.report.compare.verdicts import CaseVerdict, Comparison, Settings, SideSummary, Summary, worst_first
 from chunkbench.report.machine_formats import MOST_ANNOTATIONS
@@ -173,7 +173,7 @@ def test_other_files_are_written_if_one_fails(tmp_path: Path, monkeypatch: pytes
             raise RuntimeError("boom")
         return formats.render(document, form)
 
-    monkeypatch.setattr(files_module, "render", broken)
+    monkeypatch.setattr(document_module, "render", broken)
     with pytest.raises(RuntimeError, match="boom"):
         write_all(comparison(*ALL), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
