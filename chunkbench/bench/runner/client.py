@@ -7,7 +7,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,12 @@ from typing import Any, Literal
 
 import psutil
 
+from chunkbench.bench.child import ChildProcess, in_words
 from chunkbench.bench.environment.memory import oom_kills
 from chunkbench.bench.experiment.terms import Pages
 from chunkbench.bench.workers import pages as memory_pages
 from chunkbench.bench.workers.heap import KEEP_FREED_MEMORY
 from chunkbench.bench.workers.protocol import OUT_OF_MEMORY, PROTOCOL
-from chunkbench.lifetime import PARENT
 
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0
@@ -104,21 +103,9 @@ class WorkerProcess(WorkerClient):
         """
         self._log = log
         variables = environment or os.environ
-        with log.open("ab") as stderr:
-            self._process = subprocess.Popen(
-                [*(command or (sys.executable, "-m", "chunkbench.worker")), kind],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={
-                    **variables,
-                    **KEEP_FREED_MEMORY,
-                    **memory_pages.environment(pages, variables),
-                    PARENT: str(os.getpid()),
-                    "PYTHONSAFEPATH": "1",
-                },
-                start_new_session=True,  # a Ctrl-C at the terminal must reach the runner alone
-            )
+        settings = {**KEEP_FREED_MEMORY, **memory_pages.environment(pages, variables), "PYTHONSAFEPATH": "1"}
+        program = command or (sys.executable, "-m", "chunkbench.worker")
+        self._process = ChildProcess([*program, kind], {**variables, **settings}, log, pipes=True)
         self._buffer = b""
         self._next = 0
         try:
@@ -180,13 +167,7 @@ class WorkerProcess(WorkerClient):
         return ForkedWorker(self)
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        self._process.end()
 
     def _read_line(self, limit_s: float) -> bytes:
         assert self._process.stdout is not None
@@ -211,11 +192,10 @@ class WorkerProcess(WorkerClient):
         code = self._process.wait() if code is None else code
         if code == OUT_OF_MEMORY:
             return WorkerCrashed("memory ran out between two requests", "oom")
-        if code >= 0:
-            return WorkerCrashed(f"the process exited with code {code}; see {self._log.name} in the run directory")
         if -code == signal.SIGKILL and oom_kills() > self._oom_kills:
             return WorkerCrashed("the system ran out of memory and killed the process", "oom")
-        return WorkerCrashed(f"the process was killed by {signal.Signals(-code).name}")
+        where = f"; see {self._log.name} in the run directory" if code >= 0 else ""
+        return WorkerCrashed(f"the process {in_words(code)}{where}")
 
 
 class ForkedWorker(WorkerClient):

@@ -9,12 +9,9 @@ import contextlib
 import os
 import pickle
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +88,7 @@ class Measurer:
         from chunkbench import workloads
         from chunkbench.bench import workload
         from chunkbench.bench.runner.passes import Workplace
-        from chunkbench.errors import CannotRunError, RunError
+        from chunkbench.run_error import CannotRunError, RunError
 
         self.end()
         workloads.register()
@@ -158,8 +155,8 @@ class RemoteCommand:
         `{project}` among the words stands for the folder of ChunkBench's own checkout on this node, or of the
         `checkout` (a bundle of git).
         """
+        from chunkbench.bench.child import ChildProcess
         from chunkbench.bench.environment.revision import PROJECT
-        from chunkbench.lifetime import end_with_parent
 
         work, project = self._folder / "work", PROJECT
         work.mkdir()
@@ -168,21 +165,14 @@ class RemoteCommand:
             project = self._folder / "project"
             _unbundle(self._folder / "bundle", project)
         write_files(work, files)
-        command = [word.replace("{project}", str(project)) for word in words]
-        with self._stderr.open("wb") as stderr:
-            done = subprocess.run(
-                [sys.executable, "-m", "chunkbench", *command],
-                cwd=work,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                check=False,
-                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
-            )
+        command = [sys.executable, "-m", "chunkbench", *(word.replace("{project}", str(project)) for word in words)]
+        child = ChildProcess(command, os.environ, self._stderr, pipes=True, polite=True, folder=work)
+        stdout, _ = child.communicate()
         left = (path for path in (work / OUT).rglob("*") if path.is_file())
         answer = {
-            "code": done.returncode,
+            "code": child.returncode,
             "files": {str(path.relative_to(work / OUT)): path.read_bytes() for path in left},
-            "stdout": done.stdout.decode(errors="replace"),
+            "stdout": stdout.decode(errors="replace"),
             "stderr": self._stderr.read_text(errors="replace"),
         }
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -198,7 +188,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 def _unbundle(bundle: Path, project: Path) -> None:
     """Make a checkout whose files differ from its commit as where `remote_commands` packed it."""
-    from chunkbench.bench.environment.git import git
+    from chunkbench.bench.environment.revision import git
 
     git(project.parent, "clone", "-q", "--no-checkout", str(bundle), str(project)).check_returncode()
     git(project, "checkout", "-q", "--detach", "origin/chunkbench-head").check_returncode()

@@ -13,24 +13,22 @@ from typing import Any, cast
 
 from chunkbench.bench.environment import usable_threads
 from chunkbench.bench.experiment.point import Case
-from chunkbench.bench.experiment.units import parse_duration
+from chunkbench.bench.experiment.values import parse_duration
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.dry_run import list_plan
 from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
-from chunkbench.errors import CannotRunError
 from chunkbench.lifetime import end_with_parent
 from chunkbench.limits import no_locks
-from chunkbench.workloads.replay.copying import copy_rate
+from chunkbench.run_error import CannotRunError
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
-from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
-from chunkbench.workloads.replay.paper_a100 import PaperA100
-from chunkbench.workloads.replay.registry import MANAGERS
+from chunkbench.workloads.replay.measured import fitted
+from chunkbench.workloads.replay.methods import MANAGERS
+from chunkbench.workloads.replay.paper_a100 import Opt13bA100, PaperA100
 from chunkbench.workloads.replay.result import ReplayPoint, ReplayResult
-from chunkbench.workloads.replay.served import fitted
 from chunkbench.workloads.replay.spec import PAGED_ATTENTION, PAPER, ReplayExperiment
-from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps
+from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps, copy_rate
 
 _POLL_S = 0.2
 PAPER_HOST_S = 0.004

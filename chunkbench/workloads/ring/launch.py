@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -14,10 +13,12 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
+from chunkbench.bench.child import ChildProcess
 from chunkbench.workloads.ring.rank import BEAT_S, END, SEAT, START_S, Answer, Seat, is_loopback, open_store
 from chunkbench.workloads.ring.schemes import Scheme, Task
 
 LOOPBACK = "127.0.0.1"
+_PROGRAM = (sys.executable, "-m", "chunkbench.workloads.ring.rank")
 _POLL_S = 0.01
 _END_S = 3.0
 _SETTLE_S = 1.0
@@ -41,22 +42,14 @@ class Ranks:
     ) -> None:
         """Start them. Raises `RankLostError`."""
         self.ranks, self.threads, self._number = ranks, threads, 0
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, ChildProcess] = {}
         self._store: Any = open_store(LOOPBACK, 0, leads=True) if given is None else given.store
         self._store.set("go", device)
         host, port = (LOOPBACK, self._store.port) if given is None else (given.host, given.port)
         for rank in range(ranks) if given is None else (0,):
             cpus = share_of_cpus(rank, ranks) if given is None else given.cpus
-            seat = Seat(host, port, rank, ranks, cpus, os.getpid())
-            environment = os.environ | {SEAT: json.dumps(seat)}
-            with open(log or os.devnull, "ab") as output:
-                self._children[rank] = subprocess.Popen(
-                    [sys.executable, "-m", "chunkbench.workloads.ring.rank"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                )
+            seat = Seat(host, port, rank, ranks, cpus)
+            self._children[rank] = ChildProcess(_PROGRAM, os.environ | {SEAT: json.dumps(seat)}, log)
         try:
             self._await("ready", START_S)
         except BaseException as error:
@@ -98,11 +91,7 @@ class Ranks:
             self._store.set(f"job/{self._number}", json.dumps({"do": "end"}))
         deadline = monotonic() + (0 if lost else _END_S)
         for child in self._children.values():
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, deadline - monotonic()))
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+            child.end(max(0.0, deadline - monotonic()))
         self._children.clear()
         self._store = None  # closes its port
 
@@ -155,9 +144,8 @@ class Ranks:
 
     def _raise_if_ended(self) -> None:
         for rank, child in self._children.items():
-            if (code := child.poll()) is not None:
-                how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                raise RankLostError(f"rank {rank} ended ({how})", "crashed")
+            if child.ended:
+                raise RankLostError(f"rank {rank} {child.ended}", "crashed")
 
     def _dead(self, but: Collection[int] = ()) -> list[int]:
         """The ranks, but these, that show no sign of life."""
@@ -209,7 +197,7 @@ class GivenWorld:
         """Be a rank above 0 until the leader ends."""
         from chunkbench.workloads.ring.rank import serve
 
-        serve(Seat(self.host, self.port, self.rank, self.size, self.cpus, None))
+        serve(Seat(self.host, self.port, self.rank, self.size, self.cpus))
 
     @property
     def cpus(self) -> tuple[int, ...]:

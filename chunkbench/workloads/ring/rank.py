@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from chunkbench.lifetime import end_with_parent
+from chunkbench.lifetime import PARENT, end_with_parent
 from chunkbench.malloc import give_back
 
 SEAT = "CHUNKBENCH_RANK"
@@ -53,8 +53,6 @@ class Seat(NamedTuple):
     rank: int
     ranks: int
     cpus: tuple[int, ...]
-    parent: int | None
-    """None: nobody watches this process."""
 
 
 class Answer(NamedTuple):
@@ -78,14 +76,12 @@ class Answer(NamedTuple):
 
 def main() -> None:
     """Join the others, and do jobs until told to end."""
-    seat = Seat(*json.loads(os.environ[SEAT]))
-    serve(seat)
+    end_with_parent(int(os.environ[PARENT]))
+    serve(Seat(*json.loads(os.environ[SEAT])))
 
 
 def serve(seat: Seat) -> None:
     """Do the jobs of a seat until told to end, or until the leader is gone."""
-    if seat.parent is not None:
-        end_with_parent(seat.parent)
     os.sched_setaffinity(0, seat.cpus)
     import torch
     import torch.distributed as dist

@@ -26,7 +26,7 @@ from chunkbench.bench.runner.survey import survey
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store import DecodeResult
 from chunkbench.cli.progress import RunProgress
-from chunkbench.errors import RunError
+from chunkbench.run_error import RunError
 
 EXPERIMENT = """\
 name: failures

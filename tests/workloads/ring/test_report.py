@@ -12,8 +12,8 @@ from matplotlib.text import Text
 
 from chunkbench.bench.store import Run
 from chunkbench.report import build, figures, render
+from chunkbench.report.layout import Report
 from chunkbench.report.model import Table
-from chunkbench.report.report import Report
 from chunkbench.workloads.ring.result import RingResult
 from tests.workloads.drawings import check_inside, drawn
 from tests.workloads.ring.made import ring_result
@@ -38,7 +38,7 @@ def decode() -> list[RingResult]:
         ring_result("one_process", (0.02, 0.001), sent=0, wait=0.0, pairs=(400, 0), **axes),
         ring_result("tree_decode", (0.01, 0.01), pairs=(200, 200), **axes),
         ring_result("torch_ring", status="unavailable", reason="is not there", **axes),
-        ring_result("ring", status="crashed", reason="rank 1 ended (signal 9)", **axes),
+        ring_result("ring", status="crashed", reason="rank 1 was killed by SIGKILL", **axes),
     ]
 
 
@@ -108,7 +108,7 @@ def test_a_scheme_that_failed_is_shown_and_one_that_is_not_there_is_not(make: An
     assert rows["Tree decode"]["of 6bch"] == "-", "six blocks are those of a prefill"
     assert "decode, 8,192 tokens, 4 sequences, 6,144 shared" in rows
     assert report.headline == ""
-    assert "rank 1 ended (signal 9)" in render(report, "table")
+    assert "rank 1 was killed by SIGKILL" in render(report, "table")
 
 
 def test_a_slow_link_has_a_table_beside_what_rates_predict(make: Any) -> None:

@@ -192,10 +192,10 @@ def measured(
 def test_only_the_scheme_that_loses_a_rank_fails(
     made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(made, "fails", {1: RankLostError("rank 1 ended (signal 9)", "crashed")})
+    monkeypatch.setattr(made, "fails", {1: RankLostError("rank 1 was killed by SIGKILL", "crashed")})
     results = measured(tmp_path, point())
     ring, one = results["ring"], results["one_process"]
-    assert (ring.status, ring.reason, ring.times) == ("crashed", "rank 1 ended (signal 9)", ())
+    assert (ring.status, ring.reason, ring.times) == ("crashed", "rank 1 was killed by SIGKILL", ())
     assert one.status == "ok"
     assert len(one.times) == 3
     assert (one.flops_per_s, one.bytes_per_s) == (2e9, 2e8)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
-from chunkbench.lifetime import end_with_parent
+from chunkbench.bench.child import ChildProcess
 from chunkbench.traffic.load import LoadError, ServerTarget, describe_server
 from chunkbench.workloads.serving.servers.system import Setting, System, Watch
 
@@ -30,7 +26,7 @@ class ServerFailed(RuntimeError):
 class RunningServer:
     """A server that listens. Use `start_server`."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None, target: ServerTarget, watch: Watch, log: Path) -> None:
+    def __init__(self, process: ChildProcess | None, target: ServerTarget, watch: Watch, log: Path) -> None:
         self.target = target
         self.watch = watch
         self.log = log
@@ -40,15 +36,13 @@ class RunningServer:
     @property
     def died(self) -> str:
         """Why it no longer runs; empty while it does."""
-        if self._process is None or self._process.poll() is None:
-            return ""
-        return f"the server ended with code {self._process.returncode}: {last_words(self.log)}"
+        return _death(self._process, self.log)
 
     def stop(self) -> None:
         """End the server and all processes that it started."""
         self.watch.close()
         if self._process is not None:
-            end_group(self._process)
+            self._process.end(STOP_S)
 
 
 def start_server(
@@ -65,22 +59,14 @@ def start_server(
     url = system.url(setting, port)
     process = None
     if launch is not None:
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                launch.command,
-                env={**os.environ, **(environment or {}), **launch.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
-            )
+        variables = {**os.environ, **(environment or {}), **launch.environment}
+        process = ChildProcess(launch.command, variables, log, polite=True)
     try:
         target = _wait(url, process, system.ready_s, log)
         return RunningServer(process, target, system.watch(url, setting, folder), log)
     except BaseException:
         if process is not None:
-            end_group(process)
+            process.end(STOP_S)
         raise
 
 
@@ -101,21 +87,12 @@ def last_words(log: Path) -> str:
     return " | ".join(said[-3:])[-600:] or "it wrote nothing"
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: SIGTERM, and SIGKILL for what is left."""
-    _signal_group(process, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
+def _death(process: ChildProcess | None, log: Path) -> str:
+    """How a server ended, with its last words; empty while it runs."""
+    return f"the server {process.ended}: {last_words(log)}" if process is not None and process.ended else ""
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def _wait(url: str, process: subprocess.Popen[bytes] | None, limit_s: float, log: Path) -> ServerTarget:
+def _wait(url: str, process: ChildProcess | None, limit_s: float, log: Path) -> ServerTarget:
     end = time.monotonic() + limit_s
     while True:
         try:
@@ -123,8 +100,8 @@ def _wait(url: str, process: subprocess.Popen[bytes] | None, limit_s: float, log
         except LoadError as error:
             if process is None:
                 raise ServerFailed(str(error)) from None
-        if process.poll() is not None:
-            raise ServerFailed(f"the server ended with code {process.returncode}: {last_words(log)}")
+        if death := _death(process, log):
+            raise ServerFailed(death)
         if time.monotonic() > end:
             raise ServerFailed(f"the server did not answer within {limit_s:g} s: {last_words(log)}")
         time.sleep(POLL_S)
