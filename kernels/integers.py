@@ -13,12 +13,13 @@ NOWHERE = -1
 
 def ranges(first: Ints, count: Ints) -> Ints:
     """Concatenate ranges: range i is the integers first[i] .. first[i] + count[i] - 1."""
-    offsets = np.cumsum(count) - count
-    return np.repeat(first - offsets, count) + np.arange(int(count.sum()))
+    ends = count.cumsum()
+    return np.repeat(first - ends + count, count) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def any_inside(flags: Bools, first: Ints, count: Ints) -> Bools:
     """Whether any flag of range i is true: of first[i] .. first[i] + count[i] - 1."""
-    before = np.concatenate([[0], np.cumsum(flags)])
+    before = np.zeros(len(flags) + 1, np.int64)
+    flags.cumsum(out=before[1:])
     found: Bools = before[first + count] > before[first]
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from chunkbench.kernels.integers import Bools, Ints, any_inside, ranges
 from chunkbench.kernels.plan import Plan
@@ -59,6 +60,19 @@ class Items(NamedTuple):
         row, single = self.rows[self.first_row], self.row_count == 1
         only: Bools = single & (np.bincount(row[single], minlength=batch)[row] == 1)
         return only
+
+    def table(self, dtype: np.dtype[np.void], first_partial: Ints) -> npt.NDArray[np.void]:
+        """`[items]`: the items as a kernel reads them, see ITEM_COLUMNS. Columns that are not known here are 0."""
+        made = np.zeros(len(self.row_count), dtype)
+        made["first_partial"] = first_partial
+        for name in self._fields[2:]:
+            made[name] = getattr(self, name)
+        return made
+
+
+ITEM_COLUMNS = (*Items._fields[2:], "first_partial", "first_fold", "folds")
+"""An item as a kernel reads it: the columns of `Items`; the number of the first partial result that it writes, -1: it
+writes outputs; the range of `Numbering.by_row` that it folds in before."""
 
 
 class Numbering(NamedTuple):

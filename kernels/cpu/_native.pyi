@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class DecodePlan:
         kv_heads: int,
         head_dim: int,
         chunk_size: int,
+        columns: Sequence[str],
         items: NDArray[np.int64],
         chunks: NDArray[np.int64],
         rows: NDArray[np.int64],

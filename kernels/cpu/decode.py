@@ -16,7 +16,7 @@ import torch
 
 from chunkbench.kernels.compensation import CompensationTokens
 from chunkbench.kernels.cpu import isa, required
-from chunkbench.kernels.cpu.planner import Grain, ItemArrays, arrays, cut
+from chunkbench.kernels.cpu.planner import COLUMNS, Grain, ItemArrays, arrays, cut
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.cpu.tensors import reads_tensors
 from chunkbench.kernels.integers import NOWHERE, Ints, ranges
@@ -128,7 +128,8 @@ class NativeDecode:
             store.kv_heads,
             store.head_dim,
             store.chunk_size,
-            flat.items,
+            COLUMNS,
+            flat.items.view(np.int64).reshape(-1, len(COLUMNS)),
             addresses,
             flat.rows,
             flat.folds,
@@ -224,18 +225,18 @@ class NativeDecode:
         seconds = perf_counter() - started
         numbers = table[:, :4].astype(np.int64)
         first, counts, heads = numbers[:, 0], numbers[:, 1], numbers[:, 2]
-        tokens = flat.items[:, 1] * store.chunk_size
-        tails = flat.items[:, 2]
+        tokens, widths = flat.items["chunk_count"] * store.chunk_size, flat.items["row_count"]
+        tails = flat.items["tail_row"]
         if self._last_tokens is not None and len(tails):
             tokens = tokens - np.where(tails < 0, 0, store.chunk_size - self._last_tokens[tails])
         of_unit = np.repeat(np.arange(len(table)), counts)
         items = ranges(first, counts)
         read = np.bincount(of_unit, tokens[items], len(table)).astype(np.int64) * heads
-        multiplied = np.bincount(of_unit, (tokens * flat.items[:, 4])[items], len(table)).astype(np.int64) * heads
+        multiplied = np.bincount(of_unit, (tokens * widths)[items], len(table)).astype(np.int64) * heads
         return Trace(
             threads=threads,
             seconds=seconds,
-            shared=flat.items[first, 4] > 1,
+            shared=widths[first] > 1,
             thread=numbers[:, 3],
             begin=table[:, 4],
             ready=table[:, 5],
@@ -243,7 +244,7 @@ class NativeDecode:
             parts=table[:, 7:],
             read_bytes=read * 2 * store.head_dim * store.dtype.itemsize,
             flops=multiplied * 4 * store.head_dim * (self.heads // store.kv_heads),
-            place_bytes=int(flat.items[:, 8].max()) * store.chunk_size * 2 * store.head_dim * store.dtype.itemsize,
+            place_bytes=int(flat.items["heads"].max()) * store.chunk_size * 2 * store.head_dim * store.dtype.itemsize,
         )
 
 

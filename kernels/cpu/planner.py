@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkbench.kernels.integers import Bools, Ints, any_inside
-from chunkbench.kernels.items import Items, items_of_tables, number_partials, together
+from chunkbench.kernels.items import ITEM_COLUMNS, Items, items_of_tables, number_partials, together
 
 MAX_QUERIES = 64
 """Largest number of queries (rows times grouped heads) of an item: its scores and sums then stay in the cache."""
@@ -42,13 +42,17 @@ class Grain(NamedTuple):
     """Query heads per KV head."""
 
 
+COLUMNS = (*ITEM_COLUMNS, "heads")
+"""The fields of `Item` in src/attention.h: also the number of KV heads that a thread computes together."""
+ITEM = np.dtype([(name, np.int64) for name in COLUMNS])
+
+
 @dataclass(frozen=True)
 class ItemArrays:
     """Items in the form that the native plan takes."""
 
-    items: Ints
-    """`[items, 9]`: first chunk, chunks, tail row, first row, rows, first partial result (-1: writes the output), first
-    fold, folds, KV heads together. Items that write partial results come first."""
+    items: npt.NDArray[np.void]
+    """`[items]` of ITEM. Items that write partial results come first."""
     partial_items: int
     chunks: Ints
     """Chunk ids; the items' ranges refer to this array."""
@@ -95,14 +99,12 @@ def arrays(items: Items, heads: Ints, batch: int) -> ItemArrays:
     order = np.argsort(first_partial < 0, kind="stable")
     items = items.take(order)
 
-    table = np.zeros((len(items.row_count), 9), np.int64)
-    table[:, 0], table[:, 1], table[:, 2] = items.first_chunk, items.chunk_count, items.tail_row
-    table[:, 3], table[:, 4] = items.first_row, items.row_count
-    table[:, 5], table[:, 8] = first_partial[order], heads[order]
+    table = items.table(ITEM, first_partial[order])
+    table["heads"] = heads[order]
     partial_items = int((first_partial >= 0).sum())
     folding = np.flatnonzero(items.row_count[partial_items:] == 1) + partial_items
     row = items.rows[items.first_row[folding]]
-    table[folding, 6], table[folding, 7] = partials.first_fold[row], partials.folds[row]
+    table["first_fold"][folding], table["folds"][folding] = partials.first_fold[row], partials.folds[row]
     return ItemArrays(table, partial_items, items.chunks.astype(np.int64), items.rows, partials.by_row)
 
 

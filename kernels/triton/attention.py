@@ -19,6 +19,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from chunkbench.kernels.items import ITEM_COLUMNS
+
+# Kernels can read no other global names than such constants.
+FIRST_CHUNK, CHUNK_COUNT, FIRST_ROW, ROW_COUNT = (
+    tl.constexpr(ITEM_COLUMNS.index(name)) for name in ("first_chunk", "chunk_count", "first_row", "row_count")
+)
+TAIL_ROW, FIRST_PARTIAL, FIRST_FOLD, FOLDS = (
+    tl.constexpr(ITEM_COLUMNS.index(name)) for name in ("tail_row", "first_partial", "first_fold", "folds")
+)
+ITEM_WIDTH = tl.constexpr(len(ITEM_COLUMNS))
+
 
 @triton.jit
 def _attend(
@@ -151,12 +162,13 @@ def _run_item(
     STAGES: tl.constexpr,
 ):
     """Run one item for one KV head. Lane i of the tile is query head i % GROUP of the item's position i // GROUP."""
-    first = tl.load(items + item * 8)
-    chunks = tl.load(items + item * 8 + 1)
-    position = tl.load(items + item * 8 + 2)
-    positions = tl.load(items + item * 8 + 3)
-    slot = tl.load(items + item * 8 + 4)
-    tail = tl.load(items + item * 8 + 5)
+    entry = items + item * ITEM_WIDTH
+    first = tl.load(entry + FIRST_CHUNK)
+    chunks = tl.load(entry + CHUNK_COUNT)
+    position = tl.load(entry + FIRST_ROW)
+    positions = tl.load(entry + ROW_COUNT)
+    slot = tl.load(entry + FIRST_PARTIAL)
+    tail = tl.load(entry + TAIL_ROW)
     length = chunks * CHUNK
     if tail >= 0:
         length += tl.load(tokens + tail) - CHUNK
@@ -200,7 +212,7 @@ def partial_results(
     values,
     key_places,
     value_places,
-    items,  # [items, 8] first chunk, chunks, first position, positions (0: no item), partial slot or -1, tail row or -1
+    items,  # [items] of planner.ITEM; no rows: no item
     order,  # [positions] row of each position
     tokens,  # [b] tokens in the last chunk of each row
     partial_out,  # [slots, HEADS, D]
@@ -225,7 +237,7 @@ def partial_results(
         tl.extra.cuda.gdc_launch_dependents()
     item = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
-    positions = tl.load(items + item * 8 + 3)
+    positions = tl.load(items + item * ITEM_WIDTH + ROW_COUNT)
     if positions > 0:
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
@@ -261,7 +273,7 @@ def merge_rows(
     values,
     key_places,
     value_places,
-    rows,  # [b, 4] first fold, folds, first chunk of the tail, chunks of the tail
+    rows,  # [b] of planner.ITEM: first fold, folds, chunks of the tail
     folds,  # slots of partial results, row by row
     tokens,
     partial_out,
@@ -281,10 +293,11 @@ def merge_rows(
     """Grid: (rows of q) x (KV heads). Does nothing for rows whose output an item has written."""
     row = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
-    first = tl.load(rows + row * 4)
-    count = tl.load(rows + row * 4 + 1)
-    tail_first = tl.load(rows + row * 4 + 2)
-    tail_chunks = tl.load(rows + row * 4 + 3)
+    entry = rows + row * ITEM_WIDTH
+    first = tl.load(entry + FIRST_FOLD)
+    count = tl.load(entry + FOLDS)
+    tail_first = tl.load(entry + FIRST_CHUNK)
+    tail_chunks = tl.load(entry + CHUNK_COUNT)
     if count + tail_chunks > 0:
         # A matrix instruction has 16 lanes; partial results need as many as there are heads.
         FEW: tl.constexpr = triton.next_power_of_2(GROUP)

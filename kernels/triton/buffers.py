@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from chunkbench.kernels.items import ITEM_COLUMNS
 from chunkbench.kernels.triton.constants import Sizes
-from chunkbench.kernels.triton.planner import Descriptors
+from chunkbench.kernels.triton.planner import ITEM, Descriptors
 from chunkbench.kernels.triton.staging import Staging
 
 
@@ -42,8 +43,8 @@ class Buffers:
         sizes = {
             "key_places": 2 * capacity.chunks,
             "value_places": 2 * capacity.chunks,
-            "items": 8 * capacity.items,
-            "rows": 4 * capacity.batch,
+            "items": len(ITEM_COLUMNS) * capacity.items,
+            "rows": len(ITEM_COLUMNS) * capacity.batch,
             "order": capacity.positions,
             "folds": capacity.slots,
         }
@@ -52,13 +53,13 @@ class Buffers:
         ends = np.cumsum(padded).tolist()
         spans = {name: slice(end - size, end) for name, size, end in zip(sizes, padded, ends, strict=True)}
         self._staging = Staging(device, ends[-1])
-        host = {name: self._staging.host[span] for name, span in spans.items()}
+        host: dict[str, Any] = {name: self._staging.host[span] for name, span in spans.items()}
         self.device = {name: self._staging.device[span] for name, span in spans.items()}
         """Device arrays by the argument names of the kernels in `attention`."""
         for name in ("key_places", "value_places"):
             host[name] = host[name].view(np.int64)
             self.device[name] = self.device[name].view(torch.int64)
-        self.host = host | {"items": host["items"].reshape(-1, 8), "rows": host["rows"].reshape(-1, 4)}
+        self.host = host | {"items": host["items"].view(ITEM), "rows": host["rows"].view(ITEM)}
         """Host arrays by the same names. `send` copies changes to the device."""
         partial = capacity.slots, shape.heads
         self.device["partial_lse"] = torch.empty(partial, dtype=torch.float32, device=device)
@@ -69,8 +70,9 @@ class Buffers:
         host = self.host
         host["key_places"][index], host["value_places"][index] = keys, values
         for name, rows in (("items", descriptors.items), ("rows", descriptors.rows)):
-            host[name][: len(rows)] = rows
-            host[name][len(rows) :] = 0
+            filled, numbers = host[name].view(np.int32), rows.view(np.int32)  # records would be copied one by one
+            filled[: len(numbers)] = numbers
+            filled[len(numbers) :] = 0
         host["order"][: len(descriptors.order)] = descriptors.order
         host["folds"][: descriptors.slots] = descriptors.folds
         self.send()

@@ -123,9 +123,9 @@ class TritonDecode:
         self._grow(capacity).fill(work, places, *self.store.places(work.chunks))
         self._launch_needs(len(work.items), work.widest() * self._shape.group > self._shape.narrow, work.merges)
         self.work_items = len(work.items)
-        own = np.flatnonzero(work.items[:, 5] >= 0)
+        own = np.flatnonzero(work.items["tail_row"] >= 0)
         self._own = np.full(batch, -1)
-        self._own[work.items[own, 5]] = own
+        self._own[work.items["tail_row"][own]] = own
         self._spare = room_to_grow(work, self._own, self._shape)
 
     def extend(self, rows: Ints, chunks: Ints) -> bool:
@@ -140,10 +140,10 @@ class TritonDecode:
         host, own = self._buffers.host, self._own[rows]
         has_item = own >= 0
         ends = np.empty_like(rows)
-        for table, index, column, mask in (("items", own, 0, has_item), ("rows", rows, 2, ~has_item)):
-            entries, selected = host[table], index[mask]
-            ends[mask] = entries[selected, column] + entries[selected, column + 1]
-            entries[selected, column + 1] += 1
+        for runs, index, mask in ((host["items"], own, has_item), (host["rows"], rows, ~has_item)):
+            selected = index[mask]
+            ends[mask] = runs["first_chunk"][selected] + runs["chunk_count"][selected]
+            runs["chunk_count"][selected] += 1
         host["key_places"][ends], host["value_places"][ends] = self.store.places(chunks)
         self._buffers.send()
         return True

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkbench.kernels.integers import Ints
-from chunkbench.kernels.items import Items, number_partials
+from chunkbench.kernels.items import ITEM_COLUMNS, Items, number_partials
 from chunkbench.kernels.planners import Costs
 
 ITEM_TOKENS = 24
@@ -50,15 +50,18 @@ class Shape(NamedTuple):
         return Costs(ITEM_TOKENS, self.head_tokens, chunk=0, reread_queries=1, hidden_queries=np.inf, fewest_queries=0)
 
 
+ITEM = np.dtype([(name, np.int32) for name in ITEM_COLUMNS])
+
+
 class Descriptors(NamedTuple):
     """The work descriptors that the kernels read; see `attention.partial_results`."""
 
-    items: npt.NDArray[np.int32]
-    """`[items, 8]`: first chunk, chunks, first position, positions, partial slot or -1, tail row or -1."""
+    items: npt.NDArray[np.void]
+    """`[items]` of ITEM. They fold in nothing."""
     order: npt.NDArray[np.int32]
-    """`[positions]`: the row of each position."""
-    rows: npt.NDArray[np.int32]
-    """`[b, 4]`: first fold, folds, first chunk of the tail, chunks of the tail."""
+    """`[positions]`: the row of each position, to which `first_row` of an item refers."""
+    rows: npt.NDArray[np.void]
+    """`[b]` of ITEM: what `merge_rows` does for each row. Its chunks are the row's tail."""
     folds: npt.NDArray[np.int32]
     """Slots of partial results, row by row."""
     chunks: Ints
@@ -72,11 +75,11 @@ class Descriptors(NamedTuple):
     @property
     def merges(self) -> bool:
         """Whether any row needs the merge."""
-        return bool(self.rows[:, [1, 3]].any())
+        return bool((self.rows["folds"] | self.rows["chunk_count"]).any())
 
     def widest(self) -> int:
-        """Number of positions of the widest item."""
-        return int(self.items[:, 3].max(initial=0))
+        """Number of rows of the widest item."""
+        return int(self.items["row_count"].max(initial=0))
 
 
 def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
@@ -86,19 +89,27 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     tails = items.only_own(batch) & (items.chunk_count * shape.chunk_size <= TAIL_TOKENS)
     if tails.any():
         tails &= items.divided(items.of_rows(batch))
-    table = np.zeros((batch, 4), np.int32)
-    own = items.rows[items.first_row[tails]]
-    table[own, 2], table[own, 3] = items.first_chunk[tails], items.chunk_count[tails]
+    rows, own = np.zeros(batch, ITEM), items.rows[items.first_row[tails]]
+    rows["first_chunk"][own], rows["chunk_count"][own] = items.first_chunk[tails], items.chunk_count[tails]
+
     items = split_keys(items.take(np.flatnonzero(~tails)), shape)
-    return _arrays(items, table)
+    partials = number_partials(items, items.divided(items.of_rows(batch) + (rows["chunk_count"] > 0)), batch)
+    rows["first_fold"], rows["folds"] = partials.first_fold, partials.folds
+    return Descriptors(
+        items=items.table(ITEM, partials.first),
+        order=items.rows.astype(np.int32),
+        rows=rows,
+        folds=partials.by_row.astype(np.int32),
+        chunks=items.chunks,
+    )
 
 
 def spread(work: Descriptors, shape: Shape) -> Ints:
     """Move runs apart, so that every row's own run has room to grow behind it. Returns the new index of each chunk."""
-    own, with_tail, room = work.items[:, 5] >= 0, work.rows[:, 3] > 0, shape.growth
-    ends = np.sort(np.concatenate([work.items[own, :2].sum(1), work.rows[with_tail, 2:].sum(1)]))
-    for table, column in ((work.items, 0), (work.rows, 2)):
-        table[:, column] += room * np.searchsorted(ends, table[:, column], side="right").astype(np.int32)
+    own, room = (work.items[work.items["tail_row"] >= 0], work.rows[work.rows["chunk_count"] > 0]), shape.growth
+    ends = np.sort(np.concatenate([runs["first_chunk"] + runs["chunk_count"] for runs in own]))
+    for runs in (work.items, work.rows):
+        runs["first_chunk"] += room * np.searchsorted(ends, runs["first_chunk"], side="right").astype(np.int32)
     places = np.arange(len(work.chunks))
     return places + room * np.searchsorted(ends, places, side="right")
 
@@ -108,8 +119,8 @@ def room_to_grow(work: Descriptors, own: Ints, shape: Shape) -> Ints:
 
     A tail can grow to twice TAIL_TOKENS.
     """
-    longest = 2 * TAIL_TOKENS // shape.chunk_size
-    tails = np.where(work.rows[:, 3] > 0, np.clip(longest - work.rows[:, 3], 0, shape.growth), 0)
+    longest, chunks = 2 * TAIL_TOKENS // shape.chunk_size, work.rows["chunk_count"]
+    tails = np.where(chunks > 0, np.clip(longest - chunks, 0, shape.growth), 0)
     return np.where(own >= 0, shape.growth, tails)
 
 
@@ -152,21 +163,3 @@ def _estimates(items: Items, parts: Ints, shape: Shape) -> npt.NDArray[np.float6
     merging = (np.where(parts > 1, parts, 0) @ heads) * per_processor
     estimates: npt.NDArray[np.float64] = reading * (1 + idle) + end + merging
     return estimates
-
-
-def _arrays(items: Items, table: npt.NDArray[np.int32]) -> Descriptors:
-    """Number the partial results and list those of each row. An item of rows without other items writes the output."""
-    batch = len(table)
-    partials = number_partials(items, items.divided(items.of_rows(batch) + (table[:, 3] > 0)), batch)
-    columns = np.zeros((len(items.row_count), 8), np.int32)
-    columns[:, 0], columns[:, 1] = items.first_chunk, items.chunk_count
-    columns[:, 2], columns[:, 3] = items.first_row, items.row_count
-    columns[:, 4], columns[:, 5] = partials.first, items.tail_row
-    table[:, 0], table[:, 1] = partials.first_fold, partials.folds
-    return Descriptors(
-        items=columns,
-        order=items.rows.astype(np.int32),
-        rows=table,
-        folds=partials.by_row.astype(np.int32),
-        chunks=items.chunks,
-    )

@@ -17,6 +17,7 @@ import torch
 from chunkbench import ChunkAttention
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import chosen_isa
+from chunkbench.kernels.cpu.planner import COLUMNS
 from chunkbench.kernels.reference import attention
 
 if cpu.native() is None:
@@ -44,8 +45,9 @@ def arguments() -> dict[str, Any]:
         "kv_heads": HEADS,
         "head_dim": DIM,
         "chunk_size": CHUNK,
+        "columns": COLUMNS,
         "items": np.array(
-            [[0, 1, -1, 0, 2, 0, 0, 0, 1], [1, 1, 0, 2, 1, -1, 0, 1, 2], [2, 1, 1, 3, 1, -1, 1, 1, 2]], np.int64
+            [[0, 1, 0, 2, -1, 0, 0, 0, 1], [1, 1, 2, 1, 0, -1, 0, 1, 2], [2, 1, 3, 1, 1, -1, 1, 1, 2]], np.int64
         ),
         "chunks": addresses(CHUNKS),
         "rows": ints(0, 1, 0, 1),
@@ -67,9 +69,9 @@ def outputs(plan: Any, threads: int = 1) -> torch.Tensor:
     return out
 
 
-def with_item(index: int, column: int, value: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def with_item(index: int, column: str, value: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     items = arguments()["items"].copy()
-    items[index, column] = value
+    items[index, COLUMNS.index(column)] = value
     return items
 
 
@@ -96,6 +98,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("chunk_size", -16, "chunk_size"),
     ("chunk_size", 2**30, "chunk_size"),
     ("items", np.zeros((1, 8), np.int64), "nine columns"),
+    ("columns", COLUMNS[:8], "nine columns"),
+    ("columns", COLUMNS[::-1], "nine columns"),
     ("chunks", ints(0), "item's chunks"),
     ("threads", 0, "threads"),
     ("rows", ints(0, 1, 0, 2), "rows"),
@@ -116,32 +120,32 @@ WRONG: list[tuple[str, Any, str]] = [
     *(
         ("items", with_item(index, column, value), "item")
         for index, column, value in [
-            (0, 0, -1),
-            (0, 0, 3),
-            (0, 0, HUGE),
-            (0, 1, -1),
-            (2, 1, 2),
-            (0, 1, HUGE),
-            (1, 2, 2),
-            (1, 2, -2),
-            (0, 3, -1),
-            (0, 3, 3),
-            (0, 3, HUGE),
-            (0, 4, 0),
-            (0, 4, 5),
-            (0, 4, HUGE),
-            (0, 5, -2),
-            (0, 5, 1),
-            (0, 5, HUGE),
-            (0, 7, 1),
-            (1, 6, -1),
-            (1, 6, 2),
-            (1, 7, 3),
-            (1, 7, HUGE),
-            (1, 5, 0),
-            (1, 8, 0),
-            (1, 8, HEADS + 1),
-            (0, 8, HUGE),
+            (0, "first_chunk", -1),
+            (0, "first_chunk", 3),
+            (0, "first_chunk", HUGE),
+            (0, "chunk_count", -1),
+            (2, "chunk_count", 2),
+            (0, "chunk_count", HUGE),
+            (1, "tail_row", 2),
+            (1, "tail_row", -2),
+            (0, "first_row", -1),
+            (0, "first_row", 3),
+            (0, "first_row", HUGE),
+            (0, "row_count", 0),
+            (0, "row_count", 5),
+            (0, "row_count", HUGE),
+            (0, "first_partial", -2),
+            (0, "first_partial", 1),
+            (0, "first_partial", HUGE),
+            (0, "folds", 1),
+            (1, "first_fold", -1),
+            (1, "first_fold", 2),
+            (1, "folds", 3),
+            (1, "folds", HUGE),
+            (1, "first_partial", 0),
+            (1, "heads", 0),
+            (1, "heads", HEADS + 1),
+            (0, "heads", HUGE),
         ]
     ),
 ]
@@ -278,8 +282,8 @@ chunks, numbers = array("q", [chunk.buffer_info()[0]]) * tokens, array("q", rang
 native.pack("float32", 1, 16, 16, at, at, chunks, array("q", [i % 16 for i in numbers]), most)
 asked = ctypes.c_uint.in_dll(runtime, "asked")
 print(asked.value)
-items = memoryview(array("q", [n for i in numbers for n in (i, 1, i, i, 1, -1, 0, 0, 1)])).cast("B")
-shape, rest = ("float32", 1, 1, 16, 16), (array("q"), 0, tokens, 0, most, True, True, "portable")
+items = memoryview(array("q", [n for i in numbers for n in (i, 1, i, 1, i, -1, 0, 0, 1)])).cast("B")
+shape, rest = ("float32", 1, 1, 16, 16, sys.argv[3:]), (array("q"), 0, tokens, 0, most, True, True, "portable")
 native.DecodePlan(*shape, items.cast("q", (tokens, 9)), chunks, numbers, *rest).decode(at, at, 0.25, most)
 print(asked.value)
 """
@@ -295,7 +299,7 @@ def test_work_for_more_threads_than_4096_is_shared_out_to_4096(tmp_path: Path) -
     """In a process without PyTorch, whose OpenMP runtime would start the threads."""
     runtime = tmp_path / "runtime.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", runtime], input=RUNTIME, text=True, check=True)
-    command = [sys.executable, "-I", "-S", "-c", ASKED, str(runtime), str(native.__file__)]
+    command = [sys.executable, "-I", "-S", "-c", ASKED, str(runtime), str(native.__file__), *COLUMNS]
     asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert asked.split() == ["4096", "4096"]
 

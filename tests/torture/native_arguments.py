@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from chunkbench.kernels.cpu.planner import COLUMNS
+
 Arguments = dict[str, Any]
 SIZES = [-1, 0, 1, 2, 3, 15, 16, 17, 24, 32, 48, 64, 255, 256, 257, 272, 1024, 65535, 65536, 65552]
 EDGES = [
@@ -111,16 +113,17 @@ class Chooser:
         chunks = [self.memory(per_chunk if fits else 0, shape["dtype"]) for _ in range(self.chance.randint(rows, 12))]
         shared = self.chance.randint(0, len(chunks) - rows) if rows > 1 else 0
         heads = self.chance.randint(1, sizes[1] if fits and sizes[1] else 1)
-        items = [[0, shared, -1, 0, rows, 0, 0, 0, heads]] if shared else []
+        items = [[0, shared, 0, rows, -1, 0, 0, 0, heads]] if shared else []
         bounds = sorted(self.chance.randint(shared, len(chunks)) for _ in range(rows - 1))
         for row, (first, end) in enumerate(zip([shared, *bounds], [*bounds, len(chunks)], strict=True)):
             tail = row if end > first else -1
-            items.append([first, end - first, tail, rows + row, 1, -1, row if shared else 0, bool(shared), heads])
+            items.append([first, end - first, rows + row, 1, tail, -1, row if shared else 0, bool(shared), heads])
         for _ in range(self.chance.choice([0, 0, 0, 1, 2])):
             self.chance.choice(items)[self.chance.randrange(9)] = self.wild([*SIZES[:8], *EDGES])
         table = np.array(items, np.int64)
         arguments = {
             **shape,
+            "columns": COLUMNS,
             "items": table
             if self.chance.random() < 0.95
             else self.chance.choice([table[:, :8], table.T, table[0], table[::-1]]),

@@ -172,10 +172,10 @@ struct Forest {
     void add_item(const std::vector<int>& of, const std::vector<int>& some, std::int64_t tail_row, bool partial) {
         Item item{};
         item.first_chunk = static_cast<std::int64_t>(arrays.chunks.size());
-        item.count = static_cast<std::int64_t>(of.size());
+        item.chunk_count = static_cast<std::int64_t>(of.size());
         item.tail_row = tail_row;
         item.first_row = static_cast<std::int64_t>(arrays.rows.size());
-        item.rows = static_cast<std::int64_t>(some.size());
+        item.row_count = static_cast<std::int64_t>(some.size());
         item.first_partial = partial ? arrays.partials : -1;
         item.first_fold = static_cast<std::int64_t>(arrays.folds.size());
         item.heads = draw(1, shape.kv_heads);

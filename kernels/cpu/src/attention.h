@@ -37,16 +37,20 @@ struct Shape {
 // rows: then it folds in the partial results of the other items and writes the output.
 struct Item {
     std::int64_t first_chunk;  // into Work::chunks
-    std::int64_t count;        // number of chunks
-    std::int64_t tail_row;     // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full.
-                               // An item of several rows: the longest of them; each reads up to its own last_tokens
-    std::int64_t first_row;    // into Work::rows
-    std::int64_t rows;
+    std::int64_t chunk_count;
+    std::int64_t first_row;  // into Work::rows
+    std::int64_t row_count;
+    std::int64_t tail_row;  // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full.
+                            // An item of several rows: the longest of them; each reads up to its own last_tokens
     std::int64_t first_partial;  // index of its rows' partial results; -1: it writes the output
     std::int64_t first_fold;     // into Work::folds: partial results of its only row, which it folds in
     std::int64_t folds;
     std::int64_t heads;  // KV heads that one thread computes together, chunk by chunk
 };
+constexpr const char* kItemFields[] = {"first_chunk",   "chunk_count", "first_row", "row_count", "tail_row",
+                                       "first_partial", "first_fold",  "folds",     "heads"};
+static_assert(sizeof(Item) == sizeof(kItemFields) / sizeof(*kItemFields) * sizeof(std::int64_t),
+              "all fields have a name");
 
 // KV heads first .. first + count - 1.
 struct Heads {

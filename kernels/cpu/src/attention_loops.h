@@ -114,7 +114,7 @@ inline void compensate(const Shape& shape, const Work& work, std::int64_t row, i
 
 // Number of full chunks of an item. At most one partial chunk follows them.
 inline std::int64_t full_chunks(const Shape& shape, const Work& work, const Item& item) {
-    return item.count - (item.tail_row >= 0 && work.last_tokens[item.tail_row] < shape.chunk_size);
+    return item.chunk_count - (item.tail_row >= 0 && work.last_tokens[item.tail_row] < shape.chunk_size);
 }
 
 // Where K and V of an item lie.
@@ -179,7 +179,7 @@ inline Ahead first_piece(const Shape& shape, const Work& work, Heads heads, Next
         item = work.items + work.units[unit].first_item;
         heads = work.units[unit].heads;
     }
-    if (item->count == 0) return {nullptr, 0};
+    if (item->chunk_count == 0) return {nullptr, 0};
     const Pieces<T> pieces(shape, work, *item);
     if (pieces.full > 0) return pieces.keys_ahead(0, heads.first);
     for (int h = 0; h < heads.count; ++h) fetch_tail(pieces, heads.first + h);
@@ -239,7 +239,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     Laps laps(parts);
     using Stored = typename T::Stored;
     const int d = shape.head_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
-    const int rows = Reads ? 1 : static_cast<int>(item.rows) * group, all = rows * heads.count;
+    const int rows = Reads ? 1 : static_cast<int>(item.row_count) * group, all = rows * heads.count;
     float* queries = scratch;
     float* outputs = queries + static_cast<std::int64_t>(all) * d;
     float* weights = outputs + static_cast<std::int64_t>(all) * d;
@@ -268,22 +268,22 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     const bool suits_tiles = kTiles && rows > kStreamRows && d % (2 * kTileSteps) == 0 && c % (2 * kTileSteps) == 0;
     const Tiles tiles(suits_tiles ? rows : 0);
 #endif
-    for (std::int64_t n = 0; n < item.count; ++n) {
+    for (std::int64_t n = 0; n < item.chunk_count; ++n) {
         const int tokens = pieces.tokens(n), blocks = tokens / 16, remainder = tokens % 16;
         for (int h = 0; h < heads.count; ++h) {
             const int head = heads.first + h, first = h * rows;
             const bool last_head = h + 1 == heads.count;
-            const Ahead after = !last_head           ? pieces.keys_ahead(n, head + 1)
-                                : n + 1 < item.count ? pieces.keys_ahead(n + 1, heads.first)
-                                                     : first_piece<T>(shape, work, heads, next);
-            if (n + 1 == pieces.full && pieces.full < item.count) fetch_tail(pieces, head);
+            const Ahead after = !last_head                 ? pieces.keys_ahead(n, head + 1)
+                                : n + 1 < item.chunk_count ? pieces.keys_ahead(n + 1, heads.first)
+                                                           : first_piece<T>(shape, work, heads, next);
+            if (n + 1 == pieces.full && pieces.full < item.chunk_count) fetch_tail(pieces, head);
             const Stored* keys = pieces.keys(n, head);
             const Stored* values = pieces.values(n, head);
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
             Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
             const auto hide = [&] {
-                if (Reads || item.tail_row < 0 || n + 1 < item.count) return;
-                if (item.rows == 1 && work.rows[item.first_row] == item.tail_row) return;
+                if (Reads || item.tail_row < 0 || n + 1 < item.chunk_count) return;
+                if (item.row_count == 1 && work.rows[item.first_row] == item.tail_row) return;
                 hide_later_tokens(work, item, tokens, group, rows, scores, c);
             };
 #ifdef CHUNKBENCH_TILE_PRODUCTS

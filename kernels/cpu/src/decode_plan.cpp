@@ -63,19 +63,20 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadM
     const std::int64_t group = shape_.heads / shape_.kv_heads;
     std::int64_t most_partials = 0, states = 0, queries = 0;
     for (const Item& item : arrays_.items) {
-        require(inside(item.first_chunk, item.count, arrays_.chunks.size()), "item's chunks");
-        require(item.rows >= 1 && inside(item.first_row, item.rows, arrays_.rows.size()), "item's rows");
+        require(inside(item.first_chunk, item.chunk_count, arrays_.chunks.size()), "item's chunks");
+        require(item.row_count >= 1 && inside(item.first_row, item.row_count, arrays_.rows.size()), "item's rows");
         require(item.tail_row >= -1 && item.tail_row < arrays_.batch, "item's tail row");
-        require(
-            item.first_partial == -1 || (item.first_partial >= 0 && item.first_partial <= arrays_.partials - item.rows),
-            "item's partial results");
+        require(item.first_partial == -1 ||
+                    (item.first_partial >= 0 && item.first_partial <= arrays_.partials - item.row_count),
+                "item's partial results");
         require(inside(item.first_fold, item.folds, arrays_.folds.size()), "item's partial results to fold in");
-        require(item.folds == 0 || (item.rows == 1 && item.first_partial == -1), "only the last item of a row folds");
+        require(item.folds == 0 || (item.row_count == 1 && item.first_partial == -1),
+                "only the last item of a row folds");
         require(item.heads >= 1 && item.heads <= shape_.kv_heads, "item's heads: 1 .. kv_heads");
-        require(item.rows <= kMaxQueries / (group * item.heads), "an item has at most 65536 queries");
-        states = std::max(states, item.rows * group * item.heads);
-        queries = std::max(queries, item.rows * group);
-        most_partials += item.rows;
+        require(item.row_count <= kMaxQueries / (group * item.heads), "an item has at most 65536 queries");
+        states = std::max(states, item.row_count * group * item.heads);
+        queries = std::max(queries, item.row_count * group);
+        most_partials += item.row_count;
     }
     require(arrays_.partials <= most_partials, "at most one partial result for each row of an item");
     require_inside(arrays_.rows, arrays_.batch, "rows");

@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "cpu_features.h"
@@ -55,17 +57,18 @@ double matrix_flops_per_s(const std::string& dtype, int threads, double millisec
 
 chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.data() + array.size()}; }
 
-// The columns of `items` are the fields of Item, in the same order.
+// `columns`: the names of those of `items`; kernels/items.py has them, too.
 void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
-               int chunk_size, const Table& items, const Ints& chunks, const Ints& rows, const Ints& folds,
-               std::int64_t partial_items, std::int64_t batch, std::int64_t partials, int threads, bool fetch_early,
-               bool side_by_side, const std::string& isa) {
-    if (items.shape(1) != 9) throw std::invalid_argument("items has nine columns");
+               int chunk_size, const std::vector<std::string>& columns, const Table& items, const Ints& chunks,
+               const Ints& rows, const Ints& folds, std::int64_t partial_items, std::int64_t batch,
+               std::int64_t partials, int threads, bool fetch_early, bool side_by_side, const std::string& isa) {
     chunkbench::PlanArrays arrays;
-    for (std::size_t i = 0; i < items.shape(0); ++i) {
-        const std::int64_t* row = items.data() + 9 * i;
-        arrays.items.push_back({row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8]});
-    }
+    const auto& fields = chunkbench::kItemFields;
+    if (!std::equal(columns.begin(), columns.end(), std::begin(fields), std::end(fields)) ||
+        items.shape(1) != columns.size())
+        throw std::invalid_argument("items: nine columns, named as the fields of Item in attention.h");
+    const auto* first = reinterpret_cast<const chunkbench::Item*>(items.data());
+    arrays.items.assign(first, first + items.shape(0));
     arrays.chunks = numbers(chunks);
     arrays.rows = numbers(rows);
     arrays.folds = numbers(folds);
@@ -291,9 +294,9 @@ NB_MODULE(_native, m) {
     m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "chunk"_a, "tokens"_a, "held"_a,
           "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
-        .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "items"_a,
-             "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "threads"_a, "fetch_early"_a,
-             "side_by_side"_a, "isa"_a)
+        .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "columns"_a,
+             "items"_a, "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "threads"_a,
+             "fetch_early"_a, "side_by_side"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0,

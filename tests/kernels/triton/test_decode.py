@@ -315,7 +315,7 @@ def places_read_by(kernel: TppTriton, rows: int) -> list[list[int]]:
     for first, count, position, positions, *_ in host["items"][: kernel.work_items].tolist():
         for row in host["order"][position : position + positions].tolist():
             places_of_row[row] += host["key_places"][first : first + count].tolist()
-    for row, (_, _, first, count) in enumerate(host["rows"][:rows].tolist()):
+    for row, (first, count, *_) in enumerate(host["rows"][:rows].tolist()):
         places_of_row[row] += host["key_places"][first : first + count].tolist()
     return [sorted(places) for places in places_of_row]
 

@@ -28,7 +28,7 @@ def chunks_read(work: Descriptors) -> dict[int, Counter[int]]:
     for first, count, position, positions, *_ in work.items.tolist():
         for row in work.order[position : position + positions].tolist():
             counts[row].update(work.chunks[first : first + count].tolist())
-    for row, (_, _, first, count) in enumerate(work.rows.tolist()):
+    for row, (first, count, *_) in enumerate(work.rows.tolist()):
         counts[row].update(work.chunks[first : first + count].tolist())
     return counts
 
@@ -37,7 +37,7 @@ def check_partials(work: Descriptors, tail_rows: dict[int, int]) -> None:
     """Every partial result has one writer and one reader, of the same row. Every output has one writer."""
     written: dict[int, int] = {}
     direct: Counter[int] = Counter()
-    for first, count, position, positions, slot, tail, *_ in work.items.tolist():
+    for first, count, position, positions, tail, slot, *_ in work.items.tolist():
         rows = work.order[position : position + positions].tolist()
         if slot < 0:
             direct.update(rows)
@@ -48,11 +48,11 @@ def check_partials(work: Descriptors, tail_rows: dict[int, int]) -> None:
         assert tail == (rows[0] if positions == 1 and tail_rows.get(rows[0]) == ends else -1)
     read = {
         int(slot): row
-        for row, (first, folds, _, _) in enumerate(work.rows.tolist())
+        for row, (*_, first, folds) in enumerate(work.rows.tolist())
         for slot in work.folds[first : first + folds]
     }
     assert read == written
-    for row, (_, folds, _, tail) in enumerate(work.rows.tolist()):
+    for row, (_, tail, *_, folds) in enumerate(work.rows.tolist()):
         assert direct[row] == (0 if folds or tail else 1)
 
 
@@ -91,8 +91,8 @@ def test_the_merge_takes_short_tails() -> None:
     common = list(range(1024))
     plan, _ = planned([[*common, 5000 + row] for row in range(32)], 64)
     work = describe(items_of_forest(plan, two_phase(plan, 1, H100.costs)), 32, H100)
-    assert (work.rows[:, 3] == 1).all()
-    assert (work.items[:, 3] == 32).all()
+    assert (work.rows["chunk_count"] == 1).all()
+    assert (work.items["row_count"] == 32).all()
 
 
 @pytest.mark.parametrize("multiprocessors", [108, 132])
@@ -107,8 +107,8 @@ def test_balance_for_table_3(n_p: int, share: float, multiprocessors: int) -> No
     shape = H100._replace(multiprocessors=multiprocessors, **(a100 if multiprocessors == 108 else {}))
     blocks = shape.blocks if n_s else shape.narrow_blocks
     work = describe(items_of_forest(plan, two_phase(plan, 1, shape.costs)), 32, shape)
-    tokens = work.items[:, 1] * 64.0
-    total = float(tokens.sum() + work.rows[:, 3].sum() * 64) * shape.kv_heads
+    tokens = work.items["chunk_count"] * 64.0
+    total = float(tokens.sum() + work.rows["chunk_count"].sum() * 64) * shape.kv_heads
     assert total == (n_s + 32 * (n_p - n_s)) * shape.kv_heads
     assert makespan(np.repeat(tokens, shape.kv_heads), multiprocessors, blocks) <= 1.1 * total / multiprocessors
 
