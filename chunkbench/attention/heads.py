@@ -22,17 +22,21 @@ from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.plan import Plan
 
 
-class HeadKernel(Protocol):
-    """A kernel for some adjacent heads of a store."""
+class Decode(Protocol):
+    """The common interface of the kernels."""
 
     @property
     def work_items(self) -> int: ...
+    def plan(self, plan: Plan) -> None: ...
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None: ...
+
+
+class HeadKernel(Decode, Protocol):
+    """A kernel for some adjacent heads of a store. The `layer` of `decode` is the first of them."""
+
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None: ...
     def compensate(self, tokens: CompensationTokens) -> None:
         """Add a token to each row of the current plan."""
-
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """`layer`: the first of the heads in the store."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +94,24 @@ class HeadStores:
     def __init__(
         self,
         policy: HeadPolicy,
+        limit: int | None,
         chunk_size: int,
         head_dim: int,
         group: int,
         together: bool,
         make: Callable[[int], ChunkStore],
     ) -> None:
-        """`group`: query heads of a KV head. `together`: whether a kernel takes several heads. `make`: a store with so
-        many layers of one head."""
+        """`limit`: of the pool. `group`: query heads of a KV head. `together`: whether a kernel takes several heads.
+        `make`: a store with so many layers of one head."""
         self.policy = policy
         self.chunk_size = chunk_size
         self.full = _HeadStore(policy, True, group, together, make)
         self.windows = _HeadStore(policy, False, group, together, make)
         self.sums = torch.empty(0, 0 if policy.compensation == "none" else self.windows.heads, 2, head_dim)
         """`[entry, window heads of all layers, 2, d]` float32; of no heads if nothing stands for what they lost."""
-        self.pool: WindowedPool
+        share = max(0, self.windows.store.chunk_bytes - self.entry_bytes) / self.chunk_bytes
+        rooms = self.full.store.grow, self.windows.store.grow, self._grow_sums
+        self.pool = WindowedPool(policy, limit, *rooms, share)
 
     @property
     def chunk_bytes(self) -> int:
@@ -115,12 +122,6 @@ class HeadStores:
     def entry_bytes(self) -> int:
         """Bytes of the sums of one chunk."""
         return self.sums.stride(0) * self.sums.element_size() if self.sums.shape[1] else 0
-
-    def make_pool(self, limit: int | None) -> WindowedPool:
-        """The pool of its chunks."""
-        share = max(0, self.windows.store.chunk_bytes - self.entry_bytes) / self.chunk_bytes
-        self.pool = WindowedPool(limit, self.full.store.grow, self.windows.store.grow, self._grow_sums, share)
-        return self.pool
 
     def bytes_of(self, chunks: Ints) -> int:
         """Bytes of K, V and sums that these chunks hold."""

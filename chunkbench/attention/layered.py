@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from chunkbench.attention.errors import WrongTokens
-from chunkbench.attention.heads import HeadStores
-from chunkbench.attention.parts import CacheShape, Decode, Kernel, Partition, assemble, assemble_heads, choose
-from chunkbench.attention.pool import ChunkPool
+from chunkbench.attention.parts import CacheShape, Kernel, Partition, assemble, choose
 from chunkbench.attention.tensors import TensorSpec, WrongTensor
 from chunkbench.attention.tokens import Tokens
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.changes import Append, Join
-from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import TppNative
-from chunkbench.kernels.integers import NOWHERE, Ints
 
 
 class LayeredChunkAttention:
@@ -79,20 +73,14 @@ class LayeredChunkAttention:
         self.device = device
         self.kernel = choose(shape, kernel)
         self.policy = policy
-        self._store: ChunkStore | HeadStores
-        self._kernel: Decode
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
-        # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
-        if policy is None:
-            self._store, self._kernel = assemble(shape, self.kernel, partition)
-            pool = ChunkPool(limit, self._store.grow)
-        else:
-            self._store, self._kernel = assemble_heads(shape, self.kernel, partition, policy)
-            pool = self._store.make_pool(limit)
+        self._cache = assemble(
+            *(shape, self.kernel, partition, policy, limit),
+            lambda pool: PrefixTree(chunk_size, pool, share, retain, self._deferred),
+        )
+        self._tree, self._store, self._kernel = self._cache.tree, self._cache.store, self._cache.kernel
         # One call that checks and runs. With cold caches the checks in Python take as long as a small step.
         self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
-        self._tree = PrefixTree(chunk_size, pool, share, retain, self._deferred)
-        self._ends: Ints = np.empty(0, np.int64)  # by slot, with a policy: first chunk that the window still needs
         self._spec = TensorSpec(dtype, device)
         self._planned = False
 
@@ -106,16 +94,12 @@ class LayeredChunkAttention:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V of the chunks that sequences cover, in all layers. A partial chunk counts as a full one."""
-        if isinstance(self._store, HeadStores):
-            return self._store.bytes_of(self._tree.plan().chunks)
-        return self.live_chunks * self._store.chunk_bytes
+        return self._cache.kv_bytes
 
     @property
     def idle_kv_bytes(self) -> int:
         """Bytes of K and V of the chunks that no sequence covers any more and that are kept for later ones."""
-        if isinstance(self._store, HeadStores):
-            return self._store.bytes_in_use - self.kv_bytes
-        return (self._tree.pool.in_use - self.live_chunks) * self._store.chunk_bytes
+        return self._cache.idle_kv_bytes
 
     @property
     def live_chunks(self) -> int:
@@ -160,8 +144,7 @@ class LayeredChunkAttention:
         the K and V of the tokens that are not cached, before `attend` runs in that layer. Raises PoolExhausted also if
         fewer than `spare` chunks would be left for sequences that grow.
         """
-        joined = self._tree.join(tokens, spare)
-        self._begin(joined.sequence)
+        joined = self._cache.join(tokens, spare)
         self._planned = False
         return joined
 
@@ -170,10 +153,7 @@ class LayeredChunkAttention:
 
         `tokens` lists the tokens of the first sequence, then those of the next, and so on. Pass the result to `write`.
         """
-        before = self._lengths(sequences) if self.policy is not None else None
-        appended = self._tree.append(tokens, sequences, counts)
-        if before is not None:
-            self._leave_behind(sequences, before)
+        appended = self._cache.extend(tokens, sequences, counts)
         self._planned = False
         return appended
 
@@ -184,12 +164,9 @@ class LayeredChunkAttention:
 
     def fork(self, sequence: int) -> int:
         """Add a sequence with the same tokens, as the last row, and return its id."""
-        forked = self._tree.fork(sequence)
-        if forked.copy is not None:
-            self._store.copy(*forked.copy)
-        self._begin(forked.sequence, like=sequence)
+        forked = self._cache.fork(sequence)
         self._planned = False
-        return forked.sequence
+        return forked
 
     def truncate(self, sequence: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence, at least 1.
@@ -197,19 +174,7 @@ class LayeredChunkAttention:
         If the new end lies inside a chunk that other sequences cover, the sequence gets a copy: PoolExhausted if there
         is no room for it. With a policy, what window heads lost does not come back: WrongTokens if the end lies in it.
         """
-        if isinstance(self._store, HeadStores) and 1 <= length < self.length(sequence):
-            last = self._tree.path(sequence)[(length - 1) // self.chunk_size]
-            if self._store.pool.places[last] == NOWHERE:
-                raise WrongTokens(
-                    f"sequence {sequence} cannot be cut to {length} tokens: window heads lost the last ones"
-                )
-        copy = self._tree.truncate(sequence, length)
-        if copy is not None:
-            self._store.copy(*copy)
-        if self.policy is not None:  # it no longer has left behind what it left behind with more tokens
-            slot = self._tree.slot(sequence)
-            end = self.policy.end_of_dropped(np.array([length]), self.chunk_size)[0]
-            self._ends[slot] = min(self._ends[slot], end)
+        self._cache.truncate(sequence, length)
         self._planned = False
 
     def plan(self) -> None:
@@ -223,39 +188,8 @@ class LayeredChunkAttention:
 
         K and V of all their tokens must be written in all layers. `extend` does this for the sequences that it extends.
         """
-        if self.policy is not None:
-            self._leave_behind(sequences, self._lengths(sequences))
-            self._planned = False
-
-    def _lengths(self, sequences: Sequence[int] | None) -> Ints:
-        """Tokens of these sequences, or of all by row."""
-        return self._tree.lengths if sequences is None else np.array([self.length(one) for one in sequences])
-
-    def _begin(self, sequence: int, like: int | None = None) -> None:
-        """A new sequence needs all chunks, a fork as many as the other one."""
-        if self.policy is None:
-            return
-        slot = self._tree.slot(sequence)
-        if slot >= len(self._ends):
-            self._ends = np.append(self._ends, np.zeros(2 * slot + 16 - len(self._ends), np.int64))
-        self._ends[slot] = 0 if like is None else self._ends[self._tree.slot(like)]
-
-    def _leave_behind(self, sequences: Sequence[int] | None, positions: Ints) -> None:
-        """Window heads lose what queries at these positions, one for each sequence, and later ones do not see."""
-        assert self.policy is not None
-        assert isinstance(self._store, HeadStores)
-        slots = self._tree.slots if sequences is None else np.array([self._tree.slot(one) for one in sequences])
-        ends = self.policy.end_of_dropped(positions, self.chunk_size)
-        if (ends <= self._ends[slots]).all():
-            return
-        self._ends[slots] = np.maximum(self._ends[slots], ends)
-        own = self.policy.compress == "own"
-        needed, sinks = self._ends[self._tree.slots], self.policy.sink_chunks(self.chunk_size)
-        dropped = self._store.pool.to_drop(self._tree.plan(), needed, sinks, own)
-        for chunk, before in dropped:
-            self._store.drop(chunk, before)
-        if own and dropped:
-            self._tree.hide(np.array([chunk for chunk, _ in dropped]))
+        self._cache.compress(sequences)
+        self._planned = False
 
     # Tensors, layer by layer
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from chunkbench.attention.tokens import alike
 
@@ -174,25 +171,22 @@ class PrefixMatch(NamedTuple):
     """Chunks of the whole path that match."""
 
 
-def deepest_match(root: TreeNode, keys: list[bytes], hidden: npt.NDArray[np.bool_] | None) -> PrefixMatch:
-    """The longest path of full chunks whose token ids equal the first keys. It ends before a chunk that is `hidden`
-    `[chunk id]`."""
-    best = PrefixMatch(root, 0, 0)
+def deepest_match(root: TreeNode, keys: list[bytes], shareable: Callable[[Sequence[int], int], int]) -> PrefixMatch:
+    """The longest path of full chunks whose token ids equal the first keys, as far as its chunks are shareable."""
+    best, of_best, longest = root, 0, 0
     level = [(root, 0)]
     while level:
         next_level: list[tuple[TreeNode, int]] = []
         for node, depth in level:
             for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
                 common = alike(child.keys, keys[depth : depth + len(child.keys)])
-                if hidden is not None:
-                    concealed = np.flatnonzero(hidden[child.chunks[:common]])
-                    common = int(concealed[0]) if len(concealed) else common
-                if depth + common > best.chunks:
-                    best = PrefixMatch(child, common, depth + common)
+                common = shareable(child.chunks, common)
+                if depth + common > longest:
+                    best, of_best, longest = child, common, depth + common
                 if common == len(child.chunks):
                     next_level.append((child, depth + common))
         level = next_level
-    return best
+    return PrefixMatch(best, of_best, longest)
 
 
 def path_to(node: TreeNode) -> list[TreeNode]:

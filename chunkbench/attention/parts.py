@@ -1,18 +1,21 @@
-"""The parts of a cache: the kernel for a shape and a device, and the chunk store that this kernel reads."""
+"""The kernel for a shape and a device, and the cache that this kernel reads."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 
-from chunkbench.attention.heads import HeadDecode, HeadKernel, HeadStores
+from chunkbench.attention.caches import Cache, HeadCache
+from chunkbench.attention.heads import Decode, HeadDecode, HeadKernel, HeadStores
+from chunkbench.attention.pool import ChunkPool
+from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import StoredHeads, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
-from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import flat, two_phase
 from chunkbench.kernels.tpp_torch import TppTorch
 
@@ -45,15 +48,6 @@ class CacheShape(NamedTuple):
             raise ValueError(f"layers must be at least 1, not {self.layers}")
 
 
-class Decode(Protocol):
-    """The common interface of the kernels."""
-
-    @property
-    def work_items(self) -> int: ...
-    def plan(self, plan: Plan) -> None: ...
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None: ...
-
-
 def choose(shape: CacheShape, kernel: Kernel) -> Chosen:
     """The kernel for a shape. Raises ValueError if `kernel` does not support the shape or cannot run here."""
     if kernel not in ("auto", "native", "triton", "torch"):
@@ -66,10 +60,26 @@ def choose(shape: CacheShape, kernel: Kernel) -> Chosen:
     return "torch" if obstacle else chosen
 
 
-def assemble_heads(
-    shape: CacheShape, kernel: Chosen, partition: Partition, policy: HeadPolicy
+def assemble(
+    shape: CacheShape,
+    kernel: Chosen,
+    partition: Partition,
+    policy: HeadPolicy | None,
+    limit: int | None,
+    make_tree: Callable[[ChunkPool], PrefixTree],
+) -> Cache:
+    """An empty cache of at most `limit` chunks. Raises ValueError."""
+    # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
+    if policy is None:
+        store, decode = _store(shape, kernel, partition)
+        return Cache(make_tree(ChunkPool(limit, store.grow)), store, decode)
+    stores, decode_heads = _head_stores(shape, kernel, partition, policy, limit)
+    return HeadCache(make_tree(stores.pool), stores, decode_heads)
+
+
+def _head_stores(
+    shape: CacheShape, kernel: Chosen, partition: Partition, policy: HeadPolicy, limit: int | None
 ) -> tuple[HeadStores, HeadDecode]:
-    """Empty stores of full heads and window heads, and the kernels that read them. Raises ValueError."""
     if len(policy.full) != shape.layers or any(len(heads) != shape.kv_heads for heads in policy.full):
         sizes = f"{len(policy.full)} layers of {len(policy.full[0]) if policy.full else 0} KV heads"
         raise ValueError(f"heads: the policy is for {sizes}; this model has {shape.layers} layers of {shape.kv_heads}")
@@ -89,12 +99,11 @@ def assemble_heads(
             return TppNative(StoredHeads(store, heads), heads * group, planner)
         return TppTorch(store, group, chunk_first)
 
-    stores = HeadStores(policy, shape.chunk_size, shape.head_dim, group, native, make_store)
+    stores = HeadStores(policy, limit, shape.chunk_size, shape.head_dim, group, native, make_store)
     return stores, HeadDecode(stores, make_kernel)
 
 
-def assemble(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
-    """An empty store, and the kernel that reads it. Raises ValueError for an unknown partition."""
+def _store(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
     chunk_first = _is_chunk_first(partition)
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
     if kernel == "native":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from chunkbench.attention.errors import PoolExhausted
 
@@ -64,6 +64,10 @@ class ChunkPool:
         self._first_unused += fresh
         self._used.update(ids)
         return ids
+
+    def shareable(self, chunks: Sequence[int], count: int) -> int:
+        """How many of the first `count` of these chunks later sequences may share: those before one that may not."""
+        return count
 
     def _grow(self, capacity: int) -> None:
         if self._make_room is not None:

@@ -54,7 +54,6 @@ class PrefixTree:
         """How often `plan` had to return a new plan."""
         self._deferred = deferred
         self._written: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by chunk id
-        self._hidden: npt.NDArray[np.bool_] | None = None  # by chunk id; None: none was ever hidden
         self._root = TreeNode(None, array("q"), [])
         self._live: dict[int, TreeSequence] = {}  # by id, in order of addition
         self._by_slot: dict[int, TreeSequence] = {}
@@ -139,21 +138,13 @@ class PrefixTree:
 
     def written_tokens(self, sequence: int) -> int:
         """Leading tokens of a sequence in written chunks. Raises UnknownSequence."""
-        missing = np.flatnonzero(~self._written[self.path(sequence)])
-        length = self.length(sequence)
-        return min(int(missing[0]) * self.chunk_size, length) if len(missing) else length
+        return min(self._written_chunks(self.path(sequence)) * self.chunk_size, self.length(sequence))
 
     # Changes
 
     def mark_written(self, chunks: Ints, written: bool = True) -> None:
         """K and V of these full chunks are there, or come before anybody reads them. False: they did not come."""
         self._written[chunks] = written
-
-    def hide(self, chunks: Ints) -> None:
-        """Later joins do not match these chunks, and `retain` does not keep them."""
-        if self._hidden is None:
-            self._hidden = np.zeros(len(self._written), np.bool_)
-        self._hidden[chunks] = True
 
     def join(self, tokens: Tokens, spare: int = 0) -> Join:
         """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted.
@@ -421,7 +412,7 @@ class PrefixTree:
             leaf.seal(key)
 
     def _match(self, keys: list[bytes]) -> PrefixMatch:
-        return deepest_match(self._root, keys if self.share else [], self._hidden)
+        return deepest_match(self._root, keys if self.share else [], self.pool.shareable)
 
     def _find(self, sequence: int) -> TreeSequence:
         entry = self._live.get(sequence)
@@ -470,26 +461,27 @@ class PrefixTree:
     def _allocate(self, chunks: int) -> list[int]:
         """Take chunks from the pool; evict as far as it is necessary. Raises PoolExhausted, evicting none."""
         if self.evictable is not None and self.pool.limit is not None:
-            # The limit may fall with what is evicted (`WindowedPool`).
+            # The limit may fall with what the pool takes back.
             while 0 < (missing := chunks - (self.pool.limit - self.pool.in_use)) <= self.evictable.chunks:
                 self.pool.release(self.evictable.evict(missing))
         ids = self.pool.allocate(chunks)
         if self.pool.capacity > len(self._written):
             more = np.zeros(self.pool.capacity - len(self._written), np.bool_)
             self._written = np.append(self._written, more)
-            self._hidden = None if self._hidden is None else np.append(self._hidden, more)
         self._written[ids] = not self._deferred
-        if self._hidden is not None:
-            self._hidden[ids] = False
         return ids
 
     def _kept_chunks(self, sequence: int) -> int:
         """Leading chunks of a sequence that `retain` keeps when it gives them up."""
         if self.evictable is None:
             return 0
-        written = self.written_tokens(sequence) // self.chunk_size
-        hidden = _NONE if self._hidden is None else np.flatnonzero(self._hidden[self.path(sequence)])
-        return min(written, int(hidden[0])) if len(hidden) else written
+        path, full = self.path(sequence), self.length(sequence) // self.chunk_size
+        return self.pool.shareable(path, min(self._written_chunks(path), full))
+
+    def _written_chunks(self, path: list[int]) -> int:
+        """Leading chunks of a path that are written."""
+        missing = np.flatnonzero(~self._written[path])
+        return int(missing[0]) if len(missing) else len(path)
 
     def _drop(self, path: list[TreeNode], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -89,6 +89,7 @@ class WindowedPool(ChunkPool):
 
     def __init__(
         self,
+        policy: HeadPolicy,
         limit: int | None,
         make_room: Callable[[int], None],
         make_windows: Callable[[int], None],
@@ -96,7 +97,7 @@ class WindowedPool(ChunkPool):
         saved: float,
     ) -> None:
         """`limit`: chunks that fit while window heads lack none; a chunk that they lack leaves room for `saved` more
-        (below 1). The other arguments make room for so many chunks, places and entries."""
+        (below 1). The functions make room for so many chunks, places and entries."""
         super().__init__(limit, make_room)
         self.places: Ints = np.empty(0, np.int64)
         """`[chunk]` where window heads hold it; NOWHERE if they do not."""
@@ -106,7 +107,7 @@ class WindowedPool(ChunkPool):
         self.sums = ChunkPool(None, make_entries)
         self.changes = 0
         """How often window heads lost chunks."""
-        self._whole, self._saved = limit, saved
+        self._policy, self._whole, self._saved = policy, limit, saved
 
     def reserve(self, chunks: int) -> None:
         super().reserve(chunks)
@@ -126,6 +127,12 @@ class WindowedPool(ChunkPool):
         self.sums.release(entries[entries != NOWHERE].tolist())
         self._set_limit()
 
+    def shareable(self, chunks: Sequence[int], count: int) -> int:
+        if self._policy.compress == "all" or not self.sums.in_use:
+            return count
+        lacking = np.flatnonzero(self.places[chunks[:count]] == NOWHERE)
+        return int(lacking[0]) if len(lacking) else count
+
     def drop(self, chunk: int) -> int:
         """Window heads lose a chunk. Returns its entry, whose sums are to be written."""
         (entry,) = self.sums.allocate(1)
@@ -135,7 +142,7 @@ class WindowedPool(ChunkPool):
         self._set_limit()
         return entry
 
-    def to_drop(self, plan: Plan, ends: Ints, sinks: int, own: bool) -> list[tuple[int, int]]:
+    def to_drop(self, plan: Plan, ends: Ints) -> list[tuple[int, int]]:
         """Chunks that window heads no longer need, each with the one before it on the path that they lack, or NOWHERE.
 
         `ends` `[b]` by row: the number of the first chunk behind the sinks that the row still needs. What a path lacks
@@ -143,6 +150,7 @@ class WindowedPool(ChunkPool):
         sequences cover, too.
         """
         found: list[tuple[int, int]] = []
+        sinks, own = self._policy.sink_chunks(plan.chunk_size), self._policy.compress == "own"
         needed = ends[plan.order]
         depth, last = np.zeros(len(needed), np.int64), np.full(len(needed), NOWHERE)
         ended = np.zeros(len(needed), np.bool_)  # whether a chunk follows the run, or is where it would begin
