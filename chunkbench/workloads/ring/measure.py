@@ -20,8 +20,8 @@ from chunkbench.workloads.ring.launch import RankLostError, Ranks, world_from_en
 from chunkbench.workloads.ring.methods import METHODS, RingMethod
 from chunkbench.workloads.ring.rank import Answer
 from chunkbench.workloads.ring.result import RankFacts, RankTimes, RingPoint, RingResult
-from chunkbench.workloads.ring.schemes import Task
 from chunkbench.workloads.ring.spec import RingExperiment
+from chunkbench.workloads.ring.task import Task
 
 _LEAST_S = 0.1
 """A short pass is repeated until a sample takes so long."""

@@ -9,7 +9,8 @@ from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.terms import Line, Style
 from chunkbench.bench.registry import Registry
 from chunkbench.workloads.ring.result import RingPoint
-from chunkbench.workloads.ring.schemes import Scheme
+from chunkbench.workloads.ring.schemes import missing
+from chunkbench.workloads.ring.task import Scheme
 
 _BALANCED = "balances the work of a causal mask; there is none here"
 _PYTORCH = ("pytorch-ring", "pytorch-tree")
@@ -33,8 +34,8 @@ class RingMethod:
     def availability(self, device: str) -> Answer:
         if device != "cpu" and self.scheme.kernel not in ("flash", "torch-ring", "sdpa"):
             return Answer(False, "its kernel is for CPUs")
-        missing = self.scheme.missing()
-        return Answer(False, missing) if missing else YES
+        lacking = missing(self.scheme)
+        return Answer(False, lacking) if lacking else YES
 
     def supports(self, point: RingPoint) -> str:
         """Why the scheme cannot do a point; empty if it can."""

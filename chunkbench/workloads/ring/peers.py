@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.ring.blocks import flash
-from chunkbench.workloads.ring.inputs import ContextInputs
 from chunkbench.workloads.ring.placement import positions
+from chunkbench.workloads.ring.task import ContextInputs, Scheme, Task
 from chunkbench.workloads.ring.world import World
-
-if TYPE_CHECKING:
-    from chunkbench.workloads.ring.schemes import Scheme, Task
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _BUCKET = 1024

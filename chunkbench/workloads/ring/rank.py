@@ -225,7 +225,8 @@ def _run(device: str, job: Mapping[str, Any]) -> Answer:
     """Open a session, run it `repeats` times, and check it if `check` asks. `warm`: once more before, untimed."""
     import torch.distributed as dist
 
-    from chunkbench.workloads.ring.schemes import Scheme, Task, open_session
+    from chunkbench.workloads.ring.schemes import open_session
+    from chunkbench.workloads.ring.task import Scheme, Task
     from chunkbench.workloads.ring.world import World
 
     task, scheme = Task(**job["task"]), Scheme(**job["scheme"])
@@ -297,7 +298,8 @@ def _probe(device: str, job: Mapping[str, Any]) -> dict[str, float]:
     import torch.distributed as dist
 
     from chunkbench.workloads.ring.running import Running
-    from chunkbench.workloads.ring.schemes import Scheme, Task, kernel_of
+    from chunkbench.workloads.ring.schemes import kernel_of
+    from chunkbench.workloads.ring.task import Scheme, Task
     from chunkbench.workloads.ring.world import World
 
     task = Task(**job["task"])

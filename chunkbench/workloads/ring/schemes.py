@@ -3,108 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from chunkbench.kernels.cpu import why_missing
 from chunkbench.kernels.integers import Ints
-from chunkbench.workloads.ring.blocks import BlockKernel, FlashBlocks, Heads, NativeBlocks
-from chunkbench.workloads.ring.inputs import ContextInputs
-from chunkbench.workloads.ring.placement import Layout, pairs, positions, visible
+from chunkbench.workloads.ring.blocks import BlockKernel, FlashBlocks, NativeBlocks
+from chunkbench.workloads.ring.peers import PEERS
+from chunkbench.workloads.ring.placement import positions, visible
 from chunkbench.workloads.ring.running import Running
+from chunkbench.workloads.ring.task import ContextInputs, Scheme, Task
 from chunkbench.workloads.ring.world import World
 
-Movement = Literal["ring", "gather", "none", "merge"]
-"""How ranks come to what they do not hold: K and V travel from rank to rank while they are used; every rank gathers all
-K and V first; every rank has had all of it from the start; partial results are merged instead."""
 
-
-@dataclass(frozen=True)
-class Scheme:
-    """One way. `ranks`: how many of the ranks compute, None: all of them."""
-
-    layout: Layout
-    movement: Movement
-    kernel: str
-    """`native`, `flash`, or a name in `chunkbench.workloads.ring.peers`."""
-    ranks: int | None = None
-
-    def missing(self) -> str:
-        """What has to be installed for it; empty if nothing."""
-        from chunkbench.workloads.ring.peers import PEERS
-
-        if self.kernel == "native":
-            return why_missing()
-        return PEERS[self.kernel].missing() if self.kernel in PEERS else ""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is computed: the prefill of one sequence of `tokens`, or a decode step of `sequences`.
-
-    Sequences that decode share their first `shared` tokens, which are split over the ranks; the other tokens of a
-    sequence, and its row, belong to one rank.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    phase: Literal["prefill", "decode"]
-    tokens: int
-    causal: bool = True
-    sequences: int = 1
-    shared: int = 0
-
-    @property
-    def shape(self) -> Heads:
-        """Of q, K and V."""
-        return Heads(self.heads, self.kv_heads, self.head_dim, getattr(torch, self.dtype))
-
-    @property
-    def own(self) -> int:
-        """Tokens of a decoding sequence that it does not share."""
-        return self.tokens - self.shared
-
-    def inputs(self, seed: int, device: str) -> ContextInputs:
-        """All of K, V and q. The tokens that a decoding sequence has for itself come behind the shared ones."""
-        if self.phase == "prefill":
-            return ContextInputs(self.shape, self.tokens, self.tokens, seed, device)
-        return ContextInputs(self.shape, self.shared + self.sequences * self.own, self.sequences, seed, device)
-
-    def rows(self, ranks: int, rank: int) -> Ints:
-        """The decoding sequences of a rank."""
-        most = -(-self.sequences // ranks)
-        return np.arange(rank * most, min(self.sequences, (rank + 1) * most))
-
-    def pairs(self, scheme: Scheme, ranks: int, rank: int) -> int:
-        """Pairs of query and key that a rank computes."""
-        if self.phase == "prefill":
-            return pairs(scheme.layout, self.tokens, ranks, rank, self.causal)
-        mine = len(self.rows(ranks, rank))
-        if scheme.movement == "merge":
-            return self.sequences * self.shared // ranks + mine * self.own
-        return mine * self.tokens
-
-    def bytes(self, scheme: Scheme, ranks: int) -> int:
-        """About what all ranks of one machine hold: K and V, queries and outputs."""
-        shape, ranks = self.shape, scheme.ranks or ranks
-        decodes = self.phase == "decode"
-        rows, tokens = (self.sequences, self.shared + self.sequences * self.own) if decodes else (self.tokens,) * 2
-        kv = 2 * self.kv_heads * self.head_dim * shape.dtype.itemsize * tokens
-        copies = {"ring": 2, "merge": 1, "gather": ranks + 1, "none": ranks}[scheme.movement]
-        library = 1 if scheme.kernel in ("native", "flash") else 3
-        return library * (kv * copies + rows * self.heads * self.head_dim * (4 + shape.dtype.itemsize))
-
-    def context(self, row: int) -> Ints:
-        """The tokens that a row attends to; `row` is a token of the prefilled sequence, or a decoding sequence."""
-        if self.phase == "prefill":
-            return np.arange(row + 1 if self.causal else self.tokens)
-        own = self.shared + row * self.own
-        return np.concatenate([np.arange(self.shared), np.arange(own, own + self.own)])
+def missing(scheme: Scheme) -> str:
+    """What has to be installed for it; empty if nothing."""
+    if scheme.kernel == "native":
+        return why_missing()
+    return PEERS[scheme.kernel].missing() if scheme.kernel in PEERS else ""
 
 
 class Session(Protocol):
@@ -262,9 +180,7 @@ Opener = Callable[[World, Scheme, Task, ContextInputs], Session]
 
 def open_session(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> Session:
     """This rank's share of a task."""
-    from chunkbench.workloads.ring import peers
-
-    if scheme.kernel in peers.PEERS:
-        return peers.PEERS[scheme.kernel].open(world, scheme, task, inputs)
+    if scheme.kernel in PEERS:
+        return PEERS[scheme.kernel].open(world, scheme, task, inputs)
     kind: Opener = PrefillSession if task.phase == "prefill" else DecodeSession
     return kind(world, scheme, task, inputs)

@@ -19,7 +19,7 @@ from chunkbench.workloads.ring.measure import task_of
 from chunkbench.workloads.ring.methods import CHOICES
 from chunkbench.workloads.ring.rank import Answer
 from chunkbench.workloads.ring.result import RingPoint
-from chunkbench.workloads.ring.schemes import Scheme, Task
+from chunkbench.workloads.ring.task import Scheme, Task
 
 LIMIT_S = 60
 OURS = ("ring", "striped", "zigzag", "all_gather", "tree_decode")

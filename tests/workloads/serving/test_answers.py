@@ -28,7 +28,7 @@ from chunkbench.workloads.serving.servers.chunk_llama import StepLog
 from chunkbench.workloads.serving.tasks import SHARE_BYTES, constrained_answers, first_invalid, prompts_of, regex_of
 from tests.server.conftest import MISSING
 from tests.workloads.drawings import drawn
-from tests.workloads.serving.made import measurement, serving_facts
+from tests.workloads.serving.made_servers import measurement, serving_facts
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)

@@ -9,7 +9,7 @@ import pytest
 from chunkbench.bench.analysis.derive import derive
 from chunkbench.report.claims import Claim, claims
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
-from tests.workloads.serving.made import measurement, serving_facts
+from tests.workloads.serving.made_servers import measurement, serving_facts
 
 
 def judge(*facts: ServingResult) -> dict[str, Claim]:

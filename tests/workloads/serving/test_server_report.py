@@ -14,7 +14,7 @@ from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, s
 from chunkbench.workloads.serving.objective import spots as line
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 from tests.workloads.drawings import drawn
-from tests.workloads.serving.made import measurement, serving_facts
+from tests.workloads.serving.made_servers import measurement, serving_facts
 
 LATENCY = {
     # Nothing shared: both alike. Everything shared, at 60, 90 and 400%: vLLM gives way, ours does not.

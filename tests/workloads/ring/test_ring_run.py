@@ -24,10 +24,10 @@ from chunkbench.workloads.ring.measure import RingMeasurer, _Tried
 from chunkbench.workloads.ring.methods import CHOICES
 from chunkbench.workloads.ring.rank import Answer
 from chunkbench.workloads.ring.result import RingPoint, RingResult
-from chunkbench.workloads.ring.schemes import Scheme, Task
 from chunkbench.workloads.ring.spec import RingExperiment
+from chunkbench.workloads.ring.task import Scheme, Task
 from tests.command import chunkbench
-from tests.workloads.ring.made import ring_result
+from tests.workloads.ring.made_rings import ring_result
 
 TINY = """\
 kind: ring
