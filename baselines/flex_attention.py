@@ -39,11 +39,11 @@ def blocks_of(plan: Plan, slots: int) -> tuple[Matrix, Matrix]:
     sizes = np.minimum(BLOCK, rows - BLOCK * np.arange(row_blocks))
     seen = np.zeros((row_blocks, slot_blocks), np.bool_)
     filled = np.zeros((row_blocks, slot_blocks), np.int64)  # slots of the slot block that every row of the block sees
-    for segment in plan.segments:
+    for segment, tokens in zip(plan.segments, plan.tokens, strict=True):
         rows_inside = np.bincount(plan.order[segment.begin : segment.end] // BLOCK, minlength=row_blocks)
         block_of_slot = _slots(segment.chunks, plan.chunk_size) // BLOCK
         seen[np.ix_(rows_inside > 0, np.unique(block_of_slot))] = True
-        held = np.bincount(block_of_slot[: plan.tokens(segment)], minlength=slot_blocks)
+        held = np.bincount(block_of_slot[:tokens], minlength=slot_blocks)
         filled[rows_inside == sizes] += held
     full = filled == BLOCK
     return seen & ~full, full
@@ -116,8 +116,8 @@ class FlexSession(PoolSession):
         self._planned = plan
         device = self._k.device
         begins, ends = np.zeros((2, len(self._begin)), np.int32)
-        for segment in plan.segments:
-            slots = _slots(segment.chunks, plan.chunk_size)[: plan.tokens(segment)]
+        for segment, tokens in zip(plan.segments, plan.tokens, strict=True):
+            slots = _slots(segment.chunks, plan.chunk_size)[:tokens]
             begins[slots], ends[slots] = segment.begin, segment.end
         positions = np.empty(len(plan.order), np.int32)
         positions[plan.order] = np.arange(len(plan.order))

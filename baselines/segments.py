@@ -60,11 +60,8 @@ class Flat:
 
 def _filled(plan: Plan, segments: Ints) -> Indices:
     """Number of tokens in the last block of each segment, 0 for segment -1."""
-    rows = plan.order[plan.begins[segments]]
-    ends_there = plan.last_chunks[rows] == plan.chunks[plan.starts[segments + 1] - 1]
-    private = plan.ends[segments] - plan.begins[segments] == 1
-    # Shared blocks are always full.
-    tokens = np.where(private & ends_there, plan.last_tokens[rows], plan.chunk_size)
+    rows = plan.tail_rows[segments]
+    tokens = np.where(rows < 0, plan.chunk_size, plan.last_tokens[rows])
     return np.where(segments < 0, 0, tokens).astype(np.int32)
 
 

@@ -105,10 +105,8 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
     """
     lengths = plan.lengths
     if not merged.any():
-        first_row, widths = plan.order[plan.begins], plan.ends - plan.begins
-        ends_inside = (widths == 1) & (plan.last_chunks[first_row] == plan.chunks[plan.starts[1:] - 1])
-        tails = np.where(ends_inside, first_row, -1)
-        return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, tails)
+        widths = plan.ends - plan.begins
+        return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, plan.tail_rows)
     parents, alone = plan.parents, merged.all()
     merged = merged & (parents >= 0)
     # A row belongs to the items of its last segment, and of each segment before one that is not merged.
@@ -130,18 +128,15 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
     item, segment = (np.concatenate(parts) for parts in zip(*found, strict=True))
     listed = segment[np.argsort(item, kind="stable")]
     chunk_count = np.bincount(item, lengths[segment], len(own)).astype(np.int64)
-    row_count, item_rows = counts[own], plan.order[positions[reads]]
-    first_row = np.cumsum(row_count) - row_count
-    first = item_rows[first_row]
-    ends_inside = (widths[own] == 1) & (plan.last_chunks[first] == plan.chunks[plan.starts[own + 1] - 1])
+    row_count = counts[own]
     items = Items(
         chunks=plan.chunks[ranges(plan.starts[listed], lengths[listed])],
-        rows=item_rows,
+        rows=plan.order[positions[reads]],
         first_chunk=np.cumsum(chunk_count) - chunk_count,
         chunk_count=chunk_count,
-        first_row=first_row,
+        first_row=np.cumsum(row_count) - row_count,
         row_count=row_count,
-        tail_row=np.where(ends_inside, first, -1),
+        tail_row=plan.tail_rows[own],
     )
     if not alone:
         return items

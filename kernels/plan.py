@@ -124,12 +124,15 @@ class Plan:
         ranges = zip(pairwise(starts), begins, ends, strict=True)
         return tuple(Segment(self.chunks[start:stop], begin, end) for (start, stop), begin, end in ranges)
 
-    def tokens(self, segment: Segment) -> int:
-        """Number of tokens that the segment holds now."""
-        full = len(segment.chunks) * self.chunk_size
-        if segment.end - segment.begin > 1:
-            return full
-        row = self.order[segment.begin]
-        if self.last_chunks[row] != segment.chunks[-1]:
-            return full
-        return full - self.chunk_size + int(self.last_tokens[row])
+    @property
+    def tail_rows(self) -> Ints:
+        """`[segments]`: the row that ends in the last chunk of each one; -1: it is full."""
+        rows = self.order[self.begins]
+        ends_inside = (self.ends - self.begins == 1) & (self.last_chunks[rows] == self.chunks[self.starts[1:] - 1])
+        return np.where(ends_inside, rows, -1)
+
+    @property
+    def tokens(self) -> Ints:
+        """`[segments]`: number of tokens that each one holds now."""
+        tails = self.tail_rows
+        return self.lengths * self.chunk_size - np.where(tails < 0, 0, self.chunk_size - self.last_tokens[tails])

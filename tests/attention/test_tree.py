@@ -211,14 +211,14 @@ def test_appends_inside_a_chunk_keep_the_plan_and_its_lengths_stay_current():
     plan = tree.plan()
     tree.append([5, 5])
     assert tree.plan() is plan
-    assert [plan.tokens(s) for s in plan.segments] == [2, 3]
+    assert plan.tokens.tolist() == [2, 3]
     assert plan.last_tokens.tolist() == [2, 3]
     assert tree.plan_rebuilds == 1
     tree.append([5, 5])  # row 1's chunk is now full, but nobody needs a new chunk yet
     assert tree.plan() is plan
     tree.append([5, 5])
     assert tree.plan() is not plan
-    assert [tree.plan().tokens(s) for s in tree.plan().segments] == [4, 5]
+    assert tree.plan().tokens.tolist() == [4, 5]
     assert tree.plan_rebuilds == 2
 
 

@@ -21,7 +21,8 @@ def state(tree):
         "paths": {s: tree.path(s) for s in tree.sequences},
         "sequences": tree.sequences,
         "lengths": tree.lengths.tolist(),
-        "segments": [(s.chunks.tolist(), s.begin, s.end, plan.tokens(s)) for s in plan.segments],
+        "segments": [(s.chunks.tolist(), s.begin, s.end) for s in plan.segments],
+        "tokens of segments": plan.tokens.tolist(),
         "order": plan.order.tolist(),
         "in_use": tree.pool.in_use,
         "live": tree.live_chunks,
@@ -273,13 +274,13 @@ class Model(RuleBasedStateMachine):
         paths: dict[int, list[int]] = {sequence: [] for sequence in order}
         token_counts: dict[int, int] = dict.fromkeys(order, 0)
         chunks: list[int] = []
-        for segment in plan.segments:
+        for segment, tokens in zip(plan.segments, plan.tokens, strict=True):
             assert segment.begin < segment.end
             assert len(segment.chunks) > 0
             chunks += segment.chunks.tolist()
             for sequence in order[segment.begin : segment.end]:
                 paths[sequence] += segment.chunks.tolist()
-                token_counts[sequence] += plan.tokens(segment)
+                token_counts[sequence] += tokens
         assert len(set(chunks)) == len(chunks)
         # The sequences of a chunk are one range, and parents come before children, so this restores the paths.
         assert paths == {sequence: self.tree.path(sequence) for sequence in order}
