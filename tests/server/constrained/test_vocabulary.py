@@ -1,4 +1,4 @@
-"""Tokens that write texts letter for letter, and what bytes must follow in a text that follows an expression."""
+"""What constrained answers are made of: vocabularies, templates, what was used last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from tokenizers import normalizers
 
 from chunkbench.server.constrained import ConstraintRefused
+from chunkbench.server.constrained.recent import Recent
+from chunkbench.server.constrained.template import Gap, Part, Place, parts
 from chunkbench.server.constrained.vocabulary import Vocabulary, follow_bytes, whole_characters
 from tests.server.engine.models import END, MERGES, byte_tokenizer, sentencepiece_tokenizer
 
@@ -107,3 +109,68 @@ def test_a_model_without_an_end_never_chooses_one(size: int) -> None:
     (end,) = vocabulary.library.eos_tokens
     assert end >= size or not vocabulary.writable[end // 32] >> end % 32 & 1
     assert vocabulary.decode(vocabulary.of_text(b"!a name")) == "!a name"
+
+
+@pytest.mark.parametrize(
+    ("regex", "expected"),
+    [
+        (r'\{"n":"[a-z]{1,3}","h":(a|b\))\}', ['+{"n":"', "-[a-z]{1,3}", '+","h":', r"-(a|b\))", "+}"]),
+        (r"ab*c\.x{2}", ["+a", "-b*", "+c.", "-x{2}"]),
+        (r"[]a]b[[:alpha:]][^]]c", ["-[]a]", "+b", "-[[:alpha:]][^]]", "+c"]),
+        (r"\d\p{L}x\n(a(b|[)])c)d", [r"-\d\p{L}", "+x", r"-\n(a(b|[)])c)", "+d"]),
+        ("a|b", ["-a|b"]),
+        ("(?i)abc", ["-(?i)abc"]),
+        ("abc", ["+abc"]),
+        ("a+?b", ["-a+?", "+b"]),
+    ],
+)
+def test_templates(regex: str, expected: list[str]) -> None:
+    assert parts(regex) == [Part(line[0] == "+", line[1:]) for line in expected]
+
+
+def test_a_gap_ends_with_the_first_character_of_the_next_text_where_it_may_end() -> None:
+    gaps = [Gap(follow_bytes('(?:[a-z]{1,3}|"",)"'), b',"h":', False), Gap(follow_bytes("(?:[0-9]+)}"), b"", False)]
+    place = Place(b'{"n":"', gaps)
+    for text, rest in (('{"n', '":"'), ('":"', ""), ("a", ""), ('b"', ',"h":'), (',"h":', ""), ("12", ""), ("}", "")):
+        place.walk(text.encode())
+        assert place.rest.decode() == rest, text
+
+
+def test_a_text_that_leaves_the_template_has_nothing_fixed_any_more() -> None:
+    place = Place(b"ab", [Gap(follow_bytes("(?:c)d"), b"e", False)])
+    place.walk(b"axcd")
+    assert place.rest == b""
+
+
+def kept(entries: Recent[str, int]) -> str:
+    return "".join(key for key in "abcde" if entries.get(key) is not None)
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    entries: Recent[str, int] = Recent(2)
+    for key in "ab":
+        entries.keep(key, 1)
+    entries.get("a")
+    entries.keep("c", 1)
+    assert kept(entries) == "ac"
+
+
+def test_entries_weigh_no_more_than_the_limit_together() -> None:
+    entries: Recent[str, int] = Recent(9, 10)
+    for key in "abc":
+        entries.keep(key, 1, 4)
+    assert kept(entries) == "bc"
+    entries.keep("b", 1, 2)
+    entries.keep("d", 1, 4)
+    assert kept(entries) == "bcd"
+
+
+def test_an_entry_that_is_too_heavy_alone_costs_the_others_nothing() -> None:
+    entries: Recent[str, int] = Recent(9, 10)
+    for key in "abc":
+        entries.keep(key, 1, 2)
+    entries.keep("d", 1, 11)
+    entries.keep("a", 1, 11)
+    assert kept(entries) == "bc"
+    entries.keep("e", 1, 6)
+    assert kept(entries) == "bce"
