@@ -24,7 +24,7 @@ from chunkbench.kernels.cpu.planner import (
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused, two_phase
-from tests.kernels.prompts import planned, prompts
+from tests.kernels.prompt_pieces import planned, prompts
 
 
 def table_items(contexts: list[list[int]]) -> Items:

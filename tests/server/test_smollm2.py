@@ -20,7 +20,7 @@ import transformers
 
 from chunkbench.server.find_heads import INTERFACE, find_heads, tokens_for
 from chunkbench.server.heads import HeadScores, HeadsError, read_heads
-from tests.server.conftest import MISSING
+from tests.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)

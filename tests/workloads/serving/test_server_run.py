@@ -18,7 +18,7 @@ from chunkbench.workloads import register
 from chunkbench.workloads.serving import plan
 from chunkbench.workloads.serving.plan import draw_id
 from chunkbench.workloads.serving.result import ServingResult
-from tests.server.conftest import MISSING
+from tests.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
