@@ -10,9 +10,10 @@ import torch
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.compensation import CompensationTokens
 from chunkbench.kernels.integers import NOWHERE, Ints
-from chunkbench.kernels.items import PromptRows
+from chunkbench.kernels.items import PromptRows, items_of_forest
 from chunkbench.kernels.merge import FLOAT32_MIN, Partials
 from chunkbench.kernels.plan import Plan
+from chunkbench.kernels.planners import Planner, node_wise
 from chunkbench.kernels.products import Scratch, products_for
 from chunkbench.kernels.work import Limits, PrivatePiece, SharedPiece, Work, make_work
 
@@ -30,16 +31,16 @@ class TppTorch:
     Chunk-first phase: for chunks that several sequences cover, the queries of these sequences form a matrix, so K and V
     are read once for all of them. Sequence-first phase: all other chunks of all sequences, in one batch, as views of
     the slabs. Both phases write partial results (O, m, n) in float32, and a merge at the end combines them.
-    `chunk_first=False` skips the first phase: every sequence reads all of its chunks by itself.
+    planner: None: `node_wise`. `flat` skips the first phase: every sequence reads all of its chunks by itself.
 
     `plan` makes all work descriptors. `decode` does not wait for the device, and does not allocate once its buffers
     have their final size. If a score is +inf, the result is NaN.
     """
 
-    def __init__(self, store: ChunkStore, heads: int, chunk_first: bool = True) -> None:
+    def __init__(self, store: ChunkStore, heads: int, planner: Planner | None = None) -> None:
         self.store = store
         self.heads = heads
-        self.chunk_first = chunk_first
+        self._planner = planner or node_wise
         self._group = heads // store.kv_heads
         self._scratch = Scratch(store.device)
         self._products = products_for(store.dtype, store.device, store.head_dim**-0.5, self._scratch)
@@ -67,7 +68,8 @@ class TppTorch:
         if plan is self._plan and self._work is not None:
             self._work.refresh(plan.last_tokens)
             return
-        self._work = make_work(plan, self.store, self._limits(), self.chunk_first)
+        items = items_of_forest(plan, self._planner(plan, self._group))
+        self._work = make_work(plan, items, self.store, self._limits())
         self._partials.reset(self._work.rows, len(plan.last_tokens))
         self._plan = plan
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.integers import Ints, ranges
+from chunkbench.kernels.items import Items
 from chunkbench.kernels.plan import Plan
 
 
@@ -26,9 +26,11 @@ class Limits(NamedTuple):
 class SharedPiece:
     """Chunks that all `rows` cover. Each head has one query matrix, which is multiplied with every chunk."""
 
-    def __init__(self, store: ChunkStore, chunks: Ints, rows: torch.Tensor, first: int) -> None:
+    entries: slice
+    """Numbers of its partial results."""
+
+    def __init__(self, store: ChunkStore, chunks: Ints, rows: torch.Tensor) -> None:
         self.rows = rows
-        self.entries = slice(first, first + len(rows))
         slabs, places = store.locate(chunks)
         locations = [(store.slabs[slab], place) for slab, place in zip(slabs.tolist(), places.tolist(), strict=True)]
         self.keys = [[slab.keys[layer, place] for slab, place in locations] for layer in range(store.layers)]
@@ -39,11 +41,13 @@ class SharedPiece:
 class PrivatePiece:
     """Chunks of one slab, each multiplied with the query of one sequence. Consecutive chunks need no copy."""
 
-    def __init__(self, store: ChunkStore, slab: int, places: Ints, rows: Ints, last: Ints, first: int) -> None:
+    entries: slice
+    """Numbers of its partial results."""
+
+    def __init__(self, store: ChunkStore, slab: int, places: Ints, rows: Ints, last: Ints) -> None:
         """`places`, `rows` `[m]`; `last` are the positions, in the piece, of chunks that may be partial."""
         self.count = len(places)
         self.rows = torch.from_numpy(rows).to(store.device)
-        self.entries = slice(first, first + self.count)
         self._store = store
         self._last = last
         self._last_rows = rows[last]
@@ -84,13 +88,16 @@ class PrivatePiece:
         return tensor if self._gathered is None else tensor.index_select(0, self._gathered)
 
 
-@dataclass(frozen=True)
 class Work:
-    """All pieces of a plan, and the row of each of their partial results, `[P]`."""
+    """All pieces of a plan, and the row of each of their partial results, `[P]`, which are numbered piece by piece."""
 
-    shared: list[SharedPiece]
-    private: list[PrivatePiece]
-    rows: torch.Tensor
+    def __init__(self, shared: list[SharedPiece], private: list[PrivatePiece]) -> None:
+        self.shared, self.private = shared, private
+        pieces: list[SharedPiece | PrivatePiece] = [*shared, *private]
+        self.rows = torch.cat([piece.rows for piece in pieces])
+        first = 0
+        for piece in pieces:
+            piece.entries = slice(first, first := first + len(piece.rows))
 
     def refresh(self, last_tokens: Ints) -> None:
         """Update to the current numbers of tokens in the last chunks `[b]`."""
@@ -98,44 +105,25 @@ class Work:
             piece.refresh(last_tokens)
 
 
-def make_work(plan: Plan, store: ChunkStore, limits: Limits, chunk_first: bool) -> Work:
-    """Work descriptors of a plan.
-
-    With `chunk_first`, segments that several sequences cover become shared pieces, and all others become private pieces
-    (two-phase partition). Without it, every sequence has private pieces for all of its chunks.
-    """
+def make_work(plan: Plan, items: Items, store: ChunkStore, limits: Limits) -> Work:
+    """Work descriptors of a plan: items of several rows become shared pieces, all others private pieces."""
     shared: list[SharedPiece] = []
-    rows: list[Ints] = []
-    chunks_of: list[Ints] = []
-    rows_of: list[Ints] = []
-    first = 0
-    for segment in plan.segments:
-        covering = plan.order[segment.begin : segment.end]
-        if chunk_first and len(covering) > 1:
-            index = torch.from_numpy(covering).to(store.device)
-            step = max(1, limits.shared_pairs // len(covering))
-            for start in range(0, len(segment.chunks), step):
-                shared.append(SharedPiece(store, segment.chunks[start : start + step], index, first))
-                rows.append(covering)
-                first += len(covering)
-        else:
-            chunks_of.append(np.tile(segment.chunks, len(covering)))
-            rows_of.append(np.repeat(covering, len(segment.chunks)))
-    private: list[PrivatePiece] = []
-    if chunks_of:
-        chunks, owners = np.concatenate(chunks_of), np.concatenate(rows_of)
-        for slab, places, piece_rows, last in _split(plan, store, chunks, owners, limits.private_chunks, chunk_first):
-            private.append(PrivatePiece(store, slab, places, piece_rows, last, first))
-            rows.append(piece_rows)
-            first += len(piece_rows)
-    index = torch.from_numpy(np.concatenate(rows) if rows else np.empty(0, np.int64)).to(store.device)
-    work = Work(shared, private, index)
+    several = items.take(np.flatnonzero(items.row_count > 1))
+    for first_chunk, chunk_count, first_row, row_count, _ in zip(*several[2:], strict=True):
+        rows = torch.from_numpy(items.rows[first_row : first_row + row_count]).to(store.device)
+        step = max(1, limits.shared_pairs // row_count)
+        for start in range(first_chunk, end := first_chunk + chunk_count, step):
+            shared.append(SharedPiece(store, items.chunks[start : min(end, start + step)], rows))
+    own = items.take(np.flatnonzero(items.row_count == 1))
+    chunks = own.chunks[ranges(own.first_chunk, own.chunk_count)]
+    pieces = _split(plan, store, chunks, np.repeat(own.rows[own.first_row], own.chunk_count), limits.private_chunks)
+    work = Work(shared, [PrivatePiece(store, *piece) for piece in pieces])
     work.refresh(plan.last_tokens)
     return work
 
 
 def _split(
-    plan: Plan, store: ChunkStore, chunks: Ints, rows: Ints, limit: int, mix_rows: bool
+    plan: Plan, store: ChunkStore, chunks: Ints, rows: Ints, limit: int
 ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
     """Split pairs of chunk and row into pieces: slab, places, rows and the positions of sequences' last chunks.
 
@@ -148,7 +136,9 @@ def _split(
     adjacent = np.diff(chunks[last]) == 1
     grouped_last = last[np.append(False, adjacent) | np.append(adjacent, False)] if len(last) else last
     other = np.setdiff1d(np.arange(len(chunks)), grouped_last, assume_unique=True)
-    other = other[np.argsort(chunks[other], kind="stable") if mix_rows else np.lexsort((chunks[other], rows[other]))]
+    # Chunks that several rows read, each by itself, are sorted by row: then runs of them are long.
+    repeat = np.bincount(chunks, minlength=1).max() > 1
+    other = other[np.lexsort((chunks[other], rows[other])) if repeat else np.argsort(chunks[other], kind="stable")]
     for part in (other, grouped_last):
         scattered: dict[int, list[int]] = {}
         for run in store.runs(chunks[part]):

@@ -16,7 +16,7 @@ from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import StoredHeads, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
-from chunkbench.kernels.planners import flat, two_phase
+from chunkbench.kernels.planners import Planner, flat
 from chunkbench.kernels.tpp_torch import TppTorch
 
 Partition = Literal["two-phase", "sequence-first"]
@@ -85,8 +85,7 @@ def _head_stores(
         raise ValueError(f"heads: the policy is for {sizes}; this model has {shape.layers} layers of {shape.kv_heads}")
     if shape.device.type != "cpu":
         raise ValueError(f"heads: caches whose heads keep windows are on CPUs, not on {shape.device}")
-    group, chunk_first = shape.heads // shape.kv_heads, _is_chunk_first(partition)
-    planner = two_phase if chunk_first else flat
+    group, planner = shape.heads // shape.kv_heads, _planner(partition)
     native = kernel == "native"
 
     def make_store(heads: int) -> ChunkStore:
@@ -97,33 +96,34 @@ def _head_stores(
     def make_kernel(store: ChunkStore, heads: int) -> HeadKernel:
         if isinstance(store, PackedStore):
             return TppNative(StoredHeads(store, heads), heads * group, planner)
-        return TppTorch(store, group, chunk_first)
+        return TppTorch(store, group, planner)
 
     stores = HeadStores(policy, limit, shape.chunk_size, shape.head_dim, group, native, make_store)
     return stores, HeadDecode(stores, make_kernel)
 
 
 def _store(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
-    chunk_first = _is_chunk_first(partition)
+    planner = _planner(partition)
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
     if kernel == "native":
         packed_store = PackedStore(*sizes, shape.layers)
-        return packed_store, TppNative(packed_store, shape.heads, two_phase if chunk_first else flat)
+        return packed_store, TppNative(packed_store, shape.heads, planner)
     if kernel == "triton":
         # Imported here because importing Triton takes a second and only a GPU needs it.
         from chunkbench.kernels.triton.decode import TppTriton
         from chunkbench.kernels.triton.store import TritonStore
 
         triton_store = TritonStore(*sizes, shape.device, shape.layers)
-        return triton_store, TppTriton(triton_store, shape.heads, None if chunk_first else flat)
+        return triton_store, TppTriton(triton_store, shape.heads, planner)
     store = ChunkStore(*sizes, shape.device, shape.layers)
-    return store, TppTorch(store, shape.heads, chunk_first)
+    return store, TppTorch(store, shape.heads, planner)
 
 
-def _is_chunk_first(partition: Partition) -> bool:
+def _planner(partition: Partition) -> Planner | None:
+    """None: the kernel's own planner."""
     if partition not in ("two-phase", "sequence-first"):
         raise ValueError(f"partition must be 'two-phase' or 'sequence-first', not {partition!r}")
-    return partition == "two-phase"
+    return None if partition == "two-phase" else flat
 
 
 def _obstacle(shape: CacheShape, kernel: Literal["native", "triton"]) -> str:

@@ -253,12 +253,13 @@ class TppNative(NativeDecode):
 
     Chunk-first phase: the threads process the items of several rows and write partial results (O, m, n). Sequence-first
     phase: they process the items of one row, which fold in these results, continue with the chunks that only this row
-    covers, and write the output. The planner decides which shared chunks have an item of several rows.
+    covers, and write the output. The planner decides which shared chunks have an item of several rows; None: the one
+    that takes the least time, `two_phase`.
     """
 
-    def __init__(self, store: PackedChunks, heads: int, planner: Planner = two_phase) -> None:
+    def __init__(self, store: PackedChunks, heads: int, planner: Planner | None = None) -> None:
         super().__init__(store, heads)
-        self._planner = planner
+        self._planner = planner or two_phase
         self._plan: Plan | None = None
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
