@@ -15,7 +15,7 @@ from chunkbench.kernels import cpu
 from chunkbench.kernels.plan import Plan
 from chunkbench.plugins.vllm import plugin, register
 from chunkbench.plugins.vllm.forest import BlockForest
-from tests.kernels.prompts import planned, prompts
+from tests.kernels.prompt_pieces import planned, prompts
 
 
 def test_vllm_finds_it_by_its_entry_point() -> None:
