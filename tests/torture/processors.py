@@ -21,7 +21,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 LIBRARIES = "/usr/aarch64-linux-gnu"
 MISSING = "there is no {}; `make processors` installs Debian's compiler for Arm and QEMU"
 WITHOUT_PYTHON = (
-    *["attention", "cpu_features", "decode_plan", "linear", "loops_portable"],
+    *["attention", "cpu_features", "decode_plan", "linear", "loops"],
     *["packing", "parallel", "probes", "schedule"],
 )
 FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fno-strict-aliasing", "-pthread"]

@@ -176,16 +176,7 @@ struct Loops {
 // The loops that compute with a dtype. What instruction sets above AVX-512 add is for bfloat16 alone.
 Loops loops_of(Isa isa, Dtype dtype);
 
-Loops loops_portable();
-#ifdef CHUNKBENCH_HAVE_X86
-Loops loops_avx2();
-Loops loops_avx512();
-#endif
-#ifdef CHUNKBENCH_HAVE_AVX512_BF16
-Loops loops_avx512_bf16();
-#endif
-#ifdef CHUNKBENCH_HAVE_AMX_BF16
-Loops loops_amx_bf16();
-#endif
+// Those of each instruction set, as far as this binary has it: loops.cpp.
+Loops loops_portable(), loops_avx2(), loops_avx512(), loops_avx512_bf16(), loops_amx_bf16();
 
 }  // namespace chunkbench

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "parallel.h"
-#include "schedule.h"
 
 namespace chunkbench {
 namespace {

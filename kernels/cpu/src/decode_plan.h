@@ -32,6 +32,11 @@ struct UnitSeconds {
     double parts[kParts];
 };
 
+// Units of all items for all KV heads, in the order in which threads take them: the next one when they are done with
+// one. `partial_items`: so many items come first and write partial results. Their units for a head precede those that
+// fold these results in, so a thread that waits for a head waits for units that are already taken.
+std::vector<Unit> schedule(const std::vector<Item>& items, std::int64_t partial_items, int kv_heads, int threads);
+
 class DecodePlan {
   public:
     // Throws std::invalid_argument if an index is outside of its array: a wrong plan must not read foreign memory.

@@ -1,4 +1,4 @@
-// The loops of linear layers and of what lies between them in a model. A part of attention_loops.h, which says how it
+// The loops of linear layers and of what lies between them in a model. A part of loops.cpp, which says how it
 // is compiled.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The innermost loops of the probes. A part of attention_loops.h, which says how it is compiled.
+// The innermost loops of the probes. A part of loops.cpp, which says how it is compiled.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Products of a few rows with blocks of sixteen numbers, for every dtype, which also fetch what is read next.
-// A part of attention_loops.h, which says how it is compiled.
+// A part of loops.cpp, which says how it is compiled.
 #pragma once
 
 #include <cstdint>

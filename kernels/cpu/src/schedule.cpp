@@ -1,6 +1,6 @@
-#include "schedule.h"
-
 #include <algorithm>
+
+#include "decode_plan.h"
 
 namespace chunkbench {
 namespace {

@@ -1,4 +1,4 @@
-// Products of many rows with Intel's matrix unit (AMX), for pairs of bfloat16 numbers. A part of attention_loops.h,
+// Products of many rows with Intel's matrix unit (AMX), for pairs of bfloat16 numbers. A part of loops.cpp,
 // which says how it is compiled.
 //
 // A tile register holds 16 rows of 64 bytes. One instruction multiplies 16 rows of 16 pairs with 16 pairs of 16 numbers

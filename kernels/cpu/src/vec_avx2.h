@@ -1,5 +1,5 @@
 // Sixteen floats as two AVX registers. Every instruction set has such a header, with the same names in its own
-// namespace. `attention_loops.h` is compiled once with each of them.
+// namespace. `loops.cpp` is compiled once with each of them.
 #pragma once
 
 #include <immintrin.h>

@@ -1,6 +1,15 @@
-// The loops of decode attention, compiled once for every instruction set. The including file includes one vec_*.h first
-// and sets CHUNKBENCH_NAMESPACE to its namespace. Nothing here may call inline functions of the standard library: the
-// linker might keep the copy from this file, which is compiled for instructions that the CPU may lack.
+// The loops of decode attention, compiled once for every instruction set (CMakeLists.txt): CHUNKBENCH_VECTORS is its
+// vec_*.h, CHUNKBENCH_NAMESPACE that header's namespace. Without them: the portable loops.
+//
+// Nothing here may call inline functions of the standard library: the linker might keep the copy from this file, which
+// is compiled for instructions that the CPU may lack.
+#ifndef CHUNKBENCH_VECTORS
+#define CHUNKBENCH_VECTORS "vec_portable.h"
+#define CHUNKBENCH_NAMESPACE portable
+#define CHUNKBENCH_LOOPS loops_portable
+#endif
+#include CHUNKBENCH_VECTORS
+
 #include <cstdint>
 
 #include "attention.h"
@@ -360,4 +369,7 @@ Loops loops() { return {item<false>, item<true>, linear_of, norm_of, rotate_of, 
 
 }  // namespace
 }  // namespace CHUNKBENCH_NAMESPACE
+
+Loops CHUNKBENCH_LOOPS() { return CHUNKBENCH_NAMESPACE::loops(); }
+
 }  // namespace chunkbench
