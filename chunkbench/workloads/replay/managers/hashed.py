@@ -9,8 +9,8 @@ from itertools import islice
 from chunkbench.attention.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
 from chunkbench.attention.text import Text
 from chunkbench.kernels.integers import Ints
+from chunkbench.workloads.replay.managers.blocks import Blocks
 from chunkbench.workloads.replay.managers.keyed_blocks import KeyedBlocks
-from chunkbench.workloads.replay.managers.policy_blocks import PolicyBlocks
 
 
 @dataclass(slots=True)
@@ -36,14 +36,14 @@ class HashedBlocks(AccountedManager):
 
     _live: LiveSequences[_Live]
 
-    def __init__(self, blocks: int, block_tokens: int = 16, pool: PolicyBlocks | None = None) -> None:
+    def __init__(self, blocks: int, block_tokens: int = 16, pool: Blocks | None = None) -> None:
         if blocks < 1 or block_tokens < 1:
             raise ValueError(f"{blocks} blocks of {block_tokens} tokens are no memory")
         if pool is not None and pool.blocks != blocks:
             raise ValueError(f"the pool has {pool.blocks} blocks, not {blocks}")
         super().__init__(blocks * block_tokens, block_tokens)
         self.blocks = blocks
-        self._pool: KeyedBlocks | PolicyBlocks = pool or KeyedBlocks(blocks)
+        self._pool: Blocks = pool or KeyedBlocks(blocks)
         self._covered = 0
         """Tokens of all live sequences."""
 

@@ -1,11 +1,14 @@
-"""A pool of blocks that have keys and reference counts, and of which a policy chooses which is taken. Ids only."""
+"""A pool of blocks of which a policy chooses which is taken. Ids only."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from chunkbench.kernels.integers import Ints
+import numpy as np
+
+from chunkbench.kernels.integers import Bools, Ints
+from chunkbench.workloads.replay.managers.blocks import Blocks, ids_of
 
 
 class Policy(ABC):
@@ -32,41 +35,22 @@ class Policy(ABC):
         """The key of the free block that is taken now."""
 
 
-class PolicyBlocks:
+class PolicyBlocks(Blocks):
     """Does for `HashedBlocks` what `KeyedBlocks` does, with any policy; slower, and with more memory.
 
-    Free blocks without a key are taken first, those given back last before others, and before those never used. Then
-    the policy chooses, among free blocks only. A key has one block. If a key is computed again, the new block gets it,
-    and the older one is free without a key; as long as sequences have the older block, the new one has no key.
+    A key has one block. If a key is computed again, the new block gets it, and the older one is free without a key; as
+    long as sequences have the older block, the new one has no key.
     """
 
     def __init__(self, blocks: int, policy: Policy) -> None:
-        self.blocks = blocks
-        self.shared = self.shared_references = self.evictable = self.evictions = 0
-        """As in `KeyedBlocks`."""
+        super().__init__(blocks)
         self._policy = policy
-        self._used = 0
-        """Blocks that were ever taken: 1 to this."""
-        self._nameless: list[int] = []
-        """Free blocks that were used before and have no key; the last one is taken first."""
-        self._references: dict[int, int] = {}
-        """Of blocks that are not free."""
         self._keys: dict[int, int] = {}
         """By block."""
         self._blocks: dict[int, int] = {}
         """By key."""
 
-    @property
-    def free(self) -> int:
-        """Blocks that can be taken."""
-        return self.evictable + len(self._nameless) + self.blocks - self._used
-
-    def free_among(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks are free."""
-        return sum(block not in self._references for block in blocks)
-
     def find(self, keys: Ints) -> list[int]:
-        """The blocks of the leading keys, up to the first key that no block has."""
         found: list[int] = []
         for key in keys.tolist():
             if key not in self._blocks:
@@ -75,41 +59,17 @@ class PolicyBlocks:
         return found
 
     def share(self, blocks: Sequence[int]) -> None:
-        """A sequence joins: add a reference to each of these different blocks. One without references has a key."""
-        for block in blocks:
-            before = self._references.get(block, 0)
-            self._references[block] = before + 1
-            if before == 0:
-                self.evictable -= 1
-                self._policy.held(self._keys[block])
-            else:
-                self.shared += before == 1
-                self.shared_references += 1 + (before == 1)
+        ids = ids_of(blocks)
+        for block in ids[self._references[ids] == 0].tolist():
+            self._policy.held(self._keys[block])
+        super().share(blocks)
         self._policy.found([self._keys[block] for block in blocks if block in self._keys])
 
-    def take(self, count: int) -> list[int]:
-        """Blocks with one reference each and without keys. The caller makes sure that so many are free."""
-        taken: list[int] = []
-        for _ in range(count):
-            if self._nameless:
-                block = self._nameless.pop()
-            elif self._used < self.blocks:
-                self._used = block = self._used + 1
-            else:
-                block = self._blocks.pop(self._policy.victim())
-                del self._keys[block]
-                self.evictable -= 1
-                self.evictions += 1
-            self._references[block] = 1
-            taken.append(block)
-        return taken
-
     def name(self, before: int | None, blocks: Sequence[int], keys: Ints) -> None:
-        """Give taken blocks their keys. `before` does not matter here."""
         for block, key in zip(blocks, keys.tolist(), strict=True):
             older = self._blocks.get(key)
             if older is not None:
-                if older in self._references:
+                if self._references[older]:
                     continue
                 del self._keys[older]
                 self.evictable -= 1
@@ -118,21 +78,16 @@ class PolicyBlocks:
             self._blocks[key], self._keys[block] = block, key
             self._policy.named(key)
 
-    def give_back(self, blocks: Sequence[int]) -> None:
-        """Take one reference from each of these different blocks. Of those without a key that become free, the first
-        will be taken first; the policy hears of the others in this order."""
-        nameless: list[int] = []
-        for block in blocks:
-            left = self._references[block] = self._references[block] - 1
-            if left:
-                self.shared -= left == 1
-                self.shared_references -= 1 + (left == 1)
-                continue
-            del self._references[block]
-            key = self._keys.get(block)
-            if key is None:
-                nameless.append(block)
-            else:
-                self.evictable += 1
-                self._policy.freed(key)
-        self._nameless += reversed(nameless)
+    def _have_keys(self, ids: Ints) -> Bools:
+        return np.array([block in self._keys for block in ids.tolist()], np.bool_)
+
+    def _keep(self, ids: Ints) -> None:
+        for block in ids.tolist():
+            self._policy.freed(self._keys[block])
+
+    def _evict(self, count: int) -> list[int]:
+        taken = [self._blocks.pop(self._policy.victim()) for _ in range(count)]
+        for block in taken:
+            del self._keys[block]
+        self._references[taken] = 1
+        return taken
