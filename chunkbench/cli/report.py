@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -132,13 +133,16 @@ def command(
 def _draw(run: Run, out: Path, style: Literal["screen", "paper"], quiet: bool) -> None:
     from chunkbench.report import build, figures
 
-    figure = figures.draw(build(run), run.manifest, style)
-    if figure is None:
+    drawn = [figures.draw(build(part), part.manifest, style) for part in run.by_machine_kind()]
+    if not any(drawn):
         why = "a figure needs two implementations that were measured at the same points"
         if run.manifest.experiment.figure == "checks":
             why = "this experiment checks results and compares no times"
         fail(f"{run.path}: nothing to draw: {why}")
-    _write(out, lambda path: figures.save(figure, path, style), quiet)
+    for number, figure in enumerate(drawn, start=1):
+        if figure is not None:
+            path = out if number == 1 else out.with_stem(f"{out.stem}-{number}")
+            _write(path, partial(figures.save, figure, style=style), quiet)
 
 
 def _write(out: Path, write: Callable[[Path], object], quiet: bool) -> None:

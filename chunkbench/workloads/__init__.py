@@ -1,6 +1,6 @@
 """The kinds of work, one folder each: the class of the kind, the keys of its experiments, measuring, and its reports.
 
-Only this module imports the folders. `register` makes the kinds known to the other packages.
+`register` makes the kinds known to the rooms below, which ask for a kind by its name. A kind may use parts of another.
 """
 
 from __future__ import annotations

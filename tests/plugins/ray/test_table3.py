@@ -53,6 +53,9 @@ def test_table3_has_the_keys_of_a_local_run_and_both_kinds_can_be_compared(
     assert "Partial run" not in text
     assert len((each / "table.csv").read_text().splitlines()) == 1 + len(recorded.cases)
     assert {row["machine"] for row in json.loads((each / "report.json").read_text())} >= {"h"}
+    done = CliRunner().invoke(cli, ["report", str(each), "--out", str(tmp_path / "both.svg")], standalone_mode=False)
+    assert done.exception is None
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"both.svg", "both-2.svg"}
     page = (each / "report.html").read_text()
     assert page.count('name="machine"') == 3
     done = CliRunner().invoke(cli, ["compare", str(each), "--between", "machines"], standalone_mode=False)
