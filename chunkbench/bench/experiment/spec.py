@@ -85,7 +85,7 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     seed: Whole = Field(0, ge=0, description="decides token ids, values, lengths, and the order inside rounds")
     paper: Literal["table1", "table3", "figure3", "figure4"] | None = Field(
         None,
-        description="what of the paper it reproduces: table1, table3, figure3, figure4; a figure shows its token rates too",
+        description="what of the paper it reproduces: table1, table3, figure3, figure4; a figure shows its token rates",
     )
     implementations: Implementations = Field(
         description="what is measured: ids of `chunkbench list implementations`; for modules by default all three"
