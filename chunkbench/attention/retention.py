@@ -6,6 +6,9 @@ import heapq
 
 from chunkbench.attention.nodes import TreeNode
 
+_MOST_OUTDATED = 1 << 16
+"""So many entries of the heap may be outdated, and twice as many as there are evictable chunks."""
+
 
 class EvictableNodes:
     """The evictable nodes of a forest: an LRU.
@@ -50,8 +53,8 @@ class EvictableNodes:
         freed: list[int] = []
         while len(freed) < chunks and self._leaves:
             used, _, node = heapq.heappop(self._leaves)
-            if node.evictable_since != used or not node.is_leaf:
-                continue  # it was covered again, evicted, or got nodes below it since
+            if not _is_current(used, node):
+                continue
             parent = node.parent
             node.remove()
             node.evictable_since = None
@@ -66,3 +69,11 @@ class EvictableNodes:
         if node.is_leaf and node.evictable_since is not None:
             self._entries += 1
             heapq.heappush(self._leaves, (node.evictable_since, self._entries, node))
+            if len(self._leaves) > 2 * self.chunks + _MOST_OUTDATED:
+                self._leaves = [(used, number, leaf) for used, number, leaf in self._leaves if _is_current(used, leaf)]
+                heapq.heapify(self._leaves)
+
+
+def _is_current(used: int, node: TreeNode) -> bool:
+    """Whether a node was not covered again, evicted, or got nodes below it since."""
+    return node.evictable_since == used and node.is_leaf

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from chunkbench.attention import retention
 from chunkbench.attention.errors import EmptySequence, PoolExhausted, UnknownSequence, WrongTokens
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tree import PrefixTree
@@ -183,6 +184,17 @@ def test_with_all_memory_taken_a_truncate_evicts_what_it_would_keep():
     a = tree.join(range(12)).sequence
     assert tree.truncate(a, 9) == Copy(source=2, target=2, tokens=1, held=4)
     assert (segments(tree), tree.pool.in_use, tree.tokens(a).tolist()) == ([([0, 1, 2], 0, 1)], 3, [*range(9)])
+
+
+def test_what_is_known_of_retained_chunks_does_not_grow_with_their_uses(monkeypatch):
+    monkeypatch.setattr(retention, "_MOST_OUTDATED", 0)
+    tree = PrefixTree(2, ChunkPool(8), retain=True)
+    for _ in range(100):
+        tree.leave(tree.join([1, 2, 3, 4]).sequence)
+    tree.leave(tree.join([5, 6]).sequence)
+    assert len(tree.evictable._leaves) <= 6
+    tree.join(range(10, 22))
+    assert (tree.match([1, 2, 3, 4]), tree.match([5, 6])) == (0, 2)
 
 
 def test_a_chunk_above_retained_ones_is_not_cut_even_if_it_has_to_be_written_again():
