@@ -146,14 +146,19 @@ class WindowedPool(ChunkPool):
         """Chunks that window heads no longer need, each with the one before it on the path that they lack, or NOWHERE.
 
         `ends` `[b]` by row: the number of the first chunk behind the sinks that the row still needs. What a path lacks
-        is one run of chunks, which grows at its end only: it begins behind the sinks, with `own` behind what other
-        sequences cover, too.
+        is one run of chunks, which grows at its end only: it begins after the sinks, with `own` after what other
+        sequences covered when it began.
         """
         found: list[tuple[int, int]] = []
         sinks, own = self._policy.sink_chunks(plan.chunk_size), self._policy.compress == "own"
         needed = ends[plan.order]
         depth, last = np.zeros(len(needed), np.int64), np.full(len(needed), NOWHERE)
         ended = np.zeros(len(needed), np.bool_)  # whether a chunk follows the run, or is where it would begin
+        begun = np.zeros(len(needed), np.bool_)  # whether the row lacks a chunk
+        for segment in np.unique(
+            np.searchsorted(plan.starts, np.flatnonzero(self.places[plan.chunks] == NOWHERE), "right")
+        ):
+            begun[plan.begins[segment - 1] : plan.ends[segment - 1]] = True
         bounds = zip(plan.begins.tolist(), plan.ends.tolist(), plan.starts.tolist(), strict=False)
         for (begin, end, first), stop in zip(bounds, plan.starts[1:].tolist(), strict=True):
             covering, chunks = slice(begin, end), plan.chunks[first:stop]
@@ -162,7 +167,7 @@ class WindowedPool(ChunkPool):
             lacking = np.flatnonzero(self.places[chunks] == NOWHERE)
             if len(lacking):
                 start, before = int(lacking[-1]) + 1, int(chunks[lacking[-1]])
-            elif ended[begin] or (own and before == NOWHERE and end - begin > 1):
+            elif ended[begin] or (before == NOWHERE and (begun[covering].any() or (own and end - begin > 1))):
                 continue
             else:
                 start = 0 if before != NOWHERE else min(max(0, sinks - number), len(chunks))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chunkbench import ChunkAttention, LayeredChunkAttention
@@ -108,6 +108,24 @@ def contexts_of(
     st.sampled_from(["own", "all"]),
     st.booleans(),
     st.sampled_from([FULL, ((False, False),), ((True, True),)]),
+)
+# A fork leaves: what it shared lies before the run of lost chunks, and a retained chunk still parts the two.
+@example(
+    [
+        ("append to", {0: 27}),
+        ("fork", 0),
+        ("append", 5, False),
+        ("append to", {0: 24, 2: 10}),
+        ("append", 4, False),
+        ("remove", 2),
+        ("append", 1, False),
+    ],
+    "torch",
+    torch.float32,
+    "mean",
+    "own",
+    True,
+    ((False, False),),
 )
 def test_random_forests(
     history: list[tuple[Any, ...]],
