@@ -59,7 +59,10 @@ class _RefusedConnections(logging.Filter):
         self._next = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if "out of system resource" not in record.getMessage():
+        message = record.getMessage()
+        if "_start_serving" in message:  # it would listen again after a second, but the server shuts down
+            return False
+        if "out of system resource" not in message:
             return True
         if monotonic() < self._next:
             return False

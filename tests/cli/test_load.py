@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from tests.server.conftest import MISSING
+from tests.conftest import MISSING
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)

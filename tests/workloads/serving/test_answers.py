@@ -26,7 +26,7 @@ from chunkbench.workloads.serving import strip
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 from chunkbench.workloads.serving.servers.chunk_llama import StepLog
 from chunkbench.workloads.serving.tasks import SHARE_BYTES, constrained_answers, first_invalid, prompts_of, regex_of
-from tests.server.conftest import MISSING
+from tests.conftest import MISSING
 from tests.workloads.drawings import drawn
 from tests.workloads.serving.made_servers import measurement, serving_facts
 

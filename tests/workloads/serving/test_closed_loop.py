@@ -18,7 +18,7 @@ from chunkbench.cli.main import cli
 from chunkbench.report import build, render
 from chunkbench.workloads import register
 from chunkbench.workloads.serving.result import ServingResult
-from tests.server.conftest import MISSING
+from tests.conftest import MISSING
 from tests.workloads.drawings import drawn
 
 if MISSING:
