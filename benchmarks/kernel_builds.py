@@ -6,7 +6,7 @@
 
 Two processes differ by 3 to 5% in the pages that they get, even with the same code. Here both builds read the same
 chunks, in huge pages as a run's, so 1% is seen. Points are those of `cpu-kernels` with one step. A ratio below 1: the
-working tree is faster.
+working tree is faster. BASE has to take the same columns of a plan (`kernels/items.py`).
 """
 
 from __future__ import annotations

@@ -32,19 +32,12 @@ __all__ = [
     "WrongTokens",
 ]
 
-_HOMES = {
-    "errors": ("EmptySequence", "KVCacheError", "PoolExhausted", "UnknownSequence", "WrongTokens"),
-    "layered": ("LayeredChunkAttention",),
-    "parts": ("Kernel", "Partition"),
-    "ragged": ("RaggedChunkAttention",),
-    "single": ("ChunkAttention",),
-    "tensors": ("WrongTensor",),
-    "windows": ("HeadPolicy",),
-}
+_MODULES = ("errors", "windows", "tensors", "parts", "single", "layered", "ragged")
+"""Where these names are: first the two that load no torch."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+    for module in map(import_module, (f"{__name__}.{one}" for one in _MODULES if name in __all__)):
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.kernels.integers import NOWHERE, Ints
@@ -155,10 +156,8 @@ class WindowedPool(ChunkPool):
         depth, last = np.zeros(len(needed), np.int64), np.full(len(needed), NOWHERE)
         ended = np.zeros(len(needed), np.bool_)  # whether a chunk follows the run, or is where it would begin
         begun = np.zeros(len(needed), np.bool_)  # whether the row lacks a chunk
-        for segment in np.unique(
-            np.searchsorted(plan.starts, np.flatnonzero(self.places[plan.chunks] == NOWHERE), "right")
-        ):
-            begun[plan.begins[segment - 1] : plan.ends[segment - 1]] = True
+        for segment in np.flatnonzero(self._held(plan)[1] < np.diff(plan.starts)).tolist():
+            begun[plan.begins[segment] : plan.ends[segment]] = True
         bounds = zip(plan.begins.tolist(), plan.ends.tolist(), plan.starts.tolist(), strict=False)
         for (begin, end, first), stop in zip(bounds, plan.starts[1:].tolist(), strict=True):
             covering, chunks = slice(begin, end), plan.chunks[first:stop]
@@ -180,11 +179,9 @@ class WindowedPool(ChunkPool):
 
     def of_windows(self, plan: Plan) -> WindowPlan:
         """The plan that window heads follow."""
-        places = self.places[plan.chunks]
-        there = places != NOWHERE
+        places, (there, lengths) = self.places[plan.chunks], self._held(plan)
         rows = len(plan.order)
         entries, tokens = np.full(rows, NOWHERE), np.zeros(rows, np.int64)
-        lengths = np.add.reduceat(there.astype(np.int64), plan.starts[:-1]) if len(there) else np.diff(plan.starts)
         for segment in np.flatnonzero(lengths < np.diff(plan.starts)).tolist():  # parents before children
             covering = plan.order[plan.begins[segment] : plan.ends[segment]]
             chunks = plan.chunks[plan.starts[segment] : plan.starts[segment + 1]]
@@ -201,6 +198,12 @@ class WindowedPool(ChunkPool):
             chunks_by_slot=self.places[plan.chunks_by_slot],
         )
         return WindowPlan(seen, entries, tokens)
+
+    def _held(self, plan: Plan) -> tuple[npt.NDArray[np.bool_], Ints]:
+        """Which chunks of a plan window heads hold, and how many of each segment."""
+        there = self.places[plan.chunks] != NOWHERE
+        counts = np.add.reduceat(there.astype(np.int64), plan.starts[:-1]) if len(there) else np.diff(plan.starts)
+        return there, counts
 
     def _grow(self, capacity: int) -> None:
         super()._grow(capacity)

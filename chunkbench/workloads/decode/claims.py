@@ -1,4 +1,4 @@
-"""Claims on decode attention: Table 3, Figures 3 and 4, the abstract."""
+"""Claims on decode attention: Table 3, Figures 3 and 4, the abstract; and those of other papers on trees."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ _LENGTHS = (1024, 2048, 4096)
 _HERE = "this machine's ratio of arithmetic to bandwidth, and its PagedAttn kernel, differ from the paper's A100"
 _SLOWER = f"above 1, but below the paper's: {_HERE}"
 _AGNOSTIC = ("naive", "xformers", "flash_attn", *PAGED)
+
+FLAT, CASCADE = "plan_flat", "plan_cascade"
+NODE_WISE, TREE_FUSED, PACK = "plan_node_wise", "plan_tree_fused", "plan_pack"
+_FASTTREE, _PAT, _DEFT = "trees-fasttree", "trees-pat", "trees-deft"
+_TENSORRT, _FLASHINFER = "trees-tensorrt", "trees-flashinfer"
+_ANY = dict.fromkeys(("n_p", "n_c", "batch_size", "tree", "heads", "kv_heads", "chunk_size"), ...)
+_KERNELS = "the paper compares kernels on a GPU; here only the plan differs, and nodes are whole chunks of 64 tokens"
+_COPIED = ", and all read the same K and V, of which its baselines have a copy per query"
 
 
 def over_star(evidence: Evidence, stated: Stated) -> Judgement:
@@ -178,32 +186,6 @@ def _reached(*ratios: tuple[Figure, float]) -> Judgement:
     return decided(worst, Stated("at least", paper, 1), listed(figures, "{:.2f}x"), figures, _SLOWER, 1)
 
 
-JUDGES: Mapping[str, Judge] = {
-    "T3-star": partial(over_star, stated=Stated("at least", 2.8, 1)),
-    "T3-naive": partial(naive, over_chunk=6.6, over_star=2.1),
-    # Table 3, from which the text's "up to 52%" is cut.
-    "T3-hwcache": partial(hardware_cache, stated=Stated("at most", 0.526, 3)),
-    "T3-noregress": partial(no_regression, stated=Stated("at most", 1.0, 1)),
-    # Ours: the largest spread over n_s that still counts as independent of n_s.
-    "T3-agnostic": partial(agnostic, stated=Stated("at most", 0.03, 2)),
-    "ABS-speedup": partial(abstract, stated=Stated("at least", 3.2, 1)),
-    "F3-512": partial(figure3, n_c=512, over_paged=3.6, over_star=2.0),
-    "F3-2048": partial(figure3, n_c=2048, over_paged=2.3, over_star=1.5),
-    "F3-decay": decay,
-    "F4-peak": partial(figure4_peak, stated=16),
-    "F4-growth": partial(figure4_growth, stated=Stated("at least", 1.45, 2)),
-}
-
-
-FLAT, CASCADE = "plan_flat", "plan_cascade"
-NODE_WISE, TREE_FUSED, PACK = "plan_node_wise", "plan_tree_fused", "plan_pack"
-_FASTTREE, _PAT, _DEFT = "trees-fasttree", "trees-pat", "trees-deft"
-_TENSORRT, _FLASHINFER = "trees-tensorrt", "trees-flashinfer"
-_ANY = dict.fromkeys(("n_p", "n_c", "batch_size", "tree", "heads", "kv_heads", "chunk_size"), ...)
-_KERNELS = "the paper compares kernels on a GPU; here only the plan differs, and nodes are whole chunks of 64 tokens"
-_COPIED = ", and all read the same K and V, of which its baselines have a copy per query"
-
-
 def fasttree(evidence: Evidence, slow: str, stated: Stated, cause: str = _KERNELS) -> Judgement:
     """FastTree's plan against another one over all its trees. It does not say which mean it prints."""
     return _average(evidence, _FASTTREE, slow, TREE_FUSED, stated, cause)
@@ -323,7 +305,20 @@ def _shares(tree: Sequence[tuple[int, Any]]) -> bool:
     return any(tokens for tokens, _ in tree)
 
 
-TREE_JUDGES: Mapping[str, Judge] = {
+JUDGES: Mapping[str, Judge] = {
+    "T3-star": partial(over_star, stated=Stated("at least", 2.8, 1)),
+    "T3-naive": partial(naive, over_chunk=6.6, over_star=2.1),
+    # Table 3, from which the text's "up to 52%" is cut.
+    "T3-hwcache": partial(hardware_cache, stated=Stated("at most", 0.526, 3)),
+    "T3-noregress": partial(no_regression, stated=Stated("at most", 1.0, 1)),
+    # Ours: the largest spread over n_s that still counts as independent of n_s.
+    "T3-agnostic": partial(agnostic, stated=Stated("at most", 0.03, 2)),
+    "ABS-speedup": partial(abstract, stated=Stated("at least", 3.2, 1)),
+    "F3-512": partial(figure3, n_c=512, over_paged=3.6, over_star=2.0),
+    "F3-2048": partial(figure3, n_c=2048, over_paged=2.3, over_star=1.5),
+    "F3-decay": decay,
+    "F4-peak": partial(figure4_peak, stated=16),
+    "F4-growth": partial(figure4_growth, stated=Stated("at least", 1.45, 2)),
     "FT-flat": partial(
         fasttree, slow=FLAT, stated=_at_least("fasttree", "flashinfer", "mean_speedup", 1), cause=_KERNELS + _COPIED
     ),

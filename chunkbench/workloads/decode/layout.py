@@ -85,4 +85,4 @@ def _draw(report: Report, manifest: Manifest) -> Figure | None:
     return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
 
 
-LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **claims.TREE_JUDGES})
+LAYOUT = Layout(body, _draw, METRICS, claims.JUDGES)

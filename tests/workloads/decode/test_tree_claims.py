@@ -12,7 +12,7 @@ from chunkbench.bench.store.results import DecodeResult
 from chunkbench.report.claims.evidence import Evidence, RunRows
 from chunkbench.report.claims.judgement import Judgement
 from chunkbench.report.printed import paper_rows, printed_of_trees
-from chunkbench.workloads.decode.claims import TREE_JUDGES as JUDGES
+from chunkbench.workloads.decode.claims import JUDGES
 
 Point = Callable[..., list[DecodeResult]]
 ROOTS: dict[str, Any] = {
