@@ -25,7 +25,7 @@ from chunkbench.bench.runner.target import resolve_target
 from chunkbench.cli.main import cli
 from chunkbench.cli.progress import RunProgress
 from chunkbench.kernels.reference import attention
-from chunkbench.report import write_all
+from chunkbench.report.files import write_all
 from examples import two_phase as example
 from scripts import build_docs
 

@@ -17,11 +17,12 @@ from chunkbench.bench.analysis.derive import derive
 from chunkbench.bench.runner.reproduce import KERNELS
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.report import build, build_book, html, latex, render
-from chunkbench.report.book import Book
+from chunkbench.report import html, latex
+from chunkbench.report.book import Book, build_book
+from chunkbench.report.build import build
 from chunkbench.report.claims import claims, differing
 from chunkbench.report.claims.document import document
-from chunkbench.report.formats import names
+from chunkbench.report.formats import names, render
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "results" / "recorded"

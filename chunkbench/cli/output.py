@@ -71,7 +71,7 @@ def format_option(*parts: Part) -> Callable[[Decorated], Decorated]:
 
 def show(output: Document, form: str) -> None:
     """Print what a command found."""
-    from chunkbench.report import render
+    from chunkbench.report.formats import render
 
     click.echo(render(output, form, screen()), nl=False)
 

@@ -61,7 +61,8 @@ def command(
     from chunkbench.bench.runner.target import resolve_target
     from chunkbench.cli.progress import RunProgress
     from chunkbench.llama import ShapeError, shape_of
-    from chunkbench.report import build, write_all
+    from chunkbench.report.build import build
+    from chunkbench.report.files import write_all
     from chunkbench.workloads.decode.headline import gains
 
     if prompts and (n_p, n_s, batch) != (None, None, None):

@@ -72,8 +72,10 @@ def command(
 ) -> None:
     from chunkbench.bench.experiment import reading_order
     from chunkbench.bench.store import TORN
-    from chunkbench.report import build, build_book, latex, render
-    from chunkbench.report.formats import endings, names
+    from chunkbench.report import latex
+    from chunkbench.report.book import build_book
+    from chunkbench.report.build import build
+    from chunkbench.report.formats import endings, names, render
     from chunkbench.report.text_table import FILE
     from chunkbench.run_error import RunError
 
@@ -131,7 +133,8 @@ def command(
 
 
 def _draw(run: Run, out: Path, style: Literal["screen", "paper"], quiet: bool) -> None:
-    from chunkbench.report import build, figures
+    from chunkbench.report import figures
+    from chunkbench.report.build import build
 
     drawn = [figures.draw(build(part), part.manifest, style) for part in run.by_machine_kind()]
     if not any(drawn):
@@ -155,7 +158,8 @@ def _write(out: Path, write: Callable[[Path], object], quiet: bool) -> None:
 
 
 def _write_all(run: Run, detail: bool, quiet: bool) -> None:
-    from chunkbench.report import build, render_run, write_all
+    from chunkbench.report.build import build
+    from chunkbench.report.files import render_run, write_all
 
     report = build(run)
     try:

@@ -66,8 +66,9 @@ def command(
     from chunkbench.bench.store import writing
     from chunkbench.cli.choosing import parse_budget
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.report import build_book, render
+    from chunkbench.report.book import build_book
     from chunkbench.report.claims.document import headline
+    from chunkbench.report.formats import render
     from chunkbench.run_error import RunError
     from chunkbench.text_file import did_you_mean
 

@@ -115,7 +115,8 @@ def command(
     from chunkbench.bench.store import latest_run, writing
     from chunkbench.bench.store.results import Status
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.report import build, render_run, write_all
+    from chunkbench.report.build import build
+    from chunkbench.report.files import render_run, write_all
 
     if retry is not None and not resume:
         raise click.UsageError("--retry needs --resume: a new run has no rows yet")

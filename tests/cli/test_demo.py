@@ -14,7 +14,7 @@ if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
 
 from chunkbench.cli.demo import USERS, _answer, _output
-from chunkbench.report import render
+from chunkbench.report.formats import render
 from chunkbench.server.engine import Engine, EngineOptions, Request
 from tests.server.engine.models import small_model
 

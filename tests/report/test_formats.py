@@ -18,7 +18,9 @@ from chunkbench.bench.analysis.derive import Derived
 from chunkbench.bench.store import open_run
 from chunkbench.bench.store.results import Calibration, DecodeResult, GpuSampling, GpuState, Noise
 from chunkbench.llama import SHAPES
-from chunkbench.report import build, latex, records, render
+from chunkbench.report import latex, records
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.workloads.modules.result import ModulesResult
 

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from chunkbench.bench.store.manifest import MachineFacts
 from chunkbench.cli.main import cli
-from chunkbench.report import build_book, render
+from chunkbench.report.book import build_book
+from chunkbench.report.formats import render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [

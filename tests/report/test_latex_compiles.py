@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from chunkbench.bench.store import open_run
-from chunkbench.report import build, build_book, latex, render
+from chunkbench.report import latex
+from chunkbench.report.book import build_book
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.report.model import Column, Output, Table
 
 PDFLATEX = shutil.which("pdflatex")

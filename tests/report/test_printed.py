@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from chunkbench.bench.store.results import GpuSampling, GpuState, Peaks
-from chunkbench.report import build, build_book, render
+from chunkbench.report.book import build_book
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.report.printed import paper_ratio, paper_us, rows, table3
 from chunkbench.report.ranking import TITLE
 from chunkbench.workloads.decode import ranking_figure

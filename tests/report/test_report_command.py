@@ -18,7 +18,8 @@ from click.testing import CliRunner
 import chunkbench
 from chunkbench.bench.store import TORN, RunWriter, open_run
 from chunkbench.cli.report import command
-from chunkbench.report import build, render
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from tests.test_docs import snippet
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from chunkbench.bench.store import Manifest
-from chunkbench.report import build, render, text_table
-from chunkbench.report.formats import FORMATS
+from chunkbench.report import text_table
+from chunkbench.report.build import build
+from chunkbench.report.formats import FORMATS, render
 from chunkbench.report.model import Cell, Check, Column, Output, Suite, Table
 from chunkbench.report.numbers import count, megabytes, micros, percent, significant, span, times
 from chunkbench.report.text_table import Screen

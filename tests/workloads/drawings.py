@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from chunkbench.bench.store import Run
-from chunkbench.report import build, figures
+from chunkbench.report import figures
+from chunkbench.report.build import build
 
 
 def drawn(run: Run) -> Figure:

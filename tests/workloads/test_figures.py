@@ -9,7 +9,8 @@ import pytest
 
 from chunkbench.bench.store.results import Peaks
 from chunkbench.llama import shape_of
-from chunkbench.report import build, figures
+from chunkbench.report import figures
+from chunkbench.report.build import build
 from chunkbench.report.figures.style import MOST_PANELS
 from chunkbench.workloads.decode.curves import panels, x_axis
 from chunkbench.workloads.memory.result import MemoryResult

@@ -17,7 +17,7 @@ from chunkbench.bench.experiment import AttentionPoint
 from chunkbench.bench.store import Run, open_run
 from chunkbench.cli.main import cli
 from chunkbench.llama import shape_of
-from chunkbench.report import build
+from chunkbench.report.build import build
 from chunkbench.workloads.memory.result import saving
 from chunkbench.workloads.modules.layer_costs import MODULES
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from chunkbench.bench.analysis import points
 from chunkbench.bench.analysis.points import describe
 from chunkbench.bench.experiment.values import show_value
-from chunkbench.report import render
 from chunkbench.report.compare.verdicts import (
     CaseVerdict,
     Comparison,
@@ -17,6 +16,7 @@ from chunkbench.report.compare.verdicts import (
     Summary,
     Verdict,
 )
+from chunkbench.report.formats import render
 from chunkbench.report.model import Cell, Check, Column, Emphasis, Output, Suite, Table
 from chunkbench.report.numbers import NOTHING, count, ratio_span, significant, times
 

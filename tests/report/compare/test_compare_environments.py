@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chunkbench.bench.store import Calibration, Peaks, Run
-from chunkbench.report import render
 from chunkbench.report.compare.compare import Options, compare
 from chunkbench.report.compare.document import output
+from chunkbench.report.formats import render
 from tests.report.compare.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
 

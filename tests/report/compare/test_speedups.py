@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from chunkbench.bench.store import Manifest, Run
-from chunkbench.report import render
 from chunkbench.report.compare.compare import NothingToCompare
 from chunkbench.report.compare.speedups import Speedups, speedups
 from chunkbench.report.compare.speedups_table import document
+from chunkbench.report.formats import render
 from tests.invented_facts import MakeFacts
 
 DICE = np.random.default_rng(0)

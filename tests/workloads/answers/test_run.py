@@ -16,7 +16,7 @@ from chunkbench.bench.experiment import ExperimentError, load_experiment
 from chunkbench.bench.store import open_run
 from chunkbench.bench.store.results import DecodeResult
 from chunkbench.cli.main import cli
-from chunkbench.report import build
+from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims
 from chunkbench.server.engine import Engine, EngineOptions, Request
 from chunkbench.workloads.answers.haystack import NEEDLES, haystack

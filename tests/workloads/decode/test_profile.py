@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from chunkbench.bench.store.profile import Operator, WatchedFacts
-from chunkbench.report import render
 from chunkbench.report.figures.style import styled
+from chunkbench.report.formats import render
 from chunkbench.workloads.decode.profile_document import Overlap, document, middle, overlap, phases, threads, wall_s
 from chunkbench.workloads.decode.profile_figure import draw
 from tests.invented_facts import MakeFacts

@@ -11,9 +11,10 @@ from chunkbench.bench import workload
 from chunkbench.bench.analysis.derive import derive
 from chunkbench.bench.store import Run
 from chunkbench.bench.store.results import DecodeResult, Result
-from chunkbench.report import build, render
+from chunkbench.report.build import build
 from chunkbench.report.claims.evidence import Evidence, RunRows
 from chunkbench.report.claims.judgement import Judgement
+from chunkbench.report.formats import render
 from chunkbench.report.printed import PAGED_ATTENTION_SETUP, paged_attention, paper_rows
 from chunkbench.workloads.replay.paged_claims import JUDGES
 from chunkbench.workloads.replay.printed import stated_by_paged_attention

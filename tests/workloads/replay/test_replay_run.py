@@ -17,7 +17,8 @@ from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.report import build, render
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.workloads.replay import measure
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
 from chunkbench.workloads.replay.result import ReplayPoint, ReplayResult

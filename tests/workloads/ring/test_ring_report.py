@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from chunkbench.bench.store import Run
-from chunkbench.report import build, figures, render
+from chunkbench.report import figures
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.report.layout import Report
 from chunkbench.report.model import Table
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, block_bytes, busy

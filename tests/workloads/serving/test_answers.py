@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from chunkbench.bench.store import Run, open_run
 from chunkbench.cli.main import cli
-from chunkbench.report import build, render
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.run_error import RunError
 from chunkbench.traffic import PlannedRequest
 from chunkbench.traffic.load.answer import Tokens

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
-from chunkbench.report import build, render
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.workloads import register
 from chunkbench.workloads.serving.result import ServingResult
 from tests.conftest import MISSING

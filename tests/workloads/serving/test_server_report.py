@@ -8,7 +8,8 @@ import pytest
 
 from chunkbench.bench.analysis.derive import Row, derive
 from chunkbench.bench.store import Run
-from chunkbench.report import build, render
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
 from chunkbench.workloads.serving.objective import spots as line
