@@ -11,13 +11,13 @@ from unittest import mock
 
 import pytest
 
-from chunkbench import report
 from chunkbench.bench.environment import read_environment
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.runner.passes import Budget, Workplace
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store import Run, open_run
+from chunkbench.report import files
 from chunkbench.workloads.ring import measure
 from chunkbench.workloads.ring.launch import GivenWorld, RankLostError, Ranks
 from chunkbench.workloads.ring.measure import RingMeasurer, _Tried
@@ -133,7 +133,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> type[MadeRanks]:
 def test_a_run_measures_checks_and_goes_on(
     made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "write_all", lambda *_: None)  # tests of the report draw it
+    monkeypatch.setattr(files, "write_all", lambda *_: None)  # tests of the report draw it
     # Less repeated, so that the test takes less time.
     with mock.patch.multiple(measure, Ranks=Ranks, _LEAST_S=0.01):
         code, printed, done = run(tmp_path, TINY)
