@@ -11,12 +11,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from chunkbench import report
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.runner import run as runner
 from chunkbench.bench.runner.passes import RunOptions
 from chunkbench.cli.main import cli
 from chunkbench.cli.run import command
+from chunkbench.report import build as report
 from chunkbench.run_error import RunError
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,10 @@ def test_a_cpu_has_the_mode_eager_and_a_gpu_has_all_modes_of_the_file(tmp_path: 
 
 
 def test_a_second_interrupt_still_prints_the_command_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
     def interrupted_build(run: object) -> None:
+        asked.append(run)
         raise KeyboardInterrupt
 
     outcome = SimpleNamespace(run=SimpleNamespace(cases=[object()]), interrupted=True)
@@ -95,6 +98,7 @@ def test_a_second_interrupt_still_prints_the_command_to_resume(tmp_path: Path, m
     monkeypatch.setattr(sys, "argv", ["chunkbench", *words])
     result = CliRunner().invoke(command, words[1:])
     assert result.exit_code != 0
+    assert asked == [outcome.run]
     assert shlex.join(["chunkbench", *words, "--resume"]) in result.stderr
 
 
