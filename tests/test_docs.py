@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from chunkbench.kernels.reference import attention
 from chunkbench.report.files import write_all
 from examples import two_phase as example
 from scripts import build_docs
+from tests.example_project import committed_example
+from tests.slowed_example import slower_by
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -214,3 +218,103 @@ def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path)
 def test_the_snippet_is_python_that_a_reader_can_paste() -> None:
     compile(snippet(), "docs/measuring.md", "exec")
     assert "chunkbench" not in snippet(), "the snippet must not use the code that it checks"
+
+
+PAGE = (ROOT / "docs" / "design.md").read_text()
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+
+def section(title: str) -> str:
+    return re.split(r"^## ", PAGE.split(f"\n## {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize(
+    "contract", [contract for contract in CONTRACTS if "layers" in contract], ids=lambda c: c["name"]
+)
+def test_rooms_stand_in_the_order_of_the_linter(contract: dict[str, list[str]]) -> None:
+    (package,) = contract["containers"]
+    folder = ROOT / package.replace(".", "/")
+    layers = [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+    place = {name: number for number, names in enumerate(layers) for name in names}
+    tables = re.findall(r"(?:^\|.*\n)+", section("Where things are"), flags=re.MULTILINE)
+    tabled = [
+        re.findall(r"`([a-z_]+)(?:/|\.py)`", row.split("|")[1])
+        for row in tables[package == "chunkbench.bench"].splitlines()
+    ]
+    rooms = [name for names in tabled for name in names]
+    assert rooms == sorted(rooms, key=place.__getitem__)
+    named = {*rooms, *re.findall(r"`([a-z_]+)\.py`", section("Where things are")), "experiments", "results"}
+    assert set(place) <= named
+    assert {path.name for path in folder.iterdir() if (path / "__init__.py").exists()} <= set(place)
+
+
+def test_the_files_of_recipes_exist() -> None:
+    for name in re.findall(
+        r"`((?:chunkbench|baselines|tests|docs|results)/[a-z0-9_/]+\.(?:py|md|csv)|pyproject\.toml)`",
+        section("Recipes"),
+    ):
+        assert (ROOT / name).exists(), name
+
+
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+STEPS: dict[str, dict[str, Any]] = {step["name"]: step for step in ACTION["runs"]["steps"]}
+SCRIPTS = [name for name, step in STEPS.items() if "run" in step]
+
+
+def workflow(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "ci" / name).read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_step_of_the_action_is_a_script_that_gets_its_values_by_its_environment(name: str) -> None:
+    step = STEPS[name]
+    subprocess.run(["bash", "-n"], input=step["run"], text=True, check=True)
+    assert "${{" not in step["run"]  # a pull request's text must not become a part of the script
+    used = set(re.findall(r"\$\{?([A-Z_]+)", step["run"]))
+    assert used - {"GITHUB_PATH"} <= set(step["env"])
+
+
+def test_the_action_uses_the_inputs_that_it_declares() -> None:
+    used = set(re.findall(r"inputs\.([a-z-]+)", (ROOT / "action.yml").read_text()))
+    assert used == set(ACTION["inputs"])
+    assert "../action.yml" in (ROOT / "docs" / "regression.md").read_text()
+    assert all(one["description"] for one in ACTION["inputs"].values())
+
+
+def test_the_workflow_passes_inputs_of_the_action() -> None:
+    (job,) = workflow("project-github-actions.yml")["jobs"].values()
+    checkout, tool, compare = job["steps"]
+    assert checkout["with"]["fetch-depth"] == 0
+    assert compare["uses"] == f"./{tool['with']['path']}"
+    assert set(compare["with"]) <= set(ACTION["inputs"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("slower", [False, True])
+@pytest.mark.parametrize("system", ["github", "gitlab"])
+def test_the_comparing_step_on_a_pull_request(tmp_path: Path, slower: bool, system: str) -> None:
+    project, out = committed_example(tmp_path), tmp_path / "out"
+    base = project.git("rev-parse", "HEAD")
+    if slower:
+        with project.module.open("a") as file:
+            file.write(slower_by(19))
+    project.git("commit", "-qam", "head", "--allow-empty")
+    values = {"EXPERIMENT": "", "BASE": base, "FAIL_ON": "slower,incorrect,missing", "OUT": str(out)}
+    values |= {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"), "CI_MERGE_REQUEST_DIFF_BASE_SHA": base}
+    values["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if system == "github":
+        script, reports = STEPS["Compare"]["run"], out
+    else:
+        (script,) = workflow("project-gitlab-ci.yml")["chunkbench"]["script"]
+        reports = project.path / "chunkbench-regress"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=project.path, env=project.environment | values, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == int(slower), done.stdout + done.stderr
+    assert "my_kernel" in (reports / "comparison.md").read_text()
+    if system == "github":
+        assert ("::error title=slower%3A my_kernel" in done.stdout) == slower
+        assert (tmp_path / "summary.md").read_text()

@@ -16,7 +16,7 @@ from chunkbench.workloads.replay.managers import PrefixManager
 from tests.attention.contexts import TOLERANCE, Contexts, act_and_check
 from tests.torture.trials import Harm, Part, Trial, Unavailable
 from tests.workloads.replay.managers.test_against_reference import BATCH, MANAGERS, Both, soak
-from tests.workloads.replay.managers.test_prefix import POOLS, random_operations
+from tests.workloads.replay.managers.test_policies import POOLS, random_operations
 
 ACTIONS = 10
 CACHES = 3

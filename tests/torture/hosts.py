@@ -21,8 +21,8 @@ from chunkbench.bench.store import open_run
 from chunkbench.bench.store.results import FAILED
 from chunkbench.workloads.ring.result import RingResult
 from tests.torture.trials import Harm, Part, Trial, Unavailable
-from tests.workloads.ring.launched import ended, starting, write
-from tests.workloads.ring.test_namespaces import PORT, UNSHARE, Network, Refused, done
+from tests.workloads.ring.made_rings import ended, starting, write
+from tests.workloads.ring.test_launcher import PORT, UNSHARE, Network, Refused, done
 
 HOSTS = 3
 SWITCH = Path(__file__).with_name("switch.py")

@@ -19,7 +19,7 @@ from chunkbench.bench.store import DecodeResult
 from tests.torture.hosts import HOSTS, Switched, switched
 from tests.torture.tiny import check_complete, whole_lines
 from tests.torture.trials import Harm, Part, Trial, Unavailable
-from tests.workloads.ring.test_namespaces import done
+from tests.workloads.ring.test_launcher import done
 
 HEAD, NODES = 1, range(2, HOSTS + 1)
 NAMES = {1: "first", 2: "second", 3: "third"}

@@ -1,4 +1,4 @@
-"""Plans of the GPU kernels: every row reads every key exactly once, and all multiprocessors are equally busy."""
+"""The planner's numbering and the split of prompts, Triton's tuning and compilation."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from chunkbench.report.formats import render
 from chunkbench.workloads.decode.profile_document import Overlap, document, middle, overlap, phases, threads, wall_s
 from chunkbench.workloads.decode.profile_figure import draw
 from tests.invented_facts import MakeFacts
-from tests.invented_profiles import profile, trace
+from tests.invented_runs import profile, trace
 from tests.workloads.drawings import check_inside
 
 
