@@ -14,7 +14,7 @@ from chunkbench.kernels import cpu
 from chunkbench.kernels.planners import flat, node_wise, two_phase
 from chunkbench.workloads.replay.managers import PrefixManager
 from tests.attention.contexts import TOLERANCE, Contexts, act_and_check
-from tests.torture.trials import Harm, Part, Trial, Unavailable
+from tests.torture.trials import Harm, Trial, Unavailable
 from tests.workloads.replay.managers.test_against_reference import BATCH, MANAGERS, Both, soak
 from tests.workloads.replay.managers.test_policies import POOLS, random_operations
 
@@ -34,17 +34,16 @@ def history(chance: Random) -> list[tuple[Any, ...]]:
 
     def action() -> tuple[Any, ...]:
         which = chance.randrange(10)
-        return chance.choice(
-            (
-                ("add", tokens(70), chance.random() < 0.5),
-                ("add like", which, tokens(9)),
-                ("append", chance.randint(1, 5), chance.random() < 0.5),
-                ("append to", {chance.randrange(10): chance.randint(1, 40) for _ in range(chance.randint(1, 3))}),
-                ("fork", which),
-                ("truncate", which, chance.random()),
-                ("remove", which),
-            )
-        )
+        actions: list[tuple[Any, ...]] = [
+            ("add", tokens(70), chance.random() < 0.5),
+            ("add like", which, tokens(9)),
+            ("append", chance.randint(1, 5), chance.random() < 0.5),
+            ("append to", {chance.randrange(10): chance.randint(1, 40) for _ in range(chance.randint(1, 3))}),
+            ("fork", which),
+            ("truncate", which, chance.random()),
+            ("remove", which),
+        ]
+        return chance.choice(actions)
 
     return [action() for _ in range(ACTIONS)]
 
@@ -76,7 +75,7 @@ def managers(chance: Random) -> int:
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
+def random_forests() -> Iterator[Harm]:
     if cpu.native() is None:
         raise Unavailable(cpu.why_missing())
     threads = torch.get_num_threads()
@@ -91,12 +90,3 @@ def trials() -> Iterator[Harm]:
         yield harm
     finally:
         torch.set_num_threads(threads)
-
-
-PART = Part(
-    "forests",
-    "random joins, appends, forks, cuts, leaves and reads of caches, kernels and managers",
-    "outputs are those of float64, and managers do what slow models do",
-    trials,
-    minutes=13,
-)

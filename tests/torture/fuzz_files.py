@@ -1,18 +1,29 @@
-"""Damaged run directories, sets of prompts and traces, through the commands that read them."""
+"""Damaged files through the commands that read them: run directories, prompts, traces; hostile experiments, too."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from chunkbench.bench.store.run_directory import SCHEMA_VERSION
 from chunkbench.report.formats import names
-from tests.torture.fuzz import CHECKS, Ended, command, damage_bytes, damage_json, dumped
-from tests.torture.trials import Harm, Part, Trial
+from tests.torture.fuzz import (
+    CHECKS,
+    MARKUP,
+    VALUES,
+    Ended,
+    check_json,
+    check_text,
+    command,
+    damage_bytes,
+    damage_json,
+    dumped,
+)
+from tests.torture.trials import Harm, Trial
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 LINES = 24
@@ -46,7 +57,7 @@ PROMPTS = [
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
+def damaged_files() -> Iterator[Harm]:
     """Each trial damages a run, a set of prompts or a trace."""
     runs = sorted(path.parent for path in RECORDED.rglob("manifest.json"))
 
@@ -77,18 +88,18 @@ def damaged_run(source: Path, trial: Trial) -> int:
     write_run(run, manifest, lines)
 
     spoken = names("documents", "records", "data", "book")
-    tried = [checked(chance.choice([form for form in spoken if form != "html"]), "report", run)]
+    tried = [read_by(chance.choice([form for form in spoken if form != "html"]), "report", run)]
     suite = chance.choice(names("documents", "data", "suite"))
     pair = chance.sample([run, whole], 2)
-    tried += [checked(suite, "compare", *pair)]
-    tried += [checked(suite, "compare", *pair, *chance.choice((["--cross-machine"], ["--metric", "kv_bytes"])))]
-    tried += [checked(chance.choice(names("documents", "data")), "compare", *pair, "--between", "machines")]
-    tried += [checked(chance.choice(names("documents", "records", "data")), "claims", run)]
-    tried += [checked(chance.choice(names("documents", "records", "data")), "history", run, whole)]
+    tried += [read_by(suite, "compare", *pair)]
+    tried += [read_by(suite, "compare", *pair, *chance.choice((["--cross-machine"], ["--metric", "kv_bytes"])))]
+    tried += [read_by(chance.choice(names("documents", "data")), "compare", *pair, "--between", "machines")]
+    tried += [read_by(chance.choice(names("documents", "records", "data")), "claims", run)]
+    tried += [read_by(chance.choice(names("documents", "records", "data")), "history", run, whole)]
     if trial.number % 8 == 7:  # figures are slow
-        tried.append(checked("table", "report", run))
+        tried.append(read_by("table", "report", run))
         check_files(run)
-        tried.append(checked("table", "history", run, whole, "--out", trial.folder / "history"))
+        tried.append(read_by("table", "history", run, whole, "--out", trial.folder / "history"))
         check_files(trial.folder / "history")
     for ended in tried:
         if ended.code == 2 and re.search("damaged|cannot be read|schema version", ended.stderr):
@@ -135,10 +146,10 @@ def damaged_text(trial: Trial) -> int:
     form = chance.choice(names("documents", "data"))
     made = trial.folder / "made.yaml"
     tried = [
-        checked(form, "traces", path, "--experiment", made),
-        checked(form, "traces", path, "--trees", trial.folder / "made.json"),
-        checked(chance.choice(names("documents", "records", "data")), "prompts", path, "--experiment", made),
-        checked("table", "prompts", path, "--trace", trial.folder / "made.jsonl"),
+        read_by(form, "traces", path, "--experiment", made),
+        read_by(form, "traces", path, "--trees", trial.folder / "made.json"),
+        read_by(chance.choice(names("documents", "records", "data")), "prompts", path, "--experiment", made),
+        read_by("table", "prompts", path, "--trace", trial.folder / "made.jsonl"),
     ]
     for ended in tried:
         if ended.code == 2:
@@ -149,7 +160,7 @@ def damaged_text(trial: Trial) -> int:
     return len(tried)
 
 
-def checked(form: str, *words: str | Path) -> Ended:
+def read_by(form: str, *words: str | Path) -> Ended:
     """The command, and its output in this format. A message says why if it refuses."""
     ended = command(*words, "--format", form) if form != "table" else command(*words)
     if ended.code == 2:
@@ -167,9 +178,113 @@ def check_files(folder: Path) -> None:
             check(path.read_text(encoding="utf-8"), str(path))
 
 
-PART = Part(
-    "fuzz files",
-    "damaged run directories, traces and prompts",
-    "exit codes 0 to 4, a message with the place, no traceback, nothing unescaped, 1 GB more and 10 s of a CPU at most",
-    trials,
-)
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+WORDS = (
+    ".nan", "-.inf", "&a", "*a", "{", "]", ":", "!!x", "!!python/object/apply:os.system [canary]", "<<: *a", "|", "? ",
+)  # fmt: skip
+DEEP = 10_000
+
+
+@contextmanager
+def odd_experiments() -> Iterator[Harm]:
+    """Each trial writes an experiment: three in four are damaged ones of ours, the others are hostile."""
+    sources = sorted(EXPERIMENTS.glob("*.yaml"))
+
+    def harm(trial: Trial) -> int:
+        chance, path = trial.chance, trial.folder / "experiment.yaml"
+        if chance.random() < 0.75:
+            path.write_bytes(damaged(chance.choice(sources).read_text(), chance))
+            refused = False
+        else:
+            path.write_text(chance.choice(HOSTILE)(chance, trial.folder))
+            refused = True
+        return checked(path, refused)
+
+    yield harm
+
+
+def checked(path: Path, refused: bool) -> int:
+    """Validate and plan an experiment: both accept it, or both refuse it and name the place."""
+    valid = command("validate", path)
+    check_text(valid.stdout, str(path))
+    told = command("validate", path, "--format", "json")
+    check_json(told.stdout, str(path))
+    planned = command("run", path, "--dry-run")
+    check_text(planned.stdout, str(path))
+    assert valid.code == told.code, f"{path}: validate ends with {valid.code} and {told.code}"
+    assert {valid.code, planned.code} <= {0, 2}, f"{path}: exit codes {valid.code} and {planned.code}"
+    assert valid.code == 2 or not refused, f"{path} is accepted: {valid.stdout}"
+    for ended in (valid, planned) if valid.code == 2 else ():
+        assert ended.code == 2, f"{path}: validate ends with 2, run with {ended.code}"
+        assert re.search(rf"{re.escape(str(path))}(:\d+:\d+:|: )", ended.stderr), f"no file and line: {ended.stderr}"
+    if planned.code == 2:
+        assert planned.stderr.strip(), f"{path}: no message"
+    return 3
+
+
+def damaged(text: str, chance: random.Random) -> bytes:
+    """One to three words or lines replaced, deleted or doubled; sometimes bytes too."""
+    lines = text.splitlines()
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        row = chance.randrange(len(lines))
+        words = lines[row].split(" ")
+        word = chance.randrange(len(words))
+        words[word] = chance.choice(("", *(dumped(value) for value in VALUES), *WORDS, *MARKUP[:2], *MARKUP[6:9]))
+        lines[row] = chance.choice((" ".join(words), " ".join(words), "", lines[row] + "\n" + lines[row]))
+    data = ("\n".join(lines) + "\n").encode(errors="surrogatepass")
+    return damage_bytes(data, chance) if chance.random() < 0.15 else data
+
+
+def aliases(chance: random.Random, _: Path) -> str:
+    """Each line refers to the one before ten times: 10^9 values in 9 lines."""
+    names = "abcdefghij"
+    lines = [f"{names[0]}: &{names[0]} [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{names[n]}: &{names[n]} [{', '.join([f'*{names[n - 1]}'] * 10)}]" for n in range(1, len(names))]
+    return "\n".join([*lines, f"sweep: [{{n_p: *{chance.choice(names)}}}]"]) + "\n"
+
+
+def sweep(chance: random.Random, _: Path) -> str:
+    """More than 10^12 combinations: 24 or 100 values on each of ten axes."""
+    axes = ["batch_size", "n_p", "n_s", "n_c", "prompts", "heads", "head_dim", "chunk_size", "block_size", "threads"]
+    each = chance.choice((24, 100))
+    values = json.dumps([chance.choice((1, 8)) * (n + 1) for n in range(each)])
+    lines = ["implementations: [chunk_attn]", "sweep:", "  - batch_size: " + values]
+    lines += [f"    {axis}: {values}" for axis in axes[1:]]
+    if chance.random() < 0.5:
+        lines += ["exclude:", "  - {n_p: 8}"]
+    return "\n".join(lines) + "\n"
+
+
+def nested(chance: random.Random, folder: Path) -> str:
+    """A tree 10,000 deep: in the file as a list or block by block, or in a file of its own."""
+    tree = "[[1, " * DEEP + "1" + "]]" * DEEP
+    where = chance.choice(("inline", "json", "yaml", "blocks", "mappings"))
+    if where in ("json", "yaml"):
+        (folder / f"tree.{where}").write_text(tree)
+        tree = str(folder / f"tree.{where}")
+    elif where == "blocks":
+        tree = "- " * DEEP + "1"
+    elif where == "mappings":
+        tree = "{a: " * DEEP + "1" + "}" * DEEP
+    if where == "blocks":
+        return f"implementations: [chunk_attn]\nsweep:\n  - tree:\n    {tree}\n"
+    return f"implementations: [chunk_attn]\nsweep:\n  - {{tree: {tree}, n_c: 4}}\n"
+
+
+def wide(chance: random.Random, folder: Path) -> str:
+    """Too many nodes, sequences or values."""
+    choices = ("1x8 999999999x1", "1x999999999", " ".join(f"{2**level}x1" for level in range(30)), "1x8 " * 2000)
+    if chance.random() < 0.3:
+        path = folder / "tree.json"
+        path.write_text("[" + ",".join(["[1,1]"] * 400_000) + "]")
+        return f"implementations: [chunk_attn]\nsweep:\n  - {{tree: {path}}}\n"
+    return f"implementations: [chunk_attn]\nsweep:\n  - {{tree: '{chance.choice(choices)}'}}\n"
+
+
+def long(chance: random.Random, _: Path) -> str:
+    """A file of a single long token, or of many lines that are wrong."""
+    piece = chance.choice(("x", "é", "'", "- ", "a: b\n", "\t", "[", "!", "%", "#\n", "? "))
+    return (piece * 2**18)[: chance.choice((2**12, 2**16, 2**18 - 1, 2**18 + 1)) // len(piece.encode())]
+
+
+HOSTILE: tuple[Callable[[random.Random, Path], str], ...] = (aliases, sweep, nested, wide, long)

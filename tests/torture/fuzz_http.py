@@ -1,15 +1,203 @@
-"""Requests that no client should send, while one good request runs."""
+"""Requests that no client should send to `chunkbench serve`, while one good request runs."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 from tests.server.processes import Served, resident_bytes, serve_small
-from tests.torture.attacks import Attack, draw
-from tests.torture.trials import Harm, Part, Trial
+from tests.torture.judged import choice, odd_value, regex, schema
+from tests.torture.trials import Harm, Trial
+
+MOST_SENT = 24 << 20
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Bytes for one connection, and how they are sent."""
+
+    name: str
+    sent: bytes
+    refused: bool = True
+    """Whether the answer must be a 4xx, or none. Else it may be a 200, too."""
+    good: bool = False
+    """Whether the answer must be a 200."""
+    size: int = 1 << 16
+    """Bytes of a piece."""
+    pause_s: float = 0.0
+    """After each piece."""
+    cut: bool = False
+    """The client goes away when all is sent, and reads nothing."""
+    reset: bool = False
+    """It goes away by a reset of the connection."""
+    ends: bool = False
+    """The client says that it sends nothing more."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """What is sent at a time."""
+        for begin in range(0, len(self.sent), self.size):
+            yield self.sent[begin : begin + self.size]
+
+
+def draw(chance: random.Random) -> Attack:
+    """Any attack."""
+    return chance.choice(KINDS)(chance)
+
+
+def post(body: bytes, route: str = "completions", *headers: bytes, length: bytes | None = None) -> bytes:
+    """A request, which ends the connection."""
+    size = str(len(body)).encode() if length is None else length
+    lines = [b"POST /v1/%s HTTP/1.1" % route.encode(), b"Host: x", b"Connection: close", b"Content-Length: " + size]
+    return b"\r\n".join([*lines, *headers, b"", body])
+
+
+def good_body(chance: random.Random, route: str) -> dict[str, Any]:
+    """A short request with most fields."""
+    asked: dict[str, Any] = {"prompt": chance.choice(["some text", [1, 2, 3], [[4, 5]]])}
+    if route != "completions":
+        messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+        asked = {"messages": messages, "max_completion_tokens": 3}
+    fields = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1, "stream": False, "stop": ["xx"]}
+    fields |= {"stop_token_ids": [7], "stream_options": {"include_usage": True}, "user": "me", "ignore_eos": False}
+    kept = {name: value for name, value in fields.items() if name == "max_tokens" or chance.random() < 0.6}
+    return {"model": "sharp", **asked, **kept}
+
+
+def noise(chance: random.Random) -> Attack:
+    starts = [b"", b"GET ", b"POST /v1/completions ", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\r\n" * 3]
+    return Attack("noise", chance.choice(starts) + chance.randbytes(chance.randrange(1, 3000)), ends=True)
+
+
+def head(chance: random.Random) -> Attack:
+    """Broken lines above a good body."""
+    body = json.dumps(good_body(chance, "completions")).encode()
+    good = post(body)
+    long, many = chance.choice([1 << 12, 1 << 18, 1 << 23]), chance.choice([100, 20_000])
+    changes: list[tuple[bytes, bytes]] = [
+        (b"HTTP/1.1", b"HTTP/" + chance.choice([b"9.9", b"1", b"", b"2.0", b"1.1 "])),
+        (b"POST", chance.choice([b"DELETE", b"P\x00ST", b"post", b"CONNECT", b"OPTIONS", b"A" * long])),
+        (b"/v1/completions", chance.choice([b"/v1//completions", b"/%00", b"/v1/models/%ff%ff", b"*", b"/../x"])),
+        (b"/v1/completions", b"/" + b"a" * long),
+        (b"/v1/completions", b"http://other/v1/embeddings?" + b"%" * 99),
+        (b"Content-Length: ", chance.choice([b"Content-Length: -", b"Content-Length: 0x", b"Content-Length: 1"])),
+        (b"Content-Length: ", b"Content-Length: 7\r\nContent-Length: "),
+        (b"Host: x", b"Host: x\r\nTransfer-Encoding: " + chance.choice([b"chunked", b"gzip, chunked", b"identity"])),
+        (b"Host: x\r\n", chance.choice([b"", b"Host: x\r\nHost: y\r\n", b"Host: \xff\xfe\r\n"])),
+        (b"Host: x", b"Host: x\r\nno colon"),
+        (b"Host: x", b"Host: x\r\n folded: 1"),
+        (b"Host: x", b"Host: x\r\nOdd\x00Name: 1"),
+        (b"Host: x", b"Host: x\r\nValue: \x00\x01\x7f"),
+        (b"Host: x", b"Host: x\r\nLong: " + b"b" * long),
+        (b"Host: x", b"Host: x" + b"\r\nA: b" * many),
+        (b"Host: x", b"Host: x\r\nExpect: " + chance.choice([b"100-continue", b"200-ok"])),
+        (b"Host: x", b"Host: x\r\nUpgrade: " + chance.choice([b"websocket", b"h2c"]) + b"\r\nConnection: Upgrade"),
+        (b"Host: x", b"Host: x\r\nContent-Encoding: gzip\r\nContent-Type: text/html; charset=odd"),
+        (b"\r\n", chance.choice([b"\n", b"\r"])),
+    ]
+    old, new = chance.choice(changes)
+    return Attack("head", good.replace(old, new), refused=False, ends=True)
+
+
+def chunked(chance: random.Random) -> Attack:
+    """A body in chunks whose sizes are wrong, or that has too many of them."""
+    lines = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    piece = b"400;extension=%s\r\n%s\r\n" % (b"e" * chance.choice([0, 9, 2000]), b"[" * 1024)
+    broken = [b"zz", b"-1\r\n", b"f" * 30, b"9\r\nabc", b"0" * 5000, b"1\r\nab", b"\x00"]
+    broken += [piece * 9 + b"0\r\nTrailer: " + b"t" * (1 << 20) + b"\r\n", piece * chance.choice([9, 9000]) + b"0\r\n"]
+    return Attack("chunked", lines + chance.choice(broken) + b"\r\n", ends=True)
+
+
+def cut_off(chance: random.Random) -> Attack:
+    """A good request that ends in its middle, or whose client goes away before the answer."""
+    route = chance.choice(["completions", "chat/completions"])
+    body = good_body(chance, route) | {"max_tokens": 300, "stream": chance.random() < 0.5, "ignore_eos": True}
+    sent = post(json.dumps(body).encode(), route)
+    end = chance.choice([chance.randrange(1, len(sent)), len(sent)])
+    pause_s = chance.choice([0.0, 0.02, 0.2])
+    return Attack("cut off", sent[:end], pause_s=pause_s, cut=True, reset=chance.random() < 0.5)
+
+
+def slow(chance: random.Random) -> Attack:
+    """A good request in small pieces, or one that waits for the rest for a while."""
+    route = chance.choice(["completions", "chat/completions"])
+    sent = post(json.dumps(good_body(chance, route)).encode(), route)
+    return Attack("slow", sent, refused=False, good=True, size=chance.choice([1, 5, 40]), pause_s=0.4 / len(sent))
+
+
+def large(chance: random.Random) -> Attack:
+    """More bytes than the server takes, told or not."""
+    body = chance.choice([b"[" * MOST_SENT, b'{"prompt": "' + b"a" * MOST_SENT, b"\x00" * (2 << 20), b" " * (3 << 20)])
+    return Attack("large", post(body), size=1 << 20)
+
+
+def promised(chance: random.Random) -> Attack:
+    """Many bytes are promised, few come."""
+    length = chance.choice([b"99999", b"%d" % 10**12, b"%d" % 2**63, b"9" * 30])
+    return Attack("promised", post(b'{"prompt": "', length=length), ends=True)
+
+
+def changed(chance: random.Random) -> Attack:
+    """A good body with a value, a field or bytes changed."""
+    route = chance.choice(["completions", "chat/completions"])
+    body = good_body(chance, route)
+    if chance.random() < 0.6:
+        place: Any = body
+        key: Any = chance.choice([*body, "logit_bias", "tools", "n", "metadata", "response_format", "odd", ""])
+        while isinstance(place.get(key), dict | list) and place[key] and chance.random() < 0.5:
+            inner = place[key][0] if isinstance(place[key], list) else place[key]
+            if not isinstance(inner, dict):
+                break
+            place, key = inner, chance.choice([*inner])
+        place[key] = odd_value(chance)
+        data = json.dumps(body).encode()
+    else:
+        text = bytearray(json.dumps(body).encode())
+        for _ in range(chance.randrange(1, 6)):
+            at = chance.randrange(len(text))
+            text[at : at + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
+        data = bytes(text)
+    return Attack("changed", post(data, route), refused=False)
+
+
+def nested(chance: random.Random) -> Attack:
+    """Objects and lists thousands deep, also inside of text that is read once more."""
+    depth = chance.choice([50, 190, 900, 5000, 100_000])
+    begin, end = chance.choice([("[", "]"), ('{"a":', "}"), ('{"allOf":[', "]}"), ('{"items":', "}")])
+    deep = begin * depth + chance.choice(["1", "{}", ""]) + end * depth
+    text = json.dumps(deep)
+    bodies = [
+        deep,
+        f'{{"model": "sharp", "prompt": {deep}}}',
+        f'{{"model": "sharp", "prompt": "a", "metadata": {deep}}}',
+        f'{{"model": "sharp", "prompt": "a", "logit_bias": {deep}}}',
+        f'{{"model": "sharp", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {deep}}}}}',
+        f'{{"model": "sharp", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {text}}}}}',
+        f'{{"model": "sharp", "prompt": "a", "max_tokens": 2, "response_format": {deep}}}',
+    ]
+    return Attack("nested", post(chance.choice(bodies).encode()), refused=False)
+
+
+def constraint(chance: random.Random) -> Attack:
+    """Regular expressions, schemas and choices that are broken, huge, or explode."""
+    outputs = chance.choice([regex, schema, choice])(chance)
+    body = {"model": "sharp", "prompt": "a", "max_tokens": chance.choice([1, 4, 30]), "structured_outputs": outputs}
+    if isinstance(outputs.get("json"), dict) and chance.random() < 0.4:
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": outputs["json"]}}
+        body = {name: value for name, value in body.items() if name != "structured_outputs"} | {"response_format": form}
+    return Attack("constraint", post(json.dumps(body).encode()), refused=False)
+
+
+KINDS: tuple[Callable[[random.Random], Attack], ...] = (
+    *(noise, head, chunked, cut_off, slow, large, promised),
+    *(changed, changed, nested, constraint, constraint),
+)
+
 
 ATTACKS = 6
 """At once."""
@@ -22,7 +210,7 @@ GOOD |= {"return_token_ids": True}
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
+def attacked() -> Iterator[Harm]:
     with serve_small("--kv-memory", "4MiB") as server:
         yield Fuzz(server)
 
@@ -129,12 +317,3 @@ def whole(answer: bytes) -> bool:
     lines, _, body = answer.partition(b"\r\n\r\n")
     length = re.search(rb"(?im)^content-length: (\d+)", lines)
     return length is not None and len(body) >= int(length[1])
-
-
-PART = Part(
-    "fuzz HTTP",
-    "malformed, slow, oversized and cut-off requests to `chunkbench serve`, constraints included",
-    "status 4xx, bounded memory, the others' answers unchanged",
-    trials,
-    minutes=8,
-)

@@ -11,19 +11,18 @@ from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any
 
-from tests.torture.trials import Harm, Part, Trial, Unavailable
+from tests.torture.trials import Harm, Trial, Unavailable
 
 _PIECES = ("na", "nam", "name", "ye", "yes", "xy", "xyz", "ab", "abc", "ca", "12", "no", '":', '":"', '",', '","', '{"')
 """Also tokens of the tests' tokenizers."""
-_PATTERNS = ("^[a-c]{1,4}$", "^[0-9]+$", "^(x|yy)z?$", '^[^"]{2}$', "^ab$|^cd$")
+_PATTERNS = ("^[a-c]{1,4}$", r"^\d+$", "^(x|yy)z?$", '^[^"]{2}$', "^ab$|^cd$")
 
 
 def random_regex(rng: random.Random, depth: int = 3) -> str:
     """Literals, classes, choices and repetitions over characters that stand for themselves as byte tokens."""
     if depth == 0 or rng.random() < 0.3:
-        return rng.choice(
-            ["a", "xyz", "[a-f]", "[0-9]", "[A-Za-z0-9]", "-", "yes", "[0-9A-F]", *map(re.escape, _PIECES)]
-        )
+        classes = ["a", "xyz", "[a-f]", "[0-9]", "[A-Za-z0-9]", "-", "yes", "[0-9A-F]"]
+        return rng.choice([*classes, *map(re.escape, _PIECES)])
     parts = [random_regex(rng, depth - 1) for _ in range(rng.randrange(1, 4))]
     kind = rng.randrange(3)
     if kind == 0:
@@ -46,10 +45,7 @@ def random_schema(chance: random.Random, depth: int = 3) -> Any:
         {"type": "integer", "minimum": low, "maximum": low + chance.randrange(20)},
         {"type": "integer", "multipleOf": chance.randrange(1, 6), "exclusiveMinimum": low},
         {"type": "string", "minLength": chance.randrange(3), "maxLength": 3 + chance.randrange(3)},
-        {
-            "type": "string",
-            "pattern": chance.choice(["^[a-c]{1,4}$", r"^\d+$", "^(x|yy)z?$", '^[^"]{2}$', "^ab$|^cd$"]),
-        },
+        {"type": "string", "pattern": chance.choice(_PATTERNS)},
         {"type": "string", "format": chance.choice(["date", "ipv4", "uuid", "path", "odd"]), "title": "t"},
         {"enum": chance.sample([1, "x", None, 'q"', [1, "b"], {"a": 2}, "Cafe\u0301"], 2)},
         {"type": ["integer", "null"], "maximum": low},
@@ -131,21 +127,8 @@ def random_word(chance: random.Random) -> str:
 def odd_value(chance: random.Random) -> Any:
     """A value of JSON where another one is expected. Python writes some that JSON does not have."""
     made: list[Any] = [None, True, -1, 0, 2**31, 2**63, 2**64, 10**400, 0.1, 1e308, float("nan"), float("inf"), -0.0]
-    made += [
-        "",
-        "\u0000",
-        "\ud800",
-        "é" * 999,
-        "x" * 100_000,
-        "<script>",
-        [],
-        [[]],
-        {},
-        [None],
-        [1, "a"],
-        {"a": {}},
-        [-1],
-    ]
+    made += ["", "\u0000", "\ud800", "é" * 999, "x" * 100_000, "<script>", [], [[]], {}, [None], [1, "a"], [-1]]
+    made += [{"a": {}}]
     made += [[1] * 5000, list(range(250, 330)), ["a"] * 3000, {f"k{n}": n for n in range(3000)}, "9" * 5000]
     return chance.choice(made)
 
@@ -155,7 +138,7 @@ CONSTRAINTS = 20
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
+def constrained_answers() -> Iterator[Harm]:
     try:
         import llguidance  # noqa: F401
     except ModuleNotFoundError:
@@ -205,13 +188,3 @@ def hostile(how: tuple[Any, Any], chance: Random, seed: int) -> None:
         [*answers(*how, Constraint.of_regex(made["regex"]), seed)]
     else:
         [*answers(*how, Constraint.of_schema(made["json"]), seed)]
-
-
-PART = Part(
-    "constrained answers",
-    "random and hostile schemas, expressions and choices by all methods; tokenizers that normalise, drop spaces, or are"
-    " longer than the embedding",
-    "an answer that ends is what was asked for by jsonschema and re; what cannot be followed is refused or fails with"
-    " its reason",
-    trials,
-)

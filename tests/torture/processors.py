@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
-from tests.torture.trials import Harm, Part, Trial, Unavailable
+from tests.torture.trials import Harm, Trial, Unavailable, ran
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_suffix(".cpp")
@@ -21,9 +19,8 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 LIBRARIES = "/usr/aarch64-linux-gnu"
 MISSING = "there is no {}; `make processors` installs Debian's compiler for Arm and QEMU"
 WITHOUT_PYTHON = (
-    *["attention", "cpu_features", "decode_plan", "linear", "loops"],
-    *["packing", "parallel", "probes", "schedule"],
-)
+    "attention", "cpu_features", "decode_plan", "linear", "loops", "packing", "parallel", "probes", "schedule",
+)  # fmt: skip
 FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fno-strict-aliasing", "-pthread"]
 """Those of a release build, see CMakeLists.txt."""
 CPUS = {
@@ -52,42 +49,32 @@ def program(name: str, make: bool) -> Path:
     }
 
     def compiled(source: Path) -> None:
-        run([COMPILER, *FLAGS, *flags, "-c", str(source), "-o", str(objects[source])])
+        printed([COMPILER, *FLAGS, *flags, "-c", str(source), "-o", str(objects[source])])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compiled, objects))
-    run([COMPILER, "-pthread", *map(str, objects.values()), "-o", str(made)])
+    printed([COMPILER, "-pthread", *map(str, objects.values()), "-o", str(made)])
     return made
 
 
-def run(command: list[str], seconds: float = 600) -> str:
+def printed(command: Sequence[str]) -> str:
     """What a program printed. Raises AssertionError if it does not end well."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    done = ran(command)
     assert done.returncode == 0, f"{' '.join(command)} returned {done.returncode}: {done.stdout[-300:]}{done.stderr}"
     return done.stdout
 
 
 @contextmanager
-def trials(make: bool) -> Iterator[Harm]:
+def on_arm(make: bool) -> Iterator[Harm]:
     programs = {name: program(name, make) for name in CPUS}
 
     def harm(trial: Trial) -> int:
         name = trial.chance.choice(list(CPUS))
         cpu = trial.chance.choice(CPUS[name][1])
         words = [EMULATOR, "-L", LIBRARIES, "-cpu", cpu, str(programs[name])]
-        *_, last = run([*words, str(trial.number * FORESTS), str(FORESTS)]).splitlines()
+        *_, last = printed([*words, str(trial.number * FORESTS), str(FORESTS)]).splitlines()
         loops, _, results = last.partition(": ")
         assert loops == "neon", last
         return int(results.split()[0])
 
     yield harm
-
-
-PART = Part(
-    "processors",
-    "attention over random forests, linear layers and norms on emulated Arm CPUs (NEON; SVE of 128 to 2,048 bits)",
-    "every number is that of float64 sums, within the rounding of its dtype",
-    partial(trials, make=True),
-    partial(trials, make=False),
-    minutes=5,
-)

@@ -15,7 +15,7 @@ import aiohttp
 
 from tests.server.engine.models import VOCABULARY
 from tests.server.processes import Served, resident_bytes, serve_small
-from tests.torture.trials import Harm, Part, Trial
+from tests.torture.trials import Harm, Trial
 
 CLIENTS, MAX_BATCH, CHUNKS = 16, 8, 6
 CHUNK_BYTES = 64 << 10
@@ -38,7 +38,7 @@ class Request:
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
+def soaked() -> Iterator[Harm]:
     limits = ["--kv-memory", str(CHUNKS * CHUNK_BYTES), "--max-batch", str(MAX_BATCH), "--prompt-budget", "64"]
     with serve_small(*limits, "--compiled", str(COMPILED)) as server:
         yield Soak(server)
@@ -129,16 +129,8 @@ class Soak:
 def draw_pool(chance: random.Random, different: int) -> list[Request]:
     """Short requests of random sizes; half of them begin with the same 70 tokens."""
     system = [chance.randrange(VOCABULARY - 1) for _ in range(70)]
-    sizes = [
-        (chance.choice([[], system]), chance.randrange(1, 30), chance.randrange(60, 130)) for _ in range(different)
-    ]
-    return [Request(begin + [chance.randrange(VOCABULARY - 1) for _ in range(own)], most) for begin, own, most in sizes]
-
-
-PART = Part(
-    "soak",
-    "a server under load: requests join, are cut off, preempted, and follow constraints",
-    "resident memory flat within 2% after the warm-up, chunks in use back to zero, every answer as it is alone",
-    trials,
-    minutes=18,
-)
+    made = []
+    for _ in range(different):
+        begin, own, most = chance.choice([[], system]), chance.randrange(1, 30), chance.randrange(60, 130)
+        made.append(Request(begin + [chance.randrange(VOCABULARY - 1) for _ in range(own)], most))
+    return made

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.torture.trials import Harm, Part, Trial
+from tests.torture.trials import Harm, Trial
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 180.0
 RUN = str(ROOT / "results/recorded/epyc-zen4-2-cores/constrained")
 EXPERIMENT = """\
 name: here
@@ -149,10 +148,8 @@ ENVIRONMENTS = (
 )
 
 
-def harm(trial: Trial) -> int:
-    around, command = trial.chance.choice(ENVIRONMENTS), trial.chance.choice(COMMANDS)
-    check(around, command, trial.folder)
-    return 1
+def harm(trial: Trial) -> None:
+    check(trial.chance.choice(ENVIRONMENTS), trial.chance.choice(COMMANDS), trial.folder)
 
 
 def check(around: Surroundings, command: tuple[str, ...], folder: Path) -> None:
@@ -168,28 +165,16 @@ def check(around: Surroundings, command: tuple[str, ...], folder: Path) -> None:
     (folder / "here.yaml").write_text(EXPERIMENT)
     (folder / "replay.yaml").write_text(REPLAY)
     (folder / "prompts.jsonl").write_text("[1, 2, 3]\n[1, 2, 4]\n")
-    words = {
-        "experiment": folder / "here.yaml",
-        "replay": folder / "replay.yaml",
-        "prompts": folder / "prompts.jsonl",
-        **places,
-    }
+    files = {"experiment": "here.yaml", "replay": "replay.yaml", "prompts": "prompts.jsonl"}
+    words = {name: folder / file for name, file in files.items()} | places
     places["locked"].chmod(0o500)
-    environment = dict(os.environ)
-    for name, value in around.variables.items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value.format(**words)
+    environment = {name: value for name, value in os.environ.items() if name not in around.variables}
+    environment |= {name: value.format(**words) for name, value in around.variables.items() if value is not None}
     done = subprocess.run(
         [*around.inside, sys.executable, "-m", "chunkbench", *(word.format(**words) for word in command)],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        preexec_fn=around.prepare,
-        timeout=LIMIT_S,
-        check=False,
-    )
+        cwd=folder, env=environment,
+        stdin=subprocess.DEVNULL, capture_output=True, preexec_fn=around.prepare, timeout=180, check=False,
+    )  # fmt: skip
     said = (done.stdout + done.stderr).decode(errors="replace")
     told = f"{around.name}: chunkbench {' '.join(command)}: exit code {done.returncode}\n{said[-3000:]}"
     assert "Traceback (most recent call last)" not in said, told
@@ -207,14 +192,5 @@ def _readable(path: Path) -> bool:
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
+def odd_environments() -> Iterator[Harm]:
     yield harm
-
-
-PART = Part(
-    "environment",
-    "each command in one of fifty environments of hooks, CI, launchers, notebooks and containers: variables, closed"
-    " streams, few open files, no home, no name",
-    "the command works, or a message names what is in its way; no traceback",
-    trials,
-)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,13 +36,9 @@ the reason if something does not hold."""
 
 @dataclass(frozen=True)
 class Part:
-    """A kind of harm. The names and sentences are those of the table in docs/reliability.md."""
+    """A kind of harm. The table in docs/reliability.md says what is done, and what must hold."""
 
     name: str
-    harm: str
-    """What is done."""
-    holds: str
-    """What must hold."""
     open: Callable[[], AbstractContextManager[Harm]]
     """Makes what all trials share, for example a server. Raises Unavailable."""
     short: Callable[[], AbstractContextManager[Harm]] | None = None
@@ -107,6 +104,15 @@ def _trials(
             yield counts
             if counts.seconds >= seconds:
                 return
+
+
+def ran(
+    command: Sequence[str | Path], folder: Path | None = None, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What became of a command, with more variables: a download that hangs ends after 20 minutes."""
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | (more or {}), capture_output=True, text=True, check=False, timeout=1200
+    )
 
 
 def remove(folder: Path) -> None:
