@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import get_args
 
@@ -80,20 +81,7 @@ def covered(seen: Ints) -> Ints:
     return counts
 
 
-@given(st.data(), st.sampled_from(LAYOUTS), st.integers(1, 5), st.integers(1, 9), st.booleans())
-def test_rectangles_cover_each_visible_pair_once(
-    data: st.DataObject, layout: Layout, ranks: int, half: int, causal: bool
-) -> None:
-    mine, theirs = (
-        positions(layout, 2 * half * ranks, ranks, data.draw(st.integers(0, ranks - 1), label=name))
-        for name in ("rank of the queries", "rank of the keys")
-    )
-    seen = visible(mine, theirs, causal)
-    expected = (theirs[None] <= mine[:, None]) | (not causal)
-    assert np.array_equal(covered(seen), expected[:, : seen.max()])
-    assert not expected[:, seen.max() :].any()
-
-
+@settings(max_examples=200)
 @given(never_decreasing)
 @example([0, 0])
 @example([0, 2, 2, 3, 4, 9])
@@ -105,14 +93,13 @@ def test_rectangles_cover_each_pair_once_whatever_rows_see(seen: list[int]) -> N
 def test_few_calls_cover_a_zigzag_block() -> None:
     """Of another rank's block all rows, or the later half of them, see one half or all of it."""
     held = [positions("zigzag", 64, 4, rank) for rank in range(4)]
-    for mine in range(4):
-        for theirs in range(4):
-            calls = list(rectangles(visible(held[mine], held[theirs], True)))
-            if mine == theirs:
-                assert calls == [(slice(0, 16), slice(0, 16), True)]
-            else:
-                assert len(calls) <= 2
-                assert not any(causal for _, _, causal in calls)
+    for mine, theirs in itertools.product(range(4), repeat=2):
+        calls = list(rectangles(visible(held[mine], held[theirs], True)))
+        if mine == theirs:
+            assert calls == [(slice(0, 16), slice(0, 16), True)]
+        else:
+            assert len(calls) <= 2
+            assert not any(causal for _, _, causal in calls)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +166,7 @@ def test_sequences_of_a_block_each_have_a_row(tokens: int, dtype: torch.dtype) -
     blocks.add_sequences(q, blocks.sequences(sequences), tokens, rows, running)
     expected = [attention(q[row], *kv) for row, kv in zip(rows, sequences, strict=True)]
     check(running.finish()[rows], torch.stack(expected), dtype)
-    others = running.stats[[0, 2, 3]]
-    assert torch.equal(others, torch.tensor([-torch.inf, 0.0]).repeat(3, shape.heads, 1))
+    assert torch.equal(running.stats[[0, 2, 3]], torch.tensor([-torch.inf, 0.0]).repeat(3, shape.heads, 1))
 
 
 @settings(max_examples=30)
@@ -195,6 +181,8 @@ def test_parts_add_up_to_attention_over_all_of_them(sizes: list[int], first: int
     q = torch.randn(5, 2, 16, generator=random, dtype=torch.float64) * scale
     parts = [torch.randn(2, n, 2, 16, generator=random, dtype=torch.float64) for n in sizes]
     running = Running(5, 2, 16)
+    running.add(slice(0, 5), torch.ones(5, 2, 16), torch.full((5, 2), 50.0))
+    running.reset()  # forgets what was added
     for number, (k, v) in enumerate(parts):
         rows = slice(first if number else 0, 5)
         log_sums = (torch.einsum("bhd,nhd->bhn", q[rows], k) / 4).logsumexp(-1)
@@ -202,11 +190,3 @@ def test_parts_add_up_to_attention_over_all_of_them(sizes: list[int], first: int
     k, v = torch.cat(parts, 1)
     expected = torch.cat([attention(q[:first], *parts[0]), attention(q[first:], k, v)])
     check(running.finish(), expected, torch.float32)
-
-
-def test_a_reset_forgets_what_was_read() -> None:
-    running = Running(2, 1, 16)
-    running.add(slice(0, 2), torch.ones(2, 1, 16), torch.full((2, 1), 50.0))
-    running.reset()
-    running.add(slice(0, 2), torch.full((2, 1, 16), 3.0), torch.full((2, 1), -50.0))
-    assert torch.equal(running.finish(), torch.full((2, 1, 16), 3.0))

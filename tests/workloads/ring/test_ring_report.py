@@ -15,7 +15,6 @@ from chunkbench.report import figures
 from chunkbench.report.build import build
 from chunkbench.report.formats import render
 from chunkbench.report.layout import Report
-from chunkbench.report.model import Table
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, block_bytes, busy
 from chunkbench.workloads.ring.result import RingResult
 from tests.workloads.drawings import check_inside, drawn
@@ -65,22 +64,17 @@ def make(make_run: Any) -> Any:
     return made
 
 
-def texts(table: Table) -> list[dict[str, str]]:
-    """The cells of each row by the names of their columns."""
+def table(report: Report, words: str) -> list[dict[str, str]]:
+    """The rows of the one table with these words in its title: cells by the names of their columns."""
+    (found,) = (table for table in report.tables if words in table.title)
     return [
-        {column.name: cell.text.strip() for column, cell in zip(table.columns, row, strict=True)} for row in table.rows
+        {column.name: cell.text.strip() for column, cell in zip(found.columns, row, strict=True)} for row in found.rows
     ]
 
 
 def schemes(report: Report) -> Mapping[str, dict[str, str]]:
     """The rows of the first table by the first words of each; points are rows, too."""
-    (table,) = (table for table in report.tables if table.title == "Schemes")
-    return {row["scheme"]: row for row in texts(table)}
-
-
-def titled(report: Report, words: str) -> list[dict[str, str]]:
-    (table,) = (table for table in report.tables if words in table.title)
-    return texts(table)
+    return {row["scheme"]: row for row in table(report, "Schemes")}
 
 
 def test_schemes_of_a_point_stand_beside_their_bounds(make: Any) -> None:
@@ -89,12 +83,15 @@ def test_schemes_of_a_point_stand_beside_their_bounds(make: Any) -> None:
     assert "Tree decode" not in rows, "a scheme that cannot do a point has no line"
     assert "prefill, causal, 4,096 tokens" in rows
     names = ["One process", "No exchange", "Ring", "Zigzag ring"]
-    assert [rows[name]["ms"] for name in names] == ["400", "180", "300", "200"]
-    assert [rows[name]["ratio"] for name in names] == ["1.00x", "0.45x", "0.75x", "0.50x"]
-    assert [rows[name]["of no exchange"] for name in names] == ["45%", "100%", "60%", "90%"]
-    assert [rows[name]["work"] for name in names] == ["2.000", "1.000", "1.500", "1.000"]
-    assert [rows[name]["exposed"] for name in names] == ["-", "-", "25%", "25%"]
-    assert [rows[name]["sent MB"] for name in names] == ["-", "-", "2.000", "2.000"]
+    for column, cells in {
+        "ms": ["400", "180", "300", "200"],
+        "ratio": ["1.00x", "0.45x", "0.75x", "0.50x"],
+        "of no exchange": ["45%", "100%", "60%", "90%"],
+        "work": ["2.000", "1.000", "1.500", "1.000"],
+        "exposed": ["-", "-", "25%", "25%"],
+        "sent MB": ["-", "-", "2.000", "2.000"],
+    }.items():
+        assert [rows[name][column] for name in names] == cells, column
     assert rows["Ring"]["busy"] == "50%"
     assert rows["Ring"]["error"] == "2.5e-07"
     # Six blocks of 2,048 tokens, 8 heads of 128 float32 numbers are 50.3 MB.
@@ -116,36 +113,33 @@ def test_a_scheme_that_failed_is_shown_and_one_that_is_not_there_is_not(make: An
 
 def test_a_slow_link_has_a_table_beside_what_rates_predict(make: Any) -> None:
     report = build(make(slow_links()))
-    short, long = titled(report, "A slow link")
-    assert (short["c"], short["c* predicted"], short["c / c*"]) == ("400", "800", "0.50")
-    assert (short["exposed"], short["predicted"]) == ("50%", "50%")
-    assert (long["c"], long["c / c*"]) == ("1,600", "2.00")
-    assert (long["exposed"], long["predicted"]) == ("1.0%", "0.0%")
-    assert not [table for table in build(make(prefill())).tables if "A slow link" in table.title]
+    columns = ("c", "c* predicted", "c / c*", "exposed", "predicted")
+    assert [tuple(row[name] for name in columns) for row in table(report, "A slow link")] == [
+        ("400", "800", "0.50", "50%", "50%"),
+        ("1,600", "800", "2.00", "1.0%", "0.0%"),
+    ]
+    assert not [one for one in build(make(prefill())).tables if "A slow link" in one.title]
 
 
 def test_more_ranks_are_counted_from_rates(make: Any) -> None:
     """Here F is 4e10 and B 2e9: c* is 2 F / B = 40 tokens of float32."""
     devices = [{"name": "Mine", "tflops": 100.0, "gb_per_s": 50.0}]
     report = build(make(prefill(), accelerators=devices))
-    rows = titled(report, "a pass of 1,048,576 tokens, 8 heads of 128, float32")
+    rows = table(report, "a pass of 1,048,576 tokens, 8 heads of 128, float32")
     assert [row["device"] for row in rows if row["device"]] == ["a rank here", "Mine", "A100 NVLink"]
     assert [row["ranks"] for row in rows[:5]] == ["4", "16", "64", "256", "1,024"]
     first = rows[0]
-    assert (first["c"], first["ideal ring"]) == ("262,144", "57%")
     # Three times 2 * 262,144 tokens * 8 * 128 * 4 bytes.
-    assert first["sent MB"] == "6,442"
+    assert (first["c"], first["ideal ring"], first["sent MB"]) == ("262,144", "57%", "6,442")
     # Here compute hides all transfers: N / 2 and N - 1/2 blocks of 4 * 8 * 128 * 262,144^2 FLOPs.
     block = 4 * 8 * 128 * 262_144**2 / 4e10
     assert float(first["zigzag ms"].replace(",", "")) == pytest.approx(2 * block * 1e3, rel=5e-3)
     assert float(first["ring ms"].replace(",", "")) == pytest.approx(3.5 * block * 1e3, rel=5e-3)
-    blocks = {row["device"]: row for row in titled(report, "break-even blocks")}
-    assert (blocks["a rank here"]["c*"], blocks["a rank here"]["6 c*"]) == ("40.0", "240")
-    assert (blocks["Mine"]["c*"], blocks["Mine"]["6 c*"]) == ("2,000", "12,000")
-    assert blocks["A100 NVLink"]["c*"] == "1,040"
-    assert not [
-        table for table in build(make([ring_result("ring", rates=(None, None))])).tables if "Counted" in table.title
-    ]
+    blocks = {row["device"]: (row["c*"], row["6 c*"]) for row in table(report, "break-even blocks")}
+    assert (blocks["a rank here"], blocks["Mine"]) == (("40.0", "240"), ("2,000", "12,000"))
+    assert blocks["A100 NVLink"][0] == "1,040"
+    without = build(make([ring_result("ring", rates=(None, None))]))
+    assert not [one for one in without.tables if "Counted" in one.title]
 
 
 def test_the_report_says_where_ranks_ran(make: Any) -> None:
@@ -176,13 +170,11 @@ def test_the_figure_has_a_timeline_of_each_phase_and_exposed_transfers(picture: 
     assert titles == ["prefill, 4,096 tokens", "decode, 8,192 tokens", "the ring on a slow link"]
     first, second, third = plots
     # Schemes that exchange nothing have no timeline; two lines for the two ranks of the others.
-    assert [label.get_text() for label in first.get_yticklabels()] == [
-        "Ring 0",
-        "Ring 1",
-        "Zigzag ring 0",
-        "Zigzag ring 1",
+    ranks = [[label.get_text() for label in plot.get_yticklabels()] for plot in (first, second)]
+    assert ranks == [
+        ["Ring 0", "Ring 1", "Zigzag ring 0", "Zigzag ring 1"],
+        ["Tree decode 0", "Tree decode 1"],
     ]
-    assert [label.get_text() for label in second.get_yticklabels()] == ["Tree decode 0", "Tree decode 1"]
     measured, predicted = (np.column_stack(line.get_data()) for line in third.get_lines()[:2])
     assert measured.tolist() == pytest.approx(np.array([[400, 50], [1600, 1]]))
     assert predicted[0].tolist() == pytest.approx([400, 50])
@@ -211,28 +203,25 @@ def test_there_is_no_figure_where_nothing_moves(make: Any) -> None:
     assert figures.draw(build(run), run.manifest) is None
 
 
-def with_times(result: RingResult, *rounds: list[dict[str, float]]) -> RingResult:
-    """The same result with other times."""
-    return RingResult.model_validate(result.model_dump(mode="json") | {"times": rounds})
-
-
 def test_figures_are_medians_over_rounds_of_the_slowest_or_least_hidden_rank() -> None:
     def rank(total: float, compute: float, wait: float, transfer: float) -> dict[str, float]:
         return {"total_s": total, "compute_s": compute, "wait_s": wait, "transfer_s": transfer}
 
-    result = with_times(
-        ring_result("ring"),
+    rounds = [
         [rank(1, 0.5, 0.1, 0.4), rank(2, 0.2, 0.6, 0.8)],
         [rank(3, 1.2, 0.2, 0.4), rank(1, 0.3, 0.4, 0.8)],
         [rank(5, 4.5, 0.3, 0.4), rank(4, 2.8, 0.2, 0.8)],
-    )
+    ]
+    result = RingResult.model_validate(ring_result("ring").model_dump(mode="json") | {"times": rounds})
     assert busy(result) == pytest.approx((0.5, 0.3))  # of 50, 40 and 90%, and of 10, 30 and 70%
     found = {name: metric.value(result) for name, metric in METRICS.items()}
-    assert found["least_busy"] == pytest.approx(0.3)
-    assert found["most_busy"] == pytest.approx(0.5)
+    assert (found["least_busy"], found["most_busy"]) == pytest.approx((0.3, 0.5))
     assert found["exposed"] == pytest.approx(0.75)  # of 75, 50 and 75%
     assert found["work"] == 1.5  # of 100 and 300 pairs
     assert (found["sent_bytes"], found["peak_bytes"]) == (2_000_000, 3_000_000)
+    assert METRICS["exposed"].value(ring_result("no_exchange", sent=0, wait=0.0)) is None, "nothing moves"
+    lost = ring_result("ring", status="crashed")
+    assert all(metric.value(lost) is None for metric in METRICS.values())
 
 
 def test_six_blocks_of_float32_and_the_larger_output_of_bfloat16() -> None:
@@ -243,12 +232,3 @@ def test_six_blocks_of_float32_and_the_larger_output_of_bfloat16() -> None:
     assert block_bytes(ring_result("ring", kv_heads=2)) == (4 + 4 * 4 / 4 + 4) * block
     assert METRICS["of_six_blocks"].value(ring_result("ring", peak=BLOCKS * 4 * block * 2)) == 2
     assert METRICS["of_six_blocks"].value(ring_result("ring", peak=None)) is None
-
-
-def test_where_nothing_moves_nothing_is_exposed() -> None:
-    assert METRICS["exposed"].value(ring_result("no_exchange", sent=0, wait=0.0)) is None
-
-
-def test_what_was_not_timed_has_no_figures() -> None:
-    result = ring_result("ring", status="crashed")
-    assert {name for name, metric in METRICS.items() if metric.value(result) is not None} == set()

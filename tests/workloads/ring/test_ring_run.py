@@ -69,33 +69,15 @@ def point(**axes: Any) -> RingPoint:
     return RingPoint.model_validate(RingPoint.completed(given))
 
 
-@pytest.mark.parametrize(
-    ("errors", "dtype", "reason"),
-    [
-        ([1e-7, math.nan], "float32", "rank 1 returned NaN; allowed is 1e-05"),
-        ([math.nan, math.nan], "float32", "rank 0 returned NaN; allowed is 1e-05"),
-        ([None, 0.0], "float32", "rank 0 returned NaN; allowed is 1e-05"),
-        ([0.0, 2e-5], "float32", "rank 1 returned an error of 2e-05; allowed is 1e-05"),
-        ([math.inf, 0.0], "float32", "rank 0 returned an error of inf; allowed is 1e-05"),
-        ([0.0, 2e-5], "bfloat16", ""),
-        ([0.0, 0.03], "bfloat16", "rank 1 returned an error of 0.03; allowed is 0.02"),
-    ],
-)
-def test_a_wrong_rank_is_named(errors: list[float | None], dtype: str, reason: str) -> None:
-    one = _Tried(CHOICES["ring"], rounds=[[answer(error) for error in errors]])
-    RingMeasurer._judge(one, point(dtype=dtype))
-    assert (one.status, one.reason) == ("incorrect" if reason else "ok", reason)
-
-
 class MadeRanks:
     """Stands for ranks: the ring fails as a test says, other schemes take half a second."""
 
-    started: ClassVar[list[MadeRanks]] = []
+    started: ClassVar[list[MadeRanks]]
+    passes: ClassVar[list[tuple[str, bool, bool, int]]]
+    """Movement, whether it is checked, whether it is warmed up, repeats."""
     fails: ClassVar[Mapping[int, RankLostError]] = {}
     """Number of a pass of the ring, of all ranks -> its error."""
     probe_fails: ClassVar[RankLostError | None] = None
-    passes: ClassVar[list[tuple[str, bool, bool, int]]] = []
-    """Movement, whether it is checked, whether it is warmed up, repeats."""
     seconds: ClassVar[float] = 0.5
 
     def __init__(self, ranks: int, *_: object) -> None:
@@ -124,18 +106,38 @@ class MadeRanks:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> type[MadeRanks]:
-    monkeypatch.setattr(measure, "Ranks", MadeRanks)
-    for name, value in (("started", []), ("passes", []), ("fails", {}), ("probe_fails", None), ("seconds", 0.5)):
-        monkeypatch.setattr(MadeRanks, name, value)
-    return MadeRanks
+    """The class that measurers start ranks of; a test may change it."""
+
+    class Made(MadeRanks):
+        started: ClassVar[list[MadeRanks]] = []
+        passes: ClassVar[list[tuple[str, bool, bool, int]]] = []
+
+    monkeypatch.setattr(measure, "Ranks", Made)
+    return Made
 
 
-def test_a_run_measures_checks_and_goes_on(
-    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "write_all", lambda *_: None)  # tests of the report draw it
-    # Less repeated, so that the test takes less time.
-    with mock.patch.multiple(measure, Ranks=Ranks, _LEAST_S=0.01):
+@pytest.mark.parametrize(
+    ("errors", "dtype", "reason"),
+    [
+        ([1e-7, math.nan], "float32", "rank 1 returned NaN; allowed is 1e-05"),
+        ([math.nan, math.nan], "float32", "rank 0 returned NaN; allowed is 1e-05"),
+        ([None, 0.0], "float32", "rank 0 returned NaN; allowed is 1e-05"),
+        ([0.0, 2e-5], "float32", "rank 1 returned an error of 2e-05; allowed is 1e-05"),
+        ([math.inf, 0.0], "float32", "rank 0 returned an error of inf; allowed is 1e-05"),
+        ([0.0, 2e-5], "bfloat16", ""),
+        ([0.0, 0.03], "bfloat16", "rank 1 returned an error of 0.03; allowed is 0.02"),
+    ],
+)
+def test_a_wrong_rank_is_named(errors: list[float | None], dtype: str, reason: str) -> None:
+    one = _Tried(CHOICES["ring"], rounds=[[answer(error) for error in errors]])
+    RingMeasurer._judge(one, point(dtype=dtype))
+    assert (one.status, one.reason) == ("incorrect" if reason else "ok", reason)
+
+
+def test_a_run_measures_checks_and_goes_on(made: type[MadeRanks], tmp_path: Path) -> None:
+    # Less repeated, so that the test takes less time; tests of the report draw it.
+    real = mock.patch.multiple(measure, Ranks=Ranks, _LEAST_S=0.01)
+    with real, mock.patch.object(files, "write_all"):
         code, printed, done = run(tmp_path, TINY)
     assert code == 0, printed
     cases = found(done)
@@ -152,12 +154,13 @@ def test_a_run_measures_checks_and_goes_on(
         assert case.flops_per_s
         assert case.bytes_per_s
         assert (case.threads, case.hosts) == (1, 1)
-    # K and V of 128 tokens, two heads of 32 float32 numbers.
-    assert [rank.sent_bytes for rank in cases["prefill", "ring"].ranks_facts] == [2 * 128 * 2 * 32 * 4] * 2
-    assert [rank.pairs for rank in cases["prefill", "ring"].ranks_facts] == [128 * 129 // 2, 128 * 129 // 2 + 128**2]
-    assert [rank.pairs for rank in cases["prefill", "one_process"].ranks_facts] == [256 * 257 // 2, 0]
-    assert [rank.pairs for rank in cases["decode", "tree_decode"].ranks_facts] == [3 * 128] * 2
-    assert [rank.pairs for rank in cases["decode", "ring"].ranks_facts] == [2 * 256, 256]
+    assert {key: [rank.pairs for rank in case.ranks_facts] for key, case in cases.items()} == {
+        ("prefill", "one_process"): [256 * 257 // 2, 0],
+        ("prefill", "ring"): [128 * 129 // 2, 128 * 129 // 2 + 128**2],
+        ("decode", "one_process"): [3 * 256, 0],
+        ("decode", "tree_decode"): [3 * 128] * 2,
+        ("decode", "ring"): [2 * 256, 256],
+    }
 
     # Without the second point and a part of its line, the run goes on there; made-up ranks show what is measured then.
     lines = (done.path / "cases.jsonl").read_text().splitlines(keepends=True)
@@ -171,7 +174,11 @@ def test_a_run_measures_checks_and_goes_on(
 
 
 def measured(
-    folder: Path, at: RingPoint, names: tuple[str, ...] = ("one_process", "ring"), budget_s: float = 60
+    made: type[MadeRanks],
+    folder: Path,
+    at: RingPoint,
+    names: tuple[str, ...] = ("one_process", "ring"),
+    budget_s: float = 60,
 ) -> dict[str, RingResult]:
     """What a measurer finds at a point, in at most four rounds."""
     path = folder / "made.yaml"
@@ -185,95 +192,82 @@ def measured(
     results = measurer.measure([at], cases, budget, lambda text: shares.append(budget.share_done))[at]
     assert shares == sorted(shares)
     measurer.close()
-    assert all(ranks.closed for ranks in MadeRanks.started)
+    assert all(ranks.closed for ranks in made.started)
     return {result.implementation: result for result in results}
 
 
-def test_only_the_scheme_that_loses_a_rank_fails(
-    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(made, "fails", {1: RankLostError("rank 1 was killed by SIGKILL", "crashed")})
-    results = measured(tmp_path, point())
+def test_only_the_scheme_that_loses_a_rank_fails(made: type[MadeRanks], tmp_path: Path) -> None:
+    made.fails = {1: RankLostError("rank 1 was killed by SIGKILL", "crashed")}
+    results = measured(made, tmp_path, point())
     ring, one = results["ring"], results["one_process"]
     assert (ring.status, ring.reason, ring.times) == ("crashed", "rank 1 was killed by SIGKILL", ())
-    assert one.status == "ok"
-    assert len(one.times) == 3
-    assert (one.flops_per_s, one.bytes_per_s) == (2e9, 2e8)
+    assert (one.status, len(one.times), one.flops_per_s, one.bytes_per_s) == ("ok", 3, 2e9, 2e8)
     assert len(made.started) == 2
     assert [movement for movement, *_ in made.passes].count("ring") == 2, "a scheme that failed has no further pass"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "budget_s", "passes", "timed"),
+    [
+        # Four of 0.03 s are a sample of 0.1 s; the first one is not timed.
+        (0.03, 60, [(True, False, 1), *[(False, True, 4)] * 3], 3),
+        (1.5, 60, [(True, False, 1), *[(False, False, 1)] * 3], 4),
+        (1.5, 0, [(True, False, 1), *[(False, False, 1)] * 2], 3),  # a budget never leaves less than three rounds
+    ],
+)
 def test_every_scheme_is_checked_once_and_short_passes_are_repeated(
-    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: type[MadeRanks], tmp_path: Path, seconds: float, budget_s: float, passes: list[Any], timed: int
 ) -> None:
-    monkeypatch.setattr(made, "seconds", 0.03)
-    results = measured(tmp_path, point())
+    made.seconds = seconds
+    results = measured(made, tmp_path, point(), budget_s=budget_s)
     for movement in ("none", "ring"):
-        passes = [rest for name, *rest in made.passes if name == movement]
-        assert passes == [[True, False, 1], *[[False, True, 4]] * 3]  # four of 0.03 s are a sample of 0.1 s
-    assert {len(result.times) for result in results.values()} == {3}
+        assert [tuple(rest) for name, *rest in made.passes if name == movement] == passes
+    assert {len(result.times) for result in results.values()} == {timed}
     assert [rank.peak_bytes for rank in results["ring"].ranks_facts] == [1000, 1000]
 
 
-def test_long_passes_are_all_timed(made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made, "seconds", 1.5)
-    results = measured(tmp_path, point())
-    assert {len(result.times) for result in results.values()} == {4}
-    assert {(warm, repeats) for _, _, warm, repeats in made.passes} == {(False, 1)}
-
-
-def test_a_budget_that_is_too_small_leaves_three_rounds(
-    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(made, "seconds", 1.5)
-    assert {len(result.times) for result in measured(tmp_path, point(), budget_s=0).values()} == {3}
-
-
 def test_ranks_of_another_library_say_nothing_of_what_they_sent(made: type[MadeRanks], tmp_path: Path) -> None:
-    results = measured(tmp_path, point(), ("one_process", "sdpa", "torch_ring"))
+    results = measured(made, tmp_path, point(), ("one_process", "sdpa", "torch_ring"))
     sent = {name: {rank.sent_bytes for rank in result.ranks_facts} for name, result in results.items()}
     assert sent == {"one_process": {64}, "sdpa": {64}, "torch_ring": {None}}
 
 
-def test_what_does_not_fit_starts_no_ranks(
-    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "available_memory", lambda: 1000)
-    results = measured(tmp_path, point())
+def test_what_does_not_fit_starts_no_ranks(made: type[MadeRanks], tmp_path: Path) -> None:
+    results = measured(made, tmp_path, point(n_p=1 << 40))
     assert {result.status for result in results.values()} == {"oom"}
-    assert "0.0 MB are available" in results["ring"].reason
+    assert "are available" in results["ring"].reason
     assert made.started == []
 
 
-def test_ranks_of_a_launcher_measure_only_points_of_as_many_and_are_not_started_again(
-    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    dismissed: list[GivenWorld] = []
-    monkeypatch.setattr(GivenWorld, "dismiss", lambda given: dismissed.append(given))
-    monkeypatch.setattr(made, "fails", {0: RankLostError("rank 1 is gone", "timeout")})
-    four = measured(tmp_path, point(ranks=4))
+
+
+@pytest.mark.usefixtures("launched")
+def test_ranks_of_a_launcher_measure_only_points_of_as_many_and_are_not_started_again(
+    made: type[MadeRanks], tmp_path: Path
+) -> None:
+    made.fails = {0: RankLostError("rank 1 is gone", "timeout")}
+    with mock.patch.object(GivenWorld, "dismiss") as dismiss:
+        four = measured(made, tmp_path, point(ranks=4))
+        assert dismiss.call_count == 1, "nothing was measured, so the other ranks may end"
+        two = measured(made, tmp_path, point())
+        assert dismiss.call_count == 1
     assert {(result.status, result.reason) for result in four.values()} == {
         ("unsupported", "this run was started with WORLD_SIZE=2")
     }
-    assert len(dismissed) == 1, "nothing was measured, so the other ranks may end"
-    two = measured(tmp_path, point())
-    assert len(dismissed) == 1
     assert (two["ring"].status, two["ring"].reason) == ("timeout", "rank 1 is gone")
     assert two["one_process"].status == "error"
     assert "start all of them again" in two["one_process"].reason
     assert len(made.started) == 1
 
 
-def test_a_rank_of_a_launcher_that_the_probe_loses_is_named(
-    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(made, "probe_fails", RankLostError("rank 1 is gone", "timeout"))
-    results = measured(tmp_path, point())
-    told = sorted((result.status, result.reason) for result in results.values())
+@pytest.mark.usefixtures("launched")
+def test_a_rank_of_a_launcher_that_the_probe_loses_is_named(made: type[MadeRanks], tmp_path: Path) -> None:
+    made.probe_fails = RankLostError("rank 1 is gone", "timeout")
+    told = sorted((result.status, result.reason) for result in measured(made, tmp_path, point()).values())
     assert told == [
         ("error", "the ranks of this run have ended; start all of them again"),
         ("timeout", "rank 1 is gone"),
