@@ -1,21 +1,33 @@
-"""When the plug-in takes part, and what it says when it cannot."""
+"""When the plug-in takes part, what it says when it cannot, and that vLLM's tokens stay those of its own attention."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from chunkbench.kernels import cpu
-from chunkbench.kernels.plan import Plan
 from chunkbench.plugins.vllm import plugin, register
-from chunkbench.plugins.vllm.forest import BlockForest
-from tests.kernels.prompt_pieces import planned, prompts
+from chunkbench.workloads.serving.servers.vllm import vllm_python
+from tests.plugins.vllm.driving import drive, requests, write_model
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets a version of vLLM be installed, as far as its metadata say so."""
+
+    def install(version: str) -> None:
+        (tmp_path / f"vllm-{version}.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+        (tmp_path / f"vllm-{version}.dist-info" / "METADATA").write_text(metadata)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
 
 
 def test_vllm_finds_it_by_its_entry_point() -> None:
@@ -23,149 +35,113 @@ def test_vllm_finds_it_by_its_entry_point() -> None:
     assert found.load() is register
 
 
-def test_it_does_nothing_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "vllm_version", lambda: "0.1.0")
-    for value in (None, "", "other", "chunkbench2"):
-        if value is None:
-            monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-        else:
-            monkeypatch.setenv("VLLM_PLUGINS", value)
+@pytest.mark.parametrize("named", ["", "other", "chunkbench2", "other,chunkbench"])
+def test_it_does_nothing_unless_it_is_named_and_refuses_a_version_that_does_not_fit(
+    named: str, vllm: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm("0.33.1")
+    monkeypatch.setenv("VLLM_PLUGINS", named)
+    if named != "other,chunkbench":
         register()
-
-
-def test_a_version_that_does_not_fit_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_PLUGINS", "other,chunkbench")
-    monkeypatch.setattr(plugin, "vllm_version", lambda: "0.33.1")
+        return
     with pytest.raises(RuntimeError, match=r"chunkbench \S+ fits vLLM 0.32; this is vLLM 0.33.1"):
         register()
 
 
-@pytest.mark.parametrize(
-    ("found", "why"), [(None, "not installed"), ("0.3.2", "this is vLLM 0.3.2"), ("0.320.1", "this is vLLM 0.320.1")]
-)
-def test_why_not(monkeypatch: pytest.MonkeyPatch, found: str | None, why: str) -> None:
-    monkeypatch.setattr(plugin, "vllm_version", lambda: found)
-    assert why in plugin.why_not("cpu")
+def test_why_not_without_vllm() -> None:
+    with mock.patch.object(plugin, "vllm_version", return_value=None):
+        assert "not installed" in plugin.why_not("cpu")
 
 
-def test_a_version_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "vllm_version", lambda: "0.32.0")
-    assert plugin.why_not("cpu") == cpu.why_missing()
-    if not torch.cuda.is_available():
+@pytest.mark.parametrize("version", ["0.3.2", "0.320.1", "0.32.0"])
+def test_why_not(version: str, vllm: Callable[[str], None]) -> None:
+    vllm(version)
+    assert plugin.why_not("cpu").endswith(cpu.why_missing() if version == "0.32.0" else f"this is vLLM {version}")
+    if version == "0.32.0" and not torch.cuda.is_available():
         assert "no NVIDIA GPU" in plugin.why_not("cuda")
 
 
-SIZE = 16
+in_vllm = pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM")
+TIE = 1e-3
+"""Where the two largest log-probabilities are closer than this, another order of sums may exchange the tokens."""
+HALF_TIE = 0.1
+"""The same in float16."""
 
 
-def check(plan: Plan, tables: list[list[int]], lengths: list[int]) -> None:
-    """Every row reads exactly its blocks in order; rows that share full blocks read them in common segments."""
-    rows = len(tables)
-    assert sorted(plan.order.tolist()) == list(range(rows))
-    read: dict[int, list[int]] = defaultdict(list)
-    for segment in plan.segments:
-        for position in range(segment.begin, segment.end):
-            read[int(plan.order[position])] += segment.chunks.tolist()
-        if segment.end - segment.begin > 1:
-            for row in plan.order[segment.begin : segment.end]:
-                shared = len(read[int(row)])
-                assert shared * SIZE <= lengths[int(row)], "only full blocks are shared"
-    assert [read[row] for row in range(rows)] == tables
-    assert plan.last_chunks.tolist() == [table[-1] for table in tables]
-    assert plan.last_tokens.tolist() == [(length - 1) % SIZE + 1 for length in lengths]
-    # No block that two rows have in common stands in two segments, unless it is the last, partial one.
-    places = [int(chunk) for segment in plan.segments for chunk in segment.chunks]
-    partial = {table[-1] for table, length in zip(tables, lengths, strict=True) if length % SIZE}
-    twice = {chunk for chunk in places if places.count(chunk) > 1}
-    assert twice <= partial
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("llama")
+    write_model(folder)
+    return folder
 
 
-def padded(tables: list[list[int]]) -> np.ndarray:
-    width = max(map(len, tables)) + 2
-    return np.array([table + [7] * (width - len(table)) for table in tables], np.int32)
+@in_vllm
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("budget", "count"),
+    [(64, 10), *(pytest.param(budget, 83, marks=pytest.mark.slow) for budget in (16, 17, 64, 100, 256, 512))],
+)
+def test_tokens_are_those_of_vllms_own_attention(checkpoint: Path, budget: int, count: int) -> None:
+    """Chunked prefill by budgets of prompt tokens, prefix caching, and preemption on a cache of 20 blocks."""
+    sent = requests(count, budget)
+    limits = {"max_num_batched_tokens": budget, "num_gpu_blocks_override": 24}
+    theirs = drive(checkpoint, sent, "", **limits)
+    ours = drive(checkpoint, sent, "chunkbench", **limits)
+    assert (theirs["attention"], ours["attention"]) == (["CPUAttentionBackendImpl"], ["ChunkImpl"])
+    assert ties(sent, ours, theirs, TIE) <= max(1, len(sent) // 100)
 
 
-def tables_of(drawn: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """Tables of sequences with these tokens, which share blocks as a prefix tree does, and their lengths."""
-    return planned(drawn, SIZE)[1], [len(tokens) for tokens in drawn]
+@in_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_backend_for_gpus_inside_vllm(checkpoint: Path) -> None:
+    """vLLM decodes with our Triton kernels, in the interpreter, on a cache that forces preemption."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    sent = requests(16, seed=5)
+    for request in sent:
+        request["prompt"], request["at"] = request["prompt"][:400], request["at"] // 4
+        request["max_tokens"] = min(request["max_tokens"], 12)
+    limits = {"max_num_batched_tokens": 64, "dtype": "float16", "max_model_len": 512}
+    theirs = drive(checkpoint, sent, "", **limits)
+    ours = drive(checkpoint, sent, "", triton=True, block_size=16, num_gpu_blocks_override=40, **limits)
+    assert ours["attention"] == ["ChunkTritonImpl"]
+    assert ours["preempted"] > 0
+    assert ties(sent, ours, theirs, HALF_TIE) <= len(sent) // 4
 
 
-@given(prompts())
-@settings(max_examples=150, deadline=None)
-def test_a_plan_reads_what_the_tables_say(drawn: list[list[int]]) -> None:
-    tables, lengths = tables_of(drawn)
-    check(BlockForest(SIZE).plan(padded(tables), np.array(lengths)), tables, lengths)
+def ties(sent: list[dict[str, Any]], ours: dict[str, Any], theirs: dict[str, Any], tie: float) -> int:
+    """Requests whose tokens differ from where vLLM's two largest log-probabilities are closer than `tie`. Raises
+    AssertionError if they differ elsewhere."""
+    found = 0
+    for request in sent:
+        mine, reference = (side["answers"][request["id"]] for side in (ours, theirs))
+        wanted = min(request["max_tokens"], request["abort_after"] or request["max_tokens"])
+        assert len(mine["tokens"]) == len(reference["tokens"]) == wanted
+        first = next((n for n in range(wanted) if mine["tokens"][n] != reference["tokens"][n]), None)
+        if first is not None:
+            assert reference["gaps"][first] < tie, (request["id"], first, reference["gaps"][first])
+            found += 1
+    return found
 
 
-@given(prompts(), st.lists(st.integers(1, 2 * SIZE), min_size=1, max_size=40))
-@settings(max_examples=60, deadline=None)
-def test_plans_grow_with_their_tables(drawn: list[list[int]], steps: list[int]) -> None:
-    tables, lengths = tables_of(drawn)
-    planner, free = BlockForest(SIZE), 1000
-    for step, grown in enumerate(steps):
-        for row in range(len(tables)):
-            lengths[row] += grown if row == step % len(tables) else 1
-            while len(tables[row]) * SIZE < lengths[row]:
-                tables[row].append(free)
-                free += 1
-        check(planner.plan(padded(tables), np.array(lengths)), tables, lengths)
+@in_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_bfloat16_is_no_further_from_float32_than_vllms_own_attention(checkpoint: Path) -> None:
+    sent = [{**request, "max_tokens": 1, "abort_after": None} for request in requests(40, seed=9)]
+    exact = drive(checkpoint, sent, "")["answers"]
 
+    def distance(plugins: str) -> float:
+        """Mean distance of the largest log-probabilities of an answer's first token."""
+        answers = drive(checkpoint, sent, plugins, dtype="bfloat16")["answers"]
+        pairs = [
+            abs(answers[id]["first"][token] - logprob)
+            for id, answer in exact.items()
+            for token, logprob in answer["first"].items()
+            if token in answers[id]["first"]
+        ]
+        assert len(pairs) > 10 * len(sent)
+        return sum(pairs) / len(pairs)
 
-def test_the_same_plan_while_no_block_begins() -> None:
-    planner = BlockForest(SIZE)
-    tables = [[0, 1, 2], [0, 1, 3], [0, 4]]
-    first = planner.plan(padded(tables), np.array([40, 41, 20]))
-    assert planner.plan(padded(tables), np.array([41, 42, 21])) is first
-    check(first, tables, [41, 42, 21])
-
-
-def test_a_new_block_changes_little() -> None:
-    planner = BlockForest(SIZE)
-    tables = [[0, 1, 2], [0, 1, 3], [0, 4]]
-    first = planner.plan(padded(tables), np.array([48, 41, 20]))
-    tables[0].append(5)
-    second = planner.plan(padded(tables), np.array([49, 42, 21]))
-    growth = second.growth_since(first)
-    assert growth is not None
-    assert [array.tolist() for array in growth] == [[0], [5]]
-    check(second, tables, [49, 42, 21])
-
-
-def test_a_longer_shared_prefix_is_no_growth() -> None:
-    planner = BlockForest(SIZE)
-    first = planner.plan(padded([[0, 1, 2], [0, 1, 3]]), np.array([40, 41]))
-    second = planner.plan(padded([[0, 1, 9, 2], [0, 1, 9, 3]]), np.array([56, 57]))
-    assert second.growth_since(first) is None
-
-
-@pytest.mark.parametrize("change", ["leaves", "joins", "other blocks", "shorter"])
-def test_other_changes_are_found_anew(change: str) -> None:
-    planner = BlockForest(SIZE)
-    tables, lengths = [[0, 1, 2], [0, 1, 3], [0, 4]], [40, 41, 20]
-    planner.plan(padded(tables), np.array(lengths))
-    if change == "leaves":
-        tables, lengths = tables[1:], lengths[1:]
-    elif change == "joins":
-        tables, lengths = [*tables, [0, 1, 9]], [*lengths, 48]
-    elif change == "other blocks":
-        tables[2] = [8, 9]
-    else:
-        tables[0], lengths[0] = [0, 1], 32
-    check(planner.plan(padded(tables), np.array(lengths)), tables, lengths)
-
-
-def test_two_sequences_with_the_same_partial_block_read_it_each() -> None:
-    tables, lengths = [[0, 1], [0, 1]], [20, 20]
-    check(BlockForest(SIZE).plan(padded(tables), np.array(lengths)), tables, lengths)
-
-
-def test_ids_keep_64_bits_while_tables_grow() -> None:
-    """vLLM's tables have 32 bits. An id times the bytes of a block, 2^19 for Llama2-7B, needs more."""
-    forest = BlockForest(16)
-    first = forest.plan(np.array([[5000, 6000], [5000, 7000]], np.int32), np.array([32, 32]))
-    grown = forest.plan(np.array([[5000, 6000, 8000], [5000, 7000, 9000]], np.int32), np.array([33, 33]))
-    growth = grown.growth_since(first)
-    assert growth is not None
-    for ids in (first.chunks, grown.chunks, growth[1], grown.last_chunks):
-        assert ids.dtype == np.int64
-    assert sorted((growth[1] * 2**19).tolist()) == [8000 * 2**19, 9000 * 2**19]
+    assert distance("chunkbench") <= 1.1 * distance("")

@@ -1,23 +1,130 @@
-"""Attention over blocks as vLLM hands them out, step by step, against float64 attention."""
+"""Steps over blocks as vLLM hands them out: their plans, and attention by the CPU's and the GPU's kernels."""
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chunkbench.kernels import cpu
+from chunkbench.kernels.plan import Plan
+from chunkbench.plugins.vllm.forest import BlockForest
 from chunkbench.plugins.vllm.steps import Blocks, Steps
 from tests.attention.contexts import causal_attention
+from tests.kernels.prompt_pieces import planned, prompts
+from tests.kernels.triton.interpreter import mend_interpreter
 from tests.pairs import values
 
-pytestmark = pytest.mark.skipif(cpu.native() is None, reason="needs the native module")
+if TYPE_CHECKING:
+    from chunkbench.plugins.vllm.gpu_steps import DecodeSteps
 
-HEADS, LAYERS, BLOCKS = 4, 2, 400
+SIZE = 16
+
+
+def check(plan: Plan, tables: list[list[int]], lengths: list[int]) -> None:
+    """Every row reads exactly its blocks in order; rows that share full blocks read them in common segments."""
+    rows = len(tables)
+    assert sorted(plan.order.tolist()) == list(range(rows))
+    read: dict[int, list[int]] = defaultdict(list)
+    for segment in plan.segments:
+        for position in range(segment.begin, segment.end):
+            read[int(plan.order[position])] += segment.chunks.tolist()
+        if segment.end - segment.begin > 1:
+            for row in plan.order[segment.begin : segment.end]:
+                shared = len(read[int(row)])
+                assert shared * SIZE <= lengths[int(row)], "only full blocks are shared"
+    assert [read[row] for row in range(rows)] == tables
+    assert plan.last_chunks.tolist() == [table[-1] for table in tables]
+    assert plan.last_tokens.tolist() == [(length - 1) % SIZE + 1 for length in lengths]
+    # No block that two rows have in common stands in two segments, unless it is the last, partial one.
+    places = [int(chunk) for segment in plan.segments for chunk in segment.chunks]
+    partial = {table[-1] for table, length in zip(tables, lengths, strict=True) if length % SIZE}
+    twice = {chunk for chunk in places if places.count(chunk) > 1}
+    assert twice <= partial
+
+
+def padded(tables: list[list[int]]) -> np.ndarray:
+    width = max(map(len, tables)) + 2
+    return np.array([table + [7] * (width - len(table)) for table in tables], np.int32)
+
+
+@given(prompts(), st.lists(st.integers(1, 2 * SIZE), max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_a_plan_reads_what_the_tables_say_and_grows_with_them(drawn: list[list[int]], steps: list[int]) -> None:
+    # They share blocks as a prefix tree does.
+    tables, lengths = planned(drawn, SIZE)[1], [len(tokens) for tokens in drawn]
+    planner, free = BlockForest(SIZE), 1000
+    check(planner.plan(padded(tables), np.array(lengths)), tables, lengths)
+    for step, grown in enumerate(steps):
+        for row in range(len(tables)):
+            lengths[row] += grown if row == step % len(tables) else 1
+            while len(tables[row]) * SIZE < lengths[row]:
+                tables[row].append(free)
+                free += 1
+        check(planner.plan(padded(tables), np.array(lengths)), tables, lengths)
+
+
+def test_a_plan_stays_while_no_block_begins_and_a_new_block_changes_little() -> None:
+    planner = BlockForest(SIZE)
+    tables = [[0, 1, 2], [0, 1, 3], [0, 4]]
+    first = planner.plan(padded(tables), np.array([47, 40, 19]))
+    assert planner.plan(padded(tables), np.array([48, 41, 20])) is first
+    check(first, tables, [48, 41, 20])
+    tables[0].append(5)
+    second = planner.plan(padded(tables), np.array([49, 42, 21]))
+    growth = second.growth_since(first)
+    assert growth is not None
+    assert [array.tolist() for array in growth] == [[0], [5]]
+    check(second, tables, [49, 42, 21])
+
+
+def test_a_longer_shared_prefix_is_no_growth() -> None:
+    planner = BlockForest(SIZE)
+    first = planner.plan(padded([[0, 1, 2], [0, 1, 3]]), np.array([40, 41]))
+    second = planner.plan(padded([[0, 1, 9, 2], [0, 1, 9, 3]]), np.array([56, 57]))
+    assert second.growth_since(first) is None
+
+
+@pytest.mark.parametrize(
+    ("tables", "lengths"),
+    [
+        ([[0, 1, 3], [0, 4]], [41, 20]),  # the first sequence left
+        ([[0, 1, 2], [0, 1, 3], [0, 4], [0, 1, 9]], [40, 41, 20, 48]),  # one joined
+        ([[0, 1, 2], [0, 1, 3], [8, 9]], [40, 41, 20]),  # other blocks
+        ([[0, 1], [0, 1, 3], [0, 4]], [32, 41, 20]),  # a shorter one
+        ([[0, 1], [0, 1]], [20, 20]),  # two with the same partial block, which each reads
+    ],
+)
+def test_other_changes_are_found_anew(tables: list[list[int]], lengths: list[int]) -> None:
+    planner = BlockForest(SIZE)
+    planner.plan(padded([[0, 1, 2], [0, 1, 3], [0, 4]]), np.array([40, 41, 20]))
+    check(planner.plan(padded(tables), np.array(lengths)), tables, lengths)
+
+
+def test_ids_keep_64_bits_while_tables_grow() -> None:
+    """vLLM's tables have 32 bits. An id times the bytes of a block, 2^19 for Llama2-7B, needs more."""
+    forest = BlockForest(16)
+    first = forest.plan(np.array([[5000, 6000], [5000, 7000]], np.int32), np.array([32, 32]))
+    grown = forest.plan(np.array([[5000, 6000, 8000], [5000, 7000, 9000]], np.int32), np.array([33, 33]))
+    growth = grown.growth_since(first)
+    assert growth is not None
+    for ids in (first.chunks, grown.chunks, growth[1], grown.last_chunks):
+        assert ids.dtype == np.int64
+    assert sorted((growth[1] * 2**19).tolist()) == [8000 * 2**19, 9000 * 2**19]
+
+
+HEADS, LAYERS = 4, 2
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+native = pytest.mark.skipif(cpu.native() is None, reason="needs the native module")
+triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
 
 @dataclass
@@ -39,8 +146,8 @@ class Engine:
         self.size, self.kv_heads, self.dim, self.dtype = size, kv_heads, dim, dtype
         self.blocks = Blocks(kv_heads, dim, size, dtype)
         self.steps = Steps(self.blocks, HEADS)
-        self.caches = [torch.full((BLOCKS, kv_heads, size, 2 * dim), torch.nan, dtype=dtype) for _ in range(LAYERS)]
-        self.free = list(range(BLOCKS))
+        self.caches = [torch.full((400, kv_heads, size, 2 * dim), torch.nan, dtype=dtype) for _ in range(LAYERS)]
+        self.free = list(range(400))
         self.live: list[Live] = []
         self.chance = random.Random(seed)
         self.numbers = torch.Generator().manual_seed(seed)
@@ -109,6 +216,7 @@ class Engine:
         return torch.randn(*shape, self.dim, generator=self.numbers).to(self.dtype)
 
 
+@native
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     values([(16, 4, 64), (64, 2, 128), (32, 1, 80)], [torch.float32, torch.bfloat16, torch.float16]),
@@ -129,6 +237,7 @@ def test_steps_of_a_busy_engine(shape: tuple[int, int, int], dtype: torch.dtype)
         engine.step(chance.choice([1, 7, 16, 17, 33, 200]))
 
 
+@native
 def test_many_decode_steps_with_a_shared_prefix() -> None:
     engine = Engine(16, 4, 64, torch.float32, seed=1)
     first = engine.join(100)
@@ -139,6 +248,7 @@ def test_many_decode_steps_with_a_shared_prefix() -> None:
         engine.step(1000)
 
 
+@native
 def test_tensors_that_do_not_fit_the_step_are_refused() -> None:
     blocks = Blocks(2, 64, 16, torch.float32)
     steps = Steps(blocks, 4)
@@ -149,3 +259,99 @@ def test_tensors_that_do_not_fit_the_step_are_refused() -> None:
             steps.attend(wrong, good, 0, 1.0)
         with pytest.raises(ValueError, match="out is"):
             steps.attend(good, wrong, 0, 1.0)
+
+
+BLOCKS, SCALE = 96, 0.17
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    """Where the GPU kernels run: in Triton's interpreter where there is no GPU."""
+    if torch.cuda.is_available():
+        return "cuda"
+    mend_interpreter()
+    return "cpu"
+
+
+def small_steps(cache: torch.Tensor, rows: int) -> DecodeSteps:
+    from chunkbench.kernels.triton.tuning import Tuning
+    from chunkbench.plugins.vllm.gpu_steps import DecodeSteps
+
+    tuning = Tuning(
+        wide=64, warps=4, tile=32, stages=3, narrow_tile=32, narrow_stages=3, blocks=1, narrow_blocks=1,
+        merge_tile=16, merge_warps=4, fold=2,
+    )  # fmt: skip
+    return DecodeSteps(cache, HEADS, rows=rows, blocks=BLOCKS, tuning=tuning)
+
+
+def caches(
+    device: str, kv_heads: int, size: int, dim: int, dtype: torch.dtype, tokens_first: bool
+) -> list[torch.Tensor]:
+    """K/V caches `[blocks, kv_heads, tokens, 2 * dim]` as vLLM allocates them: heads or tokens outermost in a block."""
+    numbers = torch.Generator().manual_seed(size)
+    shape = (BLOCKS, size, kv_heads, 2 * dim) if tokens_first else (BLOCKS, kv_heads, size, 2 * dim)
+    made = [torch.randn(*shape, generator=numbers).to(device, dtype) for _ in range(LAYERS)]
+    return [cache.transpose(1, 2) if tokens_first else cache for cache in made]
+
+
+@triton
+@pytest.mark.parametrize(
+    ("shape", "tokens_first"),
+    values([(4, 16, 64, torch.float16), (2, 32, 64, torch.bfloat16), (1, 64, 128, torch.float16)], [False, True]),
+    ids=str,
+)
+def test_sequences_that_share_join_grow_and_leave(
+    device: str, shape: tuple[int, int, int, torch.dtype], tokens_first: bool
+) -> None:
+    kv_heads, size, dim, dtype = shape
+    layers = caches(device, kv_heads, size, dim, dtype, tokens_first)
+    steps = small_steps(layers[0], rows=6)
+    generation = steps.generation
+    chance, numbers = random.Random(size), torch.Generator().manual_seed(1)
+    free = list(range(BLOCKS))
+    chance.shuffle(free)
+    live: list[tuple[list[int], int]] = []  # table and length
+    for step in range(9):
+        live = [(table, length + 1) for table, length in live]
+        if step % 3 == 0 and len(live) < 6:
+            parent, known = chance.choice(live) if live else ([], 0)
+            shared = chance.randrange(known // size + 1)
+            live.append((list(parent[:shared]), shared * size + chance.choice([1, size - 1, size, 2 * size + 3])))
+        if step == 5:
+            live.pop(0)
+        for table, length in live:
+            table += [free.pop() for _ in range(-(-length // size) - len(table))]
+        width = max(len(table) for table, _ in live) + 2
+        tables = np.array([table + [0] * (width - len(table)) for table, _ in live], np.int32)
+        steps.plan(tables, np.array([length for _, length in live]))
+        for cache in layers:
+            # A captured graph has more rows than the step.
+            q = torch.randn(len(live) + 2, HEADS, dim, generator=numbers).to(device, dtype)
+            out = torch.full_like(q, 7.0)
+            steps.attend(q, out, cache, SCALE)
+            for row, (table, length) in enumerate(live):
+                held = cache[table].transpose(1, 2).reshape(-1, kv_heads, 2 * dim)[:length]
+                expected = causal_attention(q[row : row + 1], *held.chunk(2, -1), SCALE)
+                torch.testing.assert_close(out[row : row + 1].double(), expected, rtol=0, atol=TOLERANCE[dtype])
+            assert (out[len(live) :] == 7.0).all()
+    assert steps.generation == generation  # no captured graph became invalid
+
+
+@triton
+def test_a_step_without_decoding_rows(device: str) -> None:
+    (cache, _) = caches(device, 4, 16, 64, torch.float16, False)
+    steps = small_steps(cache, rows=4)
+    steps.plan(np.empty((0, 3), np.int32), np.empty(0, np.int64))
+    q = torch.ones(2, HEADS, 64, dtype=torch.float16, device=device)
+    out = torch.full_like(q, 7.0)
+    steps.attend(q, out, cache, SCALE)
+    assert (out == 7.0).all()
+
+
+@triton
+def test_blocks_that_the_kernels_cannot_address_are_refused() -> None:
+    from chunkbench.plugins.vllm.gpu_steps import BlockPlaces
+
+    odd = torch.zeros(3 * 1001, dtype=torch.float16).as_strided((3, 1, 4, 128), (1001, 512, 128, 1))
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
+        BlockPlaces(odd)
