@@ -10,8 +10,11 @@ import torch
 from hypothesis import strategies as st
 
 from chunkbench import ChunkAttention, LayeredChunkAttention
+from chunkbench.attention import Kernel
+from chunkbench.kernels import cpu
 from chunkbench.kernels.reference import attention
 
+KERNELS: list[Kernel] = ["torch", *(["native"] if cpu.native() is not None else [])]  # type: ignore[list-item]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 

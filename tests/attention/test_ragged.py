@@ -11,14 +11,10 @@ import torch
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.errors import PoolExhausted, UnknownSequence, WrongTokens
-from chunkbench.kernels import cpu
-from tests.attention.contexts import causal_attention
+from tests.attention.contexts import KERNELS, causal_attention
 from tests.pairs import pairs
 
-KERNELS = ["torch", *(["native"] if cpu.native() is not None else [])]
 HEADS, DIM, LAYERS = 4, 32, 2
-
-
 TABLES = {
     (what, layer): torch.randn(2, 256, HEADS, DIM, generator=torch.Generator().manual_seed(10 * layer + i))
     for i, what in enumerate("qkv")
@@ -121,23 +117,14 @@ def test_prompts_in_pieces_beside_decoding_sequences(kernel: Any, kv_heads: int,
     assert server.attention.kv_bytes == 0
 
 
+@pytest.mark.parametrize(("share", "computed"), [(True, 64 + 3), (False, 3 * 65)])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_shared_prompt_is_computed_once_even_in_one_step(kernel: Any) -> None:
-    server = Server(kernel)
-    system = list(range(64))
-    for last in range(5):
-        server.join([*system, 90 + last])
-    server.step()
-    assert server.computed_tokens == 64 + 5
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_without_sharing_every_prompt_is_computed(kernel: Any) -> None:
-    server = Server(kernel, share=False)
+def test_a_shared_prompt_is_computed_once_even_in_one_step(kernel: Any, share: bool, computed: int) -> None:
+    server = Server(kernel, share=share)
     for last in range(3):
         server.join([*range(64), 90 + last])
     server.step()
-    assert server.computed_tokens == 3 * 65
+    assert server.computed_tokens == computed
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -215,8 +202,12 @@ def test_sequences_are_cut_anywhere_while_others_go_on(kernel: Any, share: bool,
     assert cut_inside > 20
 
 
-def test_wrong_selections_are_refused() -> None:
+def test_nothing_may_be_selected_and_what_is_wrong_is_refused() -> None:
     attention = RaggedChunkAttention(1, 2, 16, chunk_size=16, kernel="torch")
+    assert attention.plan_selected() == 0
+    nothing = torch.zeros(0, 2, 16)
+    attention.write_selected(0, nothing, nothing)
+    assert attention.attend_selected(0, nothing).shape == (0, 2, 16)
     attention.join([1, 2, 3])
     attention.join([4, 5])
     for first, count in [(0, 0), (-1, 2), (0, 4), (3, 1)]:
@@ -228,16 +219,5 @@ def test_wrong_selections_are_refused() -> None:
     attention.select(0, 2, 1)
     with pytest.raises(WrongTokens, match="by row"):
         attention.plan_selected()
-
-
-def test_a_step_of_nothing_is_allowed() -> None:
-    attention = RaggedChunkAttention(1, 2, 16, chunk_size=16, kernel="torch")
-    assert attention.plan_selected() == 0
-    nothing = torch.zeros(0, 2, 16)
-    attention.write_selected(0, nothing, nothing)
-    assert attention.attend_selected(0, nothing).shape == (0, 2, 16)
-
-
-def test_triton_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="use 'torch'"):
         RaggedChunkAttention(1, 2, 64, kernel="triton")

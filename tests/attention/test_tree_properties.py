@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from chunkbench.attention.errors import KVCacheError, PoolExhausted
+from chunkbench.attention.errors import EmptySequence, KVCacheError, PoolExhausted, WrongTokens
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.kernels.changes import Copy
@@ -149,8 +149,10 @@ class Model(RuleBasedStateMachine):
         if isinstance(forked, KVCacheError):
             assert isinstance(forked, PoolExhausted)
             return
+        rest = len(self.tokens[source]) % self.c
+        assert (forked.copy is not None) == (rest > 0)
         if forked.copy is not None:
-            assert forked.copy.held == forked.copy.tokens == len(self.tokens[source]) % self.c
+            assert forked.copy.held == forked.copy.tokens == rest
             self.copy(forked.copy)
         self.tokens[forked.sequence] = list(self.tokens[source])
 
@@ -203,6 +205,10 @@ class Model(RuleBasedStateMachine):
         assert isinstance(self.attempt(lambda: self.tree.append(wrong)), KVCacheError)
         assert isinstance(self.attempt(lambda: self.tree.join([])), KVCacheError)
         subset = sorted(self.tokens)[:1]
+        for sequence in subset:
+            for length in (0, len(self.tokens[sequence]) + 1):
+                cut = self.attempt(lambda s=sequence, n=length: self.tree.truncate(s, n))
+                assert isinstance(cut, EmptySequence if length == 0 else WrongTokens)
         for sequences, counts, tokens in (
             ([unknown] if unknown not in self.tokens else [*subset, *subset, *subset], None, [0, 0, 0]),
             (subset, [2], [0]),

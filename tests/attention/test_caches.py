@@ -1,20 +1,32 @@
-"""ChunkAttention against the float64 reference."""
+"""ChunkAttention and LayeredChunkAttention against the float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkbench import ChunkAttention
+from chunkbench import ChunkAttention, LayeredChunkAttention
+from chunkbench.attention import Kernel, WrongTensor
 from chunkbench.attention.errors import EmptySequence, KVCacheError, PoolExhausted, UnknownSequence, WrongTokens
 from chunkbench.kernels.reference import attention
-from tests.attention.contexts import ACTIONS, TOLERANCE, Contexts, act_and_check
+from tests.attention.contexts import ACTIONS, KERNELS, TOLERANCE, Contexts, act_and_check
+from tests.pairs import pairs
 
 PARTITIONS = ("two-phase", "sequence-first")
+LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 16
 
 
 def contexts_of(heads=4, head_dim=16, kv_heads=None, scale=1.0, **options):
     return Contexts(ChunkAttention(heads, head_dim, kv_heads, **options), scale)
+
+
+def layers_of(kernel: Kernel, dtype: torch.dtype, retain: bool) -> Contexts:
+    options: dict[str, Any] = {"dtype": dtype, "kernel": kernel, "retain": retain}
+    return Contexts(LayeredChunkAttention(LAYERS, HEADS, DIM, KV_HEADS, chunk_size=16, **options))
 
 
 @settings(max_examples=60)
@@ -23,32 +35,42 @@ def contexts_of(heads=4, head_dim=16, kv_heads=None, scale=1.0, **options):
     st.integers(1, 5),
     st.sampled_from([(1, 1), (4, 2), (3, 1)]),
     st.sampled_from(PARTITIONS),
+    st.booleans(),
 )
-def test_random_forests(history, chunk_size, heads, partition):
-    act_and_check(contexts_of(heads[0], 16, heads[1], chunk_size=chunk_size, partition=partition), history)
+def test_random_forests(history, chunk_size, heads, partition, reserved):
+    contexts = contexts_of(heads[0], 16, heads[1], chunk_size=chunk_size, partition=partition)
+    if reserved:
+        contexts.attention.reserve(200)
+    act_and_check(contexts, history)
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("shared", [0, 7, 16, 24])
-def test_a_batch_with_a_system_prompt(shared, dtype, partition):
-    contexts = contexts_of(8, 32, 2, chunk_size=8, dtype=dtype, partition=partition)
+@settings(max_examples=40)
+@given(
+    st.lists(ACTIONS, max_size=12),
+    st.sampled_from(KERNELS),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.booleans(),
+)
+def test_random_forests_of_several_layers(
+    history: list[tuple[Any, ...]], kernel: Kernel, dtype: torch.dtype, retain: bool
+) -> None:
+    """All layers, with one tree and one plan."""
+    act_and_check(layers_of(kernel, dtype, retain), history)
+
+
+@pytest.mark.parametrize(
+    ("shared", "dtype", "partition", "head_dim"),
+    pairs([0, 7, 16, 24], list(TOLERANCE), PARTITIONS, [16, 48, 64, 80, 128, 256]),
+)
+def test_a_batch_with_a_system_prompt(shared, dtype, partition, head_dim):
+    contexts = contexts_of(4, head_dim, 2, chunk_size=8, dtype=dtype, partition=partition)
     for row in range(5):
         contexts.add([*range(shared), *([1000 + row] * (24 - shared))])
     contexts.check()
     for step in range(18):  # across two chunk boundaries
         contexts.append([step] * 5)
-        contexts.check()
-
-
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128, 256])
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_head_dimensions(head_dim, dtype):
-    contexts = contexts_of(2, head_dim, chunk_size=16, dtype=dtype)
-    for row in range(3):
-        contexts.add([*range(32), *range(100, 105 + row)])
-    contexts.append([1, 2, 3])
-    contexts.check()
+        if step % 4 == 0 or step > 14:
+            contexts.check()
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
@@ -92,12 +114,29 @@ def test_truncate_restores_the_earlier_state(partition):
     for _ in range(2):
         for step in range(7):
             contexts.append([step] * 3)
-            contexts.check()
+        contexts.check()
         used = contexts.attention.kv_bytes
         for sequence in ids:
             contexts.truncate(sequence, 10)
         contexts.check()
         assert contexts.attention.kv_bytes < used
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "retain"), pairs(KERNELS, [torch.float32, torch.bfloat16], [False, True]))
+def test_a_cut_inside_a_shared_chunk_leaves_the_others_theirs(kernel: Kernel, dtype: torch.dtype, retain: bool) -> None:
+    contexts = layers_of(kernel, dtype, retain)
+    cut, _, alone = contexts.add(range(40)), contexts.add(range(45)), contexts.add(range(100, 140))
+    for length in (35, 31, 27, 3):  # inside its own chunk, then inside shared ones; odd lengths lose a token's partner
+        contexts.truncate(cut, length)
+        contexts.truncate(alone, length)
+        contexts.check()
+        contexts.append_to({cut: 1, alone: 17})
+        contexts.check()
+    again = contexts.add(range(100, 150), with_cached_rows=False)
+    assert contexts.attention.cached_tokens(range(100, 150)) == 48  # as `again` has them
+    contexts.remove(again)
+    assert contexts.attention.cached_tokens(range(100, 150)) == (48 if retain else 0)
+    contexts.check()
 
 
 def test_stale_values_of_a_removed_sequence_reach_no_other_sequence():
@@ -118,33 +157,19 @@ def test_stale_values_of_a_removed_sequence_reach_no_other_sequence():
     assert contexts.attention.length(kept) == 11
 
 
-def test_grown_and_reserved_stores_hold_the_same():
-    grown, reserved = contexts_of(chunk_size=2), contexts_of(chunk_size=2)
-    reserved.attention.reserve(200)
-    for contexts in (grown, reserved):
-        for row in range(7):
-            contexts.add([1, 1, *[row] * (row + 1)])
-        for step in range(6):
-            contexts.append([step] * 7)
-        contexts.check()
-    assert grown.attention.kv_bytes == reserved.attention.kv_bytes
+def test_kv_bytes_counts_each_chunk_of_each_layer_in_full_and_once():
+    instance = LayeredChunkAttention(LAYERS, 4, 16, 2, chunk_size=8, dtype=torch.bfloat16)
+    for chunks in (3, 4):
+        instance.join(range(17))
+        assert instance.kv_bytes == chunks * LAYERS * 2 * 8 * 2 * 16 * 2
 
 
-def test_kv_bytes_counts_each_chunk_in_full_and_once():
-    instance = ChunkAttention(4, 16, 2, chunk_size=8, dtype=torch.bfloat16)
-    chunk = 2 * 8 * 2 * 16 * 2
-    k = torch.zeros(17, 2, 16, dtype=torch.bfloat16)
-    instance.add_sequence(range(17), k, k)
-    assert instance.kv_bytes == 3 * chunk
-    instance.add_sequence(range(17), k, k)
-    assert instance.kv_bytes == 4 * chunk
-
-
-def test_the_plan_is_rebuilt_only_when_the_structure_changes():
-    contexts = contexts_of(chunk_size=8)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_all_layers_have_one_plan_that_is_rebuilt_only_when_the_structure_changes(kernel: Kernel) -> None:
+    contexts = layers_of(kernel, torch.float32, False)
     for row in range(3):
-        contexts.add([*range(8), row])
-    for step in range(7):
+        contexts.add([*range(16), row])
+    for step in range(15):
         contexts.append([step] * 3)
         contexts.attention.plan()
         contexts.check()
@@ -250,6 +275,30 @@ def test_misuse_is_refused_before_anything_changes(call, error, message):
     assert before[3] == after[3]
 
 
+def test_misuse_of_layers_is_refused_and_changes_nothing() -> None:
+    attention = LayeredChunkAttention(LAYERS, HEADS, DIM, KV_HEADS, chunk_size=16, max_tokens=64)
+    joined = attention.join(range(40))
+    k = torch.randn(40, KV_HEADS, DIM)
+    for layer in (-1, LAYERS):
+        with pytest.raises(WrongTensor, match="there is no layer"):
+            attention.write(layer, joined, k, k)
+        with pytest.raises(WrongTensor, match="there is no layer"):
+            attention.attend(layer, torch.randn(1, HEADS, DIM))
+    with pytest.raises(WrongTensor, match="k has shape"):
+        attention.write(0, joined, k[:-1], k[:-1])
+    refused: list[tuple[type[KVCacheError], tuple[object, ...]]] = [
+        (UnknownSequence, ([1], [7])),
+        (WrongTokens, ([1, 2], [joined.sequence])),
+        (PoolExhausted, ([1] * 30, [joined.sequence], [30])),
+    ]
+    for error, arguments in refused:
+        with pytest.raises(error):
+            attention.extend(*arguments)  # type: ignore[arg-type]
+    assert attention.length(joined.sequence) == 40
+    with pytest.raises(ValueError, match="layers must be at least 1"):
+        LayeredChunkAttention(0, HEADS, DIM)
+
+
 @pytest.mark.parametrize("chunk_size", [4, 16])  # the native kernel takes multiples of 16
 def test_out_may_have_any_strides_and_may_be_q(chunk_size):
     contexts = contexts_of(chunk_size=chunk_size)
@@ -286,18 +335,11 @@ def test_a_failed_allocation_leaves_the_cache_unchanged(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_on_a_gpu(dtype):
-    torch.manual_seed(0)
-    instance = ChunkAttention(8, 64, 2, chunk_size=16, dtype=dtype, device="cuda")
-    k, v = (torch.randn(4, 50, 2, 64, device="cuda").to(dtype) for _ in range(2))
-    k[:, :32], v[:, :32] = k[0, :32], v[0, :32]
+    contexts = contexts_of(8, 64, 2, chunk_size=16, dtype=dtype, device="cuda")
     for row in range(4):
-        instance.add_sequence([*range(32), *[row] * 18], k[row], v[row])
-    instance.append([1] * 4, k[:, 49], v[:, 49])
-    q = torch.randn(4, 8, 64, device="cuda").to(dtype)
-    k, v = torch.cat([k, k[:, 49:]], 1), torch.cat([v, v[:, 49:]], 1)
-    expected = torch.stack([attention(q[row], k[row], v[row]) for row in range(4)])
-    error = (instance.decode(q).double() - expected).abs().max() / expected.abs().max()
-    assert error <= TOLERANCE[dtype]
+        contexts.add([*range(32), *[row] * 18])
+    contexts.append([1] * 4)
+    contexts.check()
 
 
 def test_names_are_found_where_they_were() -> None:
