@@ -21,12 +21,13 @@ from chunkbench.report.build import build
 from chunkbench.report.formats import render
 from chunkbench.workloads.replay import measure
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
-from chunkbench.workloads.replay.result import ReplayPoint, ReplayResult
+from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.replay.spec import ReplayExperiment
 from chunkbench.workloads.replay.step_time import Constant
 from tests.workloads.drawings import drawn
 
 HEAD = "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\n"
+STEP_TIMES = "paper, paged-attention, a duration such as 20ms, or the directory of a serving run"
 
 
 def chunkbench(*words: str) -> Result:
@@ -40,9 +41,12 @@ def run(folder: Path, text: str, *options: str) -> tuple[Path, Result]:
     return out, chunkbench("run", str(file), "--out", str(out), *options)
 
 
-def rows(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    lines = [json.loads(line) for line in (out / "cases.jsonl").read_text().splitlines()]
-    return {(line["implementation"], line["n_s"], line["rate"], line["schedule"]): line for line in lines}
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "cases.jsonl").read_text().splitlines()]
+
+
+def claims(out: Path) -> dict[str, dict[str, Any]]:
+    return {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--format", "json").output)}
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +62,8 @@ def table4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_facts_of_a_replay(table4: Path) -> None:
-    found = rows(table4)
-    tree, paged = found["prefix_tree", 1024, 60, None], found["paged", 1024, 60, None]
+    found = {(line["implementation"], line["n_s"], line["rate"]): line for line in lines(table4)}
+    tree, paged = found["prefix_tree", 1024, 60], found["paged", 1024, 60]
     assert (tree["status"], tree["capacity"], tree["block_tokens"], tree["token_bytes"]) == ("ok", 59968, 64, 524288)
     for seed in tree["replays"]:
         assert (seed["requests"], seed["prompt_tokens"], seed["refused"]) == (12, 12 * 1024, 0)
@@ -68,42 +72,34 @@ def test_facts_of_a_replay(table4: Path) -> None:
         assert all(sum(moment[3:9]) == tree["capacity"] for moment in seed["timeline"])
     assert all(seed["cached_tokens"] == 0 for seed in paged["replays"])
     assert paged["us_per_token"][0] > 1.1 * tree["us_per_token"][0]
-    again = chunkbench("run", str(table4.parent / "mine.yaml"), "--out", str(table4.parent / "again"))
-    assert again.exit_code == 0
-    repeated = rows(table4.parent / "again")
-    assert {key: row["us_per_token"] for key, row in repeated.items()} == {
-        k: row["us_per_token"] for k, row in found.items()
-    }
 
 
 def test_the_papers_table_4_stands_beside(table4: Path) -> None:
     recorded = open_run(table4)
     text = " ".join(render(build(recorded), "table").split())
-    assert "the same, paper (measured) 14.07 20.80" in text
-    assert "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured" in text
-    assert "Rates sustained below 40 ms/token in the replay" in text
-    assert "4 ms of the host in each step, fitted to Table 4" in text
+    for part in (
+        "the same, paper (measured) 14.07 20.80",
+        "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured",
+        "Rates sustained below 40 ms/token in the replay",
+        "4 ms of the host in each step, fitted to Table 4",
+        "replayed on cpu",
+    ):
+        assert part in text
     assert "standard normal" not in text
-    assert "replayed on cpu" in text
-    figure = drawn(recorded)
-    assert [axes.get_ylabel() for axes in figure.axes[:1]] == ["normalized latency, ms/token"]
+    assert drawn(recorded).axes[0].get_ylabel() == "normalized latency, ms/token"
 
 
 def test_contiguous_memory_is_wasted_and_the_claim_says_so(tmp_path: Path) -> None:
     text = (
-        "requests: 60\nimplementations: [contiguous_max, paged]\nbaseline: paged\nlongest: 2048\n"
-        "step_time: paged-attention\n"
+        "implementations: [contiguous_max, paged]\nbaseline: paged\nlongest: 2048\nstep_time: paged-attention\n"
         "sweep:\n  - {traffic: sharegpt, rate: 120, memory: 15728, batch_size: 256, model: llama2-13b}\n"
     )
-    out, done = run(tmp_path, text.replace("requests: 60\n", ""))
+    out, done = run(tmp_path, text)
     assert done.exit_code == 0, done.output
-    claims = json.loads(chunkbench("claims", str(out), "--format", "json").output)
-    waste = next(claim for claim in claims if claim["id"] == "PA-waste")
+    waste = claims(out)["PA-waste"]
     assert 0.1 < waste["measured"] < 0.35
     assert waste["verdict"] == "replayed"
-    recorded = open_run(out)
-    figure = drawn(recorded)
-    assert figure.axes[0].get_ylabel() == "share of the memory taken, %"
+    assert drawn(open_run(out)).axes[0].get_ylabel() == "share of the memory taken, %"
 
 
 def test_answers_of_one_prompt_and_swaps_and_cut_prompts(tmp_path: Path) -> None:
@@ -115,74 +111,57 @@ def test_answers_of_one_prompt_and_swaps_and_cut_prompts(tmp_path: Path) -> None
     )
     out, done = run(tmp_path, text)
     assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in (out / "cases.jsonl").read_text().splitlines()]
-    found = {(row["implementation"], row["samples"], row["beams"]): row for row in lines}
+    found = {(row["implementation"], row["samples"], row["beams"]): row for row in lines(out)}
     assert len(found) == 9
-    assert all(12 <= seed["prompt_tokens"] <= 12 * 64 for row in lines for seed in row["replays"])
+    assert all(12 <= seed["prompt_tokens"] <= 12 * 64 for row in found.values() for seed in row["replays"])
     assert "this machine copies pieces of swapped blocks of 160 KiB at" in found["paged_swap", None, None]["step_time"]
     assert "copies" not in found["paged", None, None]["step_time"]
     for answers in ((2, None), (None, 2)):
         row = found["paged_swap", *answers]
-        assert (row["status"], row["reason"].split(";")[0]) == (
-            "unsupported", "swapping is known only for requests with one answer",
-        )  # fmt: skip
+        assert row["status"] == "unsupported"
+        assert row["reason"].startswith("swapping is known only for requests with one answer;")
         assert all(seed["prompt_share"] > 0 for seed in found["paged", *answers]["replays"])
-    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--format", "json").output)}
-    assert judged["PA-parallel"]["verdict"] == "replayed"
-    assert judged["PA-waste"]["verdict"] == "not measured"
+    judged = claims(out)
+    assert (judged["PA-parallel"]["verdict"], judged["PA-waste"]["verdict"]) == ("replayed", "not measured")
     shown = render(build(open_run(out)), "table")
     assert "requests have several answers of one length behind one prompt" in shown
     assert "Replayed latency" in shown
 
 
-@pytest.mark.parametrize("answers", ["samples: 2", "beams: 2"])
-def test_answers_of_a_shared_prompt_do_not_say_how_many_sequences_fit(answers: str, tmp_path: Path) -> None:
-    sweep = f"sweep:\n  - {{n_p: 64, n_s: n_p, n_c: 8, rate: 60, memory: 4096, {answers}}}\n"
-    out, done = run(tmp_path, "implementations: [paged, prefix_tree]\nbaseline: paged\n" + sweep)
+def test_answers_of_a_shared_prompt_do_not_say_how_many_sequences_fit(tmp_path: Path) -> None:
+    text = (
+        "implementations: [paged, prefix_tree]\nbaseline: paged\n"
+        "defaults: {n_p: 64, n_s: n_p, n_c: 8, rate: 60, memory: 4096}\n"
+        "sweep:\n  - {samples: 2}\n  - {beams: 2}\n  - {memory: 64}\n"
+    )
+    out, done = run(tmp_path, text)
     assert done.exit_code == 0, done.output
-    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--format", "json").output)}
-    assert judged["S3-sharing"]["verdict"] == "not measured"
+    assert claims(out)["S3-sharing"]["verdict"] == "not measured"
+    (small,) = (row for row in lines(out) if (row["implementation"], row["memory"]) == ("paged", 64))
+    assert (small["status"], small["replays"][0]["refused"]) == ("unsupported", 12)
+    assert "72 tokens need 3 blocks" in small["reason"]
 
 
-def test_a_trace_file_and_a_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_trace_file_and_a_damaged_one(tmp_path: Path) -> None:
     line = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
-    good = [json.dumps({**line, "timestamp": 1000 * n}) for n in range(6)]
-    Path("good.jsonl").write_text("\n".join(good))
-    Path("bad.jsonl").write_text("\n".join([*good, "{}"]))
+    requests = [json.dumps({**line, "timestamp": 1000 * n}) for n in range(6)]
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text("\n".join(requests))
+    bad.write_text("\n".join([*requests, "{}"]))
     text = (
         "implementations: [radix_tree, belady]\nbaseline: radix_tree\ncase_limit: 60s\n"
-        "sweep:\n  - {traffic: [good.jsonl, bad.jsonl], chunk_size: 512, block_size: 512, batch_size: 1}\n"
+        f"sweep:\n  - {{traffic: [{good}, {bad}], chunk_size: 512, block_size: 512, batch_size: 1}}\n"
     )
     out, done = run(tmp_path, text)
     assert done.exit_code == 3, done.output
-    lines = {row["traffic"]: row for row in map(json.loads, (out / "cases.jsonl").read_text().splitlines())}
-    assert lines["good.jsonl"]["status"] == "ok"
-    assert lines["good.jsonl"]["replays"][0]["cached_tokens"] == 5 * 512
-    assert lines["bad.jsonl"]["status"] == "error"
-    assert "bad.jsonl:7: has no 'input_length'" in lines["bad.jsonl"]["reason"]
+    found = {row["traffic"]: row for row in lines(out)}
+    assert found[str(good)]["status"] == "ok"
+    assert found[str(good)]["replays"][0]["cached_tokens"] == 5 * 512
+    assert found[str(bad)]["status"] == "error"
+    assert "bad.jsonl:7: has no 'input_length'" in found[str(bad)]["reason"]
     text = render(build(open_run(out)), "table")
     (shares,) = [line.split() for line in text.splitlines() if "cached, of the optimum  " in line]
     assert shares[-2:] == ["100%", "100%"]
-
-
-def test_requests_larger_than_the_memory(tmp_path: Path) -> None:
-    text = (
-        "implementations: [paged, belady]\nbaseline: paged\n"
-        "sweep:\n  - {n_p: 1024, n_s: 0, n_c: 8, rate: 60, memory: [512, 9000]}\n"
-    )
-    out, done = run(tmp_path, text)
-    assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in (out / "cases.jsonl").read_text().splitlines()]
-    told = {(row["status"], row["reason"]) for row in lines if row["implementation"] == "belady"}
-    assert told == {
-        ("unsupported", "an optimum is known only for requests that run one at a time: batch_size 1, not 32")
-    }
-    lines = [row for row in lines if row["implementation"] == "paged"]
-    small, large = sorted(lines, key=lambda row: row["memory"])
-    assert (small["status"], large["status"]) == ("unsupported", "ok")
-    assert "1032 tokens need 33 blocks" in small["reason"]
-    assert small["replays"][0]["refused"] == 12
 
 
 @pytest.mark.parametrize(
@@ -210,9 +189,9 @@ def test_a_replay_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
     text = "implementations: [prefix_tree]\ncase_limit: 1s\nsweep:\n  - {n_p: 64, n_s: 0, n_c: 100000, rate: 60}\n"
     out, done = run(tmp_path, text)
     assert done.exit_code == 3, done.output
-    (line,) = (out / "cases.jsonl").read_text().splitlines()
-    assert json.loads(line)["status"] == "timeout"
-    assert "longer than 1 s" in json.loads(line)["reason"]
+    (line,) = lines(out)
+    assert line["status"] == "timeout"
+    assert "longer than 1 s" in line["reason"]
 
 
 @pytest.mark.parametrize(
@@ -231,6 +210,7 @@ def test_a_replay_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
         ("{traffic: alpaca, samples: 2, beams: 2}", "keep one"),
         ("{n_p: 64, n_s: 0, rate: 60, heads: 4}", "follows from model"),
         ("{n_p: 64, n_s: 0, load: 60}", "only for `kind: serving`"),
+        ("{n_p: 64, n_s: 0, rate: 60}\nstep_time: quick", f"is none of these: {STEP_TIMES}"),
     ],
 )
 def test_bad_experiments_are_refused_where_they_are_wrong(tmp_path: Path, sweep: str, message: str) -> None:
@@ -241,37 +221,25 @@ def test_bad_experiments_are_refused_where_they_are_wrong(tmp_path: Path, sweep:
     assert message in done.output, done.output
 
 
-def test_a_step_time_that_is_none(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    sweep = "sweep:\n  - {n_p: 64, n_s: 0, rate: 60}\n"
-    file.write_text(HEAD + f"step_time: quick\nimplementations: [paged]\nbaseline: paged\n{sweep}")
-    done = chunkbench("validate", str(file))
-    assert (
-        "is none of these: paper, paged-attention, a duration such as 20ms, or the directory of a serving run"
-        in done.output
-    )
-
-
 def test_step_times_from_a_recorded_run(tmp_path: Path) -> None:
     recorded = Path(__file__).parents[3] / "results/recorded/xeon-amx-2-cores/table4-caching"
     text = f"implementations: [prefix_tree]\nstep_time: {recorded}\nsweep:\n  - {{n_p: 64, n_s: 0, n_c: 8, rate: 60}}\n"
     out, done = run(tmp_path, text)
     assert done.exit_code == 0, done.output
-    (line,) = (out / "cases.jsonl").read_text().splitlines()
-    assert json.loads(line)["step_time"].startswith("fitted to 1372 measured steps")
+    (line,) = lines(out)
+    assert line["step_time"].startswith("fitted to 1372 measured steps")
 
 
 @pytest.mark.parametrize(
-    ("name", "budget_s"),
+    "name",
     [
-        ("replay-managers", 300), ("replay-caches", 300), ("replay-policies", 300), ("replay-table4", 300),
-        ("replay-paged", 120), ("replay-paged-answers", 120), ("replay-paged-prefix", 120),
-        ("replay-paged-chat", 120), ("replay-paged-blocks", 120),
+        *("replay-managers", "replay-caches", "replay-policies", "replay-table4", "replay-paged"),
+        *("replay-paged-answers", "replay-paged-prefix", "replay-paged-chat", "replay-paged-blocks"),
     ],
-)  # fmt: skip
-def test_bundled_replays_are_sized_for_their_budget(name: str, budget_s: float) -> None:
+)
+def test_bundled_replays_are_sized_for_their_budget(name: str) -> None:
     experiment = load_experiment(name)
-    assert experiment.budget_s == budget_s
+    assert experiment.budget_s == (120 if name.startswith("replay-paged") else 300)
     assert len(experiment.points("cpu", "float16")) <= 40
 
 
@@ -306,38 +274,26 @@ class Pool:
         """Nothing."""
 
 
-def measured_rows(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool, deadly: str = ""
-) -> dict[str, ReplayResult]:
-    """The row of each manager."""
-    (folder / "x.yaml").write_text(TEXT)
-    experiment = cast(ReplayExperiment, load_experiment(folder / "x.yaml"))
+@pytest.mark.parametrize("deadly", ["paged", ""])
+def test_replays_whose_process_is_lost_are_found_and_the_others_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadly: str
+) -> None:
+    (tmp_path / "x.yaml").write_text(TEXT)
+    experiment = cast(ReplayExperiment, load_experiment(tmp_path / "x.yaml"))
     target = resolve_target(experiment)
     (point,) = experiment.points(target.device, target.dtype)
     made: list[Pool] = []
 
     def make(*_: object) -> Pool:
         assert len(made) < 9, "the same replays are tried again and again"
-        made.append(Pool(not made, at_once, deadly))
+        made.append(Pool(not made, not deadly, deadly))
         return made[-1]
 
     monkeypatch.setattr(measure, "ProcessPoolExecutor", make)
     measurer = measure.ReplayMeasurer(experiment, target)
-    found = measurer.measure([point], {point: experiment.cases(point)}, Budget(1.0), lambda _: None)
-    return {row.implementation: row for row in found[point]}
-
-
-def test_the_replay_that_loses_its_process_is_found_and_the_others_are_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = measured_rows(tmp_path, monkeypatch, at_once=False, deadly="paged")
-    assert (found["paged"].status, found["paged"].reason) == ("crashed", "the process of the replay was lost")
+    results = measurer.measure([point], {point: experiment.cases(point)}, Budget(1.0), lambda _: None)[point]
+    found = {row.implementation: row for row in results}
+    lost = ("crashed", "the process of the replay was lost") if deadly else ("ok", "")
+    assert (found["paged"].status, found["paged"].reason) == lost
     assert found["prefix_tree"].status == "ok"
     assert len(found["prefix_tree"].us_per_token) == 2
-
-
-def test_replays_are_computed_after_their_processes_were_lost_before_they_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = measured_rows(tmp_path, monkeypatch, at_once=True)
-    assert {row.status for row in found.values()} == {"ok"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -74,35 +75,11 @@ def test_the_first_of_two_twins_that_write_copies_the_partial_block() -> None:
     assert manager.slots_held == 8
 
 
-def test_the_last_writer_of_a_partial_block_needs_no_copy() -> None:
-    manager = Paged(4, 4, watermark=0)
-    assert manager.allocate(1, text(3, 9), 3) == 0
-    for twin in (2, 3, 4):
-        assert manager.fork(1, twin, text(3, 9))
-    assert manager.accounts() == Accounts(3, 1, 0, 0, 0, 12, 12)
-    assert manager.append([1, 2, 3, 4])  # three copies; the last one writes in place
-    assert manager.copies == 3
-    assert manager.slots_held == 16
-
-
-def test_copies_that_do_not_fit() -> None:
-    manager = Paged(2, 4, watermark=0)
-    assert manager.allocate(1, text(3, 5), 3) == 0
-    assert manager.fork(1, 2, text(3, 5))
-    assert manager.fork(1, 3, text(3, 5))
-    assert not manager.append([1, 2])  # two copies, one block is free
-    assert manager.accounts() == Accounts(3, 1, 0, 0, 0, 4, 9)
-    assert manager.append([2])
-    assert manager.copies == 1
-    assert not manager.append([1])
-
-
-def test_swapping_takes_all_of_a_sequence_or_nothing() -> None:
+def test_what_is_swapped_out_is_unknown_until_it_is_back_and_may_leave() -> None:
     manager = Paged(10, 2, watermark=0.1)
     assert manager.allocate(1, text(5, 5), 5) == 0
     assert manager.fork(1, 2, text(5, 5))
     assert manager.append([1])
-    assert manager.slots_held == 8
     assert manager.swap_out(1) == 6
     # The two blocks that the twin uses stay.
     assert manager.accounts() == Accounts(5, 1, 0, 0, 0, 14, 5)
@@ -112,6 +89,7 @@ def test_swapping_takes_all_of_a_sequence_or_nothing() -> None:
         lambda: manager.append([1]),
         lambda: manager.extend(1, 6),
         lambda: manager.fork(1, 3, text(5, 5)),
+        lambda: manager.swap_out(1),
     ]
     for call in calls:
         with pytest.raises(UnknownSequence):
@@ -120,37 +98,34 @@ def test_swapping_takes_all_of_a_sequence_or_nothing() -> None:
         manager.allocate(1, text(5), 5)
     with pytest.raises(ValueError, match="lives already"):
         manager.fork(2, 1, text(5, 5))
-    assert manager.allocate(3, text(8), 8) == 0  # 3 blocks are free, and 1 must stay
-    assert not manager.swap_in(1)
-    manager.free(3)
     assert manager.swap_in(1)
-    assert manager.accounts().saved == 0  # nothing is shared any more
-    assert manager.slots_held == 2 * (3 + 3)
     assert manager.append([1])
-    assert len(manager.table(1)) == 4
-
-
-def test_a_sequence_that_is_swapped_out_may_leave() -> None:
-    manager = Paged(4, 2, watermark=0)
-    assert manager.allocate(1, text(3), 3) == 0
-    assert manager.swap_out(1) == 3
+    assert manager.swap_out(1) == 7
     manager.free(1)
-    for call in (manager.swap_in, manager.swap_out, manager.free):
-        with pytest.raises(UnknownSequence):
-            call(1)
-    assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 8, 0)
+    with pytest.raises(UnknownSequence):
+        manager.swap_in(1)
+    manager.free(2)
+    assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 20, 0)
 
 
-def test_misuse() -> None:
-    for arguments in ((0, 4, 0.1), (4, 0, 0.1), (4, 4, 1.0), (4, 4, -0.1)):
-        with pytest.raises(ValueError, match="are no memory"):
-            Paged(*arguments)
-    with pytest.raises(EmptySequence):
-        Paged(4, 4).allocate(1, text(1), 0)
+MISUSE: list[tuple[Callable[[], object], type[Exception], str]] = [
+    *[(partial(Paged, *given), ValueError, "no memory") for given in ((0, 4), (4, 0), (4, 4, 1.0), (4, 4, -0.1))],
+    *[(partial(HashedBlocks, *given), ValueError, "no memory") for given in ((0, 4), (4, 0))],
+    (partial(Contiguous, 0, "max", 1), ValueError, "at least 1 slot"),
+    (partial(Contiguous, 1, "max", 0), ValueError, "at least 1 token"),
+    (partial(Contiguous, 1, "all", 1), ValueError, '"all"'),  # type: ignore[arg-type]
+    (lambda: Paged(4, 4).allocate(1, text(1), 0), EmptySequence, ""),
+    (lambda: HashedBlocks(4, 4).allocate(1, text(1), 0), EmptySequence, ""),
+    (lambda: Contiguous(8, "exact", 8).allocate(1, text(1), 0), EmptySequence, ""),
+    (lambda: HashedBlocks(4, 4).table(7), UnknownSequence, "no live sequence has the id 7"),
+    (lambda: Contiguous(8, "exact", 8).table(7), UnknownSequence, "no live sequence has the id 7"),
+]
 
 
-def plain_text(prompt: int, answer: int) -> TokenText:
-    return TokenText(range(prompt + answer), prompt, prompt + answer)
+@pytest.mark.parametrize(("call", "error", "words"), MISUSE)
+def test_misuse(call: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words or None):
+        call()
 
 
 def test_the_allocator_splits_and_merges() -> None:
@@ -169,24 +144,6 @@ def test_the_allocator_splits_and_merges() -> None:
         memory.give_back(4)
 
 
-def test_a_capacity_that_is_no_power_of_two_is_several_pieces() -> None:
-    memory = Buddy(13)
-    assert memory.largest == 8
-    assert [memory.take(1), memory.take(4), memory.take(8), memory.take(1)] == [12, 8, 0, None]
-    for begin in (0, 8, 12):
-        memory.give_back(begin)
-    assert memory.take(9) is None
-    assert memory.free == 13
-
-
-def test_pieces_of_one_size_are_taken_from_the_lowest_address_on() -> None:
-    memory = Buddy(32)
-    assert [memory.take(4) for _ in range(4)] == [0, 4, 8, 12]
-    memory.give_back(12)
-    memory.give_back(4)
-    assert [memory.take(3), memory.take(3)] == [4, 12]
-
-
 @pytest.mark.parametrize(
     ("reserve", "prompt", "answer", "tokens"),
     [
@@ -200,13 +157,13 @@ def test_pieces_of_one_size_are_taken_from_the_lowest_address_on() -> None:
     ],
 )
 def test_reservations(reserve: Reserve, prompt: int, answer: int, tokens: int) -> None:
-    assert Contiguous(128, reserve, 100).reservation(plain_text(prompt, answer)) == tokens
+    assert Contiguous(128, reserve, 100).reservation(text(prompt, answer)) == tokens
 
 
 def test_accounts_of_a_reservation_for_the_longest_sequence() -> None:
     manager = Contiguous(64, "max", 20)
-    assert manager.cached(plain_text(5, 4)) == 0
-    assert manager.allocate(1, plain_text(5, 4), 5) == 0
+    assert manager.cached(text(5, 4)) == 0
+    assert manager.allocate(1, text(5, 4), 5) == 0
     # A piece of 32: 20 are reserved, 9 of them will be filled.
     expected = Accounts(
         used=5, reserved=4, internal_fragmentation=11, external_fragmentation=12, evictable=0, free=32, covered=5
@@ -214,54 +171,27 @@ def test_accounts_of_a_reservation_for_the_longest_sequence() -> None:
     assert manager.accounts() == expected
     assert manager.capacity == expected.capacity == 64
     assert manager.slots_held == 32
-    assert manager.computed_tokens(1) == 0
     assert manager.extend(1, 5)
-    assert manager.accounts() == expected
     assert manager.append([1])
     assert manager.accounts() == Accounts(6, 3, 11, 12, 0, 32, 6)
     assert manager.reads() == Reads(6, 0, 0)
     manager.free(1)
     assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 64, 0)
-    assert manager.allocate(1, plain_text(5, 4), 6) == 0
-    assert manager.accounts() == Accounts(6, 3, 11, 12, 0, 32, 6)
-
-
-def test_a_reservation_never_grows() -> None:
-    manager = Contiguous(64, "pow2", 64)
-    assert manager.allocate(1, plain_text(1, 3), 1) == 0  # 1 + 4
-    assert manager.allocate(2, plain_text(1, 9), 1) == 0
-    assert [manager.append([1, 2]) for _ in range(5)] == [True] * 4 + [False]
-    # The fifth token was not expected, but its slot is reserved; the other sequence got none for the append refused.
-    assert manager.accounts() == Accounts(10, 5, 7, 3 + 15, 0, 64 - 8 - 32, 10)
 
 
 def test_what_can_never_fit() -> None:
     manager = Contiguous(24, "exact", 20)
     for tokens in (17, 21):  # the largest piece has 16
         with pytest.raises(NeverFits, match=f"{tokens} tokens"):
-            manager.allocate(1, plain_text(tokens, 0), tokens)
-    assert manager.allocate(1, plain_text(16, 0), 16) == 0
+            manager.allocate(1, text(tokens, 0), tokens)
+    assert manager.allocate(1, text(16, 0), 16) == 0
     with pytest.raises(NeverFits):
-        manager.fork(1, 2, plain_text(16, 1))
+        manager.fork(1, 2, text(16, 1))
     assert manager.accounts() == Accounts(16, 0, 0, 0, 0, 8, 16)
 
 
-def test_misuse_contiguous() -> None:
-    with pytest.raises(ValueError, match="at least 1 slot"):
-        Contiguous(0, "max", 1)
-    with pytest.raises(ValueError, match="at least 1 token"):
-        Contiguous(1, "max", 0)
-    with pytest.raises(ValueError, match='"all"'):
-        Contiguous(1, "all", 1)  # type: ignore[arg-type]
-    manager = Contiguous(8, "exact", 8)
-    with pytest.raises(EmptySequence):
-        manager.allocate(1, plain_text(1, 1), 0)
-    with pytest.raises(UnknownSequence, match="no live sequence has the id 7"):
-        manager.table(7)
-
-
 def hashed_text(*parts: tuple[int, int], prompt: int | None = None) -> SegmentText:
-    """A hashed_text of segments (id, tokens), all prompt unless told."""
+    """A text of segments (id, tokens), all prompt unless told."""
     return SegmentText(parts, sum(tokens for _, tokens in parts) if prompt is None else prompt)
 
 
@@ -302,9 +232,7 @@ def test_the_least_recently_used_block_is_taken_first_and_the_last_of_a_sequence
     run(manager, 3, hashed_text((3, 1)))  # takes the third block of the first sequence
     assert manager.cached(hashed_text((1, 4))) == 2
     assert manager.evictions == 1
-    assert (
-        run(manager, 4, hashed_text((1, 2))) == 1
-    )  # uses the first block again, and takes the second for its last token
+    assert run(manager, 4, hashed_text((1, 2))) == 1  # the first block again; takes the second for its last token
     assert manager.evictions == 2
     run(manager, 5, hashed_text((5, 3)))  # takes the second sequence's blocks
     assert manager.cached(hashed_text((2, 4))) == 0
@@ -321,34 +249,8 @@ def test_a_text_that_the_memory_can_never_hold() -> None:
     assert manager.extend(1, 4)
     with pytest.raises(NeverFits):
         manager.fork(1, 2, never)
-    # A token that the hashed_text did not announce finds no room: no error.
+    # A token that the text did not announce finds no room: no error.
     assert not manager.append([1])
-
-
-def test_a_twin_shares_full_blocks_and_copies_a_partial_one() -> None:
-    manager = HashedBlocks(5, 4)
-    one, other = hashed_text((1, 6), (2, 9), prompt=6), hashed_text((1, 6), (3, 2), prompt=6)
-    assert manager.allocate(1, one, 6) == 0
-    assert manager.extend(1, 6)
-    assert manager.fork(1, 2, other)
-    assert manager.table(1)[0] == manager.table(2)[0]
-    assert manager.table(1)[1] != manager.table(2)[1]
-    assert manager.accounts() == Accounts(4 + 2 + 2, 2 + 2, 0, 0, 0, 8, 12)
-    assert manager.reads() == Reads(4, 4, 8)
-    assert manager.append([1, 2])
-    assert manager.append([2, 1])
-    # Both second blocks are full and differ, so both are found. A twin of a full block needs none of its own.
-    assert manager.cached(hashed_text((1, 6), (2, 9))) == 8
-    assert manager.cached(hashed_text((1, 6), (3, 9))) == 8
-    assert manager.fork(1, 3, one)
-    assert manager.fork(1, 4, one)
-    assert manager.reads() == Reads(4, 8, 4 * 4 + 3 * 4)
-    assert manager.append([1, 3])
-    assert not manager.fork(1, 5, one)
-    for sequence in (1, 2, 3, 4):
-        manager.free(sequence)
-    assert manager.accounts() == Accounts(0, 0, 0, 0, 12, 8, 0)
-    assert manager.reads() == Reads(0, 0, 0)
 
 
 def test_tokens_that_the_text_does_not_know_have_no_key() -> None:
@@ -384,26 +286,12 @@ def test_a_key_behind_a_block_without_one() -> None:
     assert manager.evictions == 2
 
 
-def test_what_is_used_again_and_again_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_blocks, "_MOST_OUTDATED", 4)
-    manager = HashedBlocks(9, 1)
-    run(manager, 1, hashed_text((1, 3)))
-    for sequence in range(2, 30):
-        assert run(manager, sequence, hashed_text((2, 4), (sequence, 1))) == (4 if sequence > 2 else 0)
-        assert manager._pool._queued <= 2 * manager._pool.evictable + 4
-    assert manager.cached(hashed_text((1, 4))) == 0
-    assert manager.cached(hashed_text((2, 4), (29, 2))) == 5
-
-
-def test_misuse_hashed() -> None:
-    for arguments in ((0, 4), (4, 0)):
-        with pytest.raises(ValueError, match="are no memory"):
-            HashedBlocks(*arguments)
-    manager = HashedBlocks(4, 4)
-    with pytest.raises(EmptySequence):
-        manager.allocate(1, hashed_text((1, 1)), 0)
-    with pytest.raises(UnknownSequence, match="no live sequence has the id 7"):
-        manager.table(7)
+def test_what_is_used_again_and_again_takes_no_more_memory() -> None:
+    manager = HashedBlocks(4100, 1)
+    for sequence in range(30):
+        assert run(manager, sequence, hashed_text((1, 4000), (2 + sequence, 1))) == (4000 if sequence else 0)
+        assert manager._pool._queued <= 2 * manager._pool.evictable + keyed_blocks._MOST_OUTDATED
+    assert manager.cached(hashed_text((1, 4000), (31, 9))) == 4001
 
 
 @pytest.mark.parametrize("segment", [-1, 1 << 38, 1 << 64])
