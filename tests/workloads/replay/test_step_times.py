@@ -34,16 +34,12 @@ def test_no_step_from_the_fit_makes_it_better(rows: list[list[int]], seed: int) 
 
 def invented(count: int) -> list[StepShape]:
     chance = np.random.default_rng(0)
-    return [
-        StepShape(int(b), Reads(int(b * private), int(shared), int(b * shared)), int(prompt))
-        for b, private, shared, prompt in zip(
-            chance.integers(1, 32, count),
-            chance.integers(1, 999, count),
-            chance.integers(0, 999, count),
-            chance.choice([0, 1, 512], count),
-            strict=True,
-        )
-    ]
+
+    def one() -> StepShape:
+        b, private, shared = (int(chance.integers(low, high)) for low, high in ((1, 32), (1, 999), (0, 999)))
+        return StepShape(b, Reads(b * private, shared, b * shared), int(chance.choice([0, 1, 512])))
+
+    return [one() for _ in range(count)]
 
 
 def test_a_fit_finds_the_costs_that_made_the_steps() -> None:
@@ -133,13 +129,6 @@ def test_the_printed_batches_come_back(batch: float, per_s: float, prompt: int, 
     assert per_s * answer * step_s(batch) == pytest.approx(batch)
 
 
-def test_words_name_the_fit() -> None:
-    words = Opt13bA100().words
-    assert all(
-        part in words for part in ("OPT-13B on an A100", "fitted", "Figure 13", "per decoding sequence", "assumed")
-    )
-
-
 LARGEST_ERROR: dict[PaperSystem, float] = {"paged_attn": 0.005, "paged_attn_star": 0.082, "chunk_attn": 0.05}
 """Of a row of Table 3."""
 
@@ -192,37 +181,35 @@ def test_prompts_take_the_time_of_their_flops() -> None:
     assert PaperA100("paged_attn").seconds(logits) - taken == pytest.approx(160.77e-6 * 32000 / (3 * 11008))
 
 
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (Opt13bA100().words, ("OPT-13B on an A100", "fitted", "Figure 13", "per decoding sequence", "assumed")),
+        (
+            PaperA100("chunk_attn", host_s=0.004).words,
+            ("Table 1", "Table 3", "5.0%", "assumed: 60% of 312 TFLOP/s", "4 ms of the host"),
+        ),
+        (WithSwaps(Constant(0.02), 0.001, "from a test").words, ("20 ms", "; from a test")),
+    ],
+)
+def test_words_say_where_times_come_from(words: str, parts: tuple[str, ...]) -> None:
+    assert all(part in words for part in parts)
+
+
 def test_more_never_takes_less() -> None:
     model = PaperA100("paged_attn")
     times = [model.seconds(StepShape(0, NOTHING, tokens)) for tokens in range(600)]
     assert times == sorted(times)
     assert model.seconds(StepShape(0, NOTHING)) == 0
     assert PaperA100("paged_attn", host_s=0.004).seconds(StepShape(0, NOTHING)) == 0.004
-
-
-def test_the_step_of_table_4() -> None:
-    """23 sequences are vLLM's peak batch at 1 request/s, where Table 4 prints 19.92 ms per token."""
+    # 23 sequences are vLLM's peak batch at 1 request/s, where Table 4 prints 19.92 ms per token.
     step = StepShape(23, Reads(23 * 1280, 0, 0), sampled=23)
-    assert PaperA100("paged_attn").seconds(step) == pytest.approx(19.92e-3, rel=0.03)
+    assert model.seconds(step) == pytest.approx(19.92e-3, rel=0.03)
 
 
-def test_words_say_what_was_assumed() -> None:
-    words = PaperA100("chunk_attn", host_s=0.004).words
-    assert all(
-        part in words for part in ("Table 1", "Table 3", "5.0%", "assumed: 60% of 312 TFLOP/s", "4 ms of the host")
-    )
-    assert "host" not in PaperA100("paged_attn").words
-
-
-def test_a_constant() -> None:
-    assert Constant(0.02).seconds(StepShape(3, Reads(0, 0, 0), 512)) == 0.02
-    assert "20 ms" in Constant(0.02).words
-    with pytest.raises(ValueError, match="more than 0 s"):
-        Constant(0.0)
-
-
-def test_only_swapped_tokens_take_time_to_copy() -> None:
+def test_a_constant_and_the_time_of_copies() -> None:
     model = WithSwaps(Constant(0.02), 0.001, "from a test")
     assert model.seconds(StepShape(3, Reads(9, 9, 18), 512, sampled=4)) == 0.02
-    assert model.seconds(StepShape(3, Reads(0, 0, 0), swapped_tokens=30)) == pytest.approx(0.05)
-    assert model.words == f"{Constant(0.02).words}; from a test"
+    assert model.seconds(StepShape(3, NOTHING, swapped_tokens=30)) == pytest.approx(0.05)
+    with pytest.raises(ValueError, match="more than 0 s"):
+        Constant(0.0)
