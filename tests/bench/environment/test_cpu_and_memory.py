@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from chunkbench.bench.environment.cpu import huge_pages, read_cpu, respect_quota
-from chunkbench.bench.environment.gpu import Clock, Condition, open_nvml, throttle_words
-from chunkbench.bench.environment.memory import available_memory, memory_groups, memory_limit, oom_kills
+from chunkbench.bench.environment.cgroups import cpu_quota
+from chunkbench.bench.environment.cpu import huge_pages, read_cpu
+from chunkbench.bench.environment.gpu import Clock, Condition, Nvml, open_nvml, throttle_words
+from chunkbench.bench.environment.memory import available_memory, memory_limit, oom_kills
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -22,6 +23,11 @@ def write(root: Path, files: dict[str, str]) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
+
+
+def printed(program: str, environment: dict[str, str], *words: str) -> str:
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture
@@ -73,70 +79,72 @@ def test_without_proc_and_sys_most_fields_are_none(tmp_path: Path) -> None:
     assert huge_pages(tmp_path) is None
 
 
-@pytest.mark.parametrize(("files", "usable"), [({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "50000 100000"}, 1)])
-def test_a_quota_limits_the_usable_threads(
-    server: Path, files: dict[str, str], usable: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    assert read_cpu(server).usable_threads == 8
-    write(server / "sys/fs/cgroup", files)
-    assert read_cpu(server).usable_threads == usable
-
-
 CPU = "sys/fs/cgroup"
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"proc/self/cgroup": "0::/a/b", f"{CPU}/a/cpu.max": "100000 100000", f"{CPU}/a/b/cpu.max": "max 100000"},
-        {"proc/self/cgroup": "0::/a/b", f"{CPU}/cpu.max": "400000 100000", f"{CPU}/a/b/cpu.max": "100000 100000"},
-        {"proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/", f"{CPU}/cpu/a/cpu.cfs_quota_us": "50000"},
+QUOTAS = {
+    "own": ({f"{CPU}/cpu.max": "150000 100000"}, 1.5),
+    "none": ({"proc/self/cgroup": "0::/a", f"{CPU}/a/cpu.max": "max 100000"}, None),
+    "below": (
+        {"proc/self/cgroup": "0::/a", f"{CPU}/cpu.max": "400000 100000", f"{CPU}/a/cpu.max": "50000 100000"},
+        0.5,
+    ),
+    "above": ({"proc/self/cgroup": "0::/a/b", f"{CPU}/a/cpu.max": "100000 100000", f"{CPU}/a/b/cpu.max": "max 1"}, 1),
+    "v1": ({"proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/", f"{CPU}/cpu/a/cpu.cfs_quota_us": "50000"}, 0.5),
+    "v1, two names": (
         {"proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/", f"{CPU}/cpu,cpuacct/a/cpu.cfs_quota_us": "100000"},
-        {"proc/self/cgroup": "3:cpu:/docker/abc", f"{CPU}/cpu/cpu.cfs_quota_us": "100000"},
+        1,
+    ),
+    "v1, none": ({"proc/self/cgroup": "3:cpu:/a", f"{CPU}/cpu/a/cpu.cfs_quota_us": "-1"}, None),
+    "container": ({"proc/self/cgroup": "3:cpu:/docker/abc", f"{CPU}/cpu/cpu.cfs_quota_us": "100000"}, 1),
+    "v1, mounted elsewhere": (
         {
             "proc/self/cgroup": "3:cpu:/docker/abc/in ner",
             "proc/self/mountinfo": "32 31 0:29 /docker/abc /my\\040groups ro shared:1 - cgroup cgroup ro,cpuacct,cpu",
             "my groups/in ner/cpu.cfs_quota_us": "100000",
         },
+        1,
+    ),
+    "v2, mounted elsewhere": (
         {
             "proc/self/cgroup": "0::/a:b",
             "proc/self/mountinfo": "41 31 0:38 / /unified rw - cgroup2 cgroup2 rw,nsdelegate",
             "unified/a:b/cpu.max": "100000 100000",
         },
-    ],
-    ids=["above", "own", "v1", "v1, two names", "container", "v1, mounted elsewhere", "v2, mounted elsewhere"],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_the_strictest_quota_above_this_process_counts(name: str, tmp_path: Path) -> None:
+    files, cpus = QUOTAS[name]
+    periods = {file.replace("quota", "period"): "100000" for file in files if file.endswith("quota_us")}
+    write(tmp_path, files | periods)
+    assert cpu_quota(tmp_path) == cpus
+    if cpus is not None and cpus <= 1:
+        assert read_cpu(tmp_path).usable_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "given", "threads"),
+    [("50000 100000", {}, "1"), ("max 1", {}, ""), ("1 1", {"OMP_NUM_THREADS": "3"}, "3")],
 )
-def test_the_quota_of_a_nested_group_counts(
-    server: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_openmp_takes_no_more_threads_than_the_quota_allows(
+    server: Path, quota: str, given: dict[str, str], threads: str
 ) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    quota = next((name for name in files if name.endswith("quota_us")), None)
-    write(server, files | ({quota.replace("quota", "period"): "100000"} if quota else {}))
-    assert read_cpu(server).usable_threads == 1
-    respect_quota(server)
-    assert os.environ.pop("OMP_NUM_THREADS") == "1"
+    write(server, {"proc/self/cgroup": "0::/", f"{CPU}/cpu.max": quota})
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from chunkbench.bench.environment import respect_quota\n"
+        "respect_quota(Path(sys.argv[1]))\n"
+        "print(os.environ.get('OMP_NUM_THREADS', ''))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | given
+    assert printed(program, environment, str(server)) == threads
 
 
-def test_without_a_quota_of_cpus_openmp_decides(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    write(server, {"proc/self/cgroup": "0::/a\n3:cpu:/a", f"{CPU}/a/cpu.max": "max 100000"})
-    write(server, {f"{CPU}/cpu/a/cpu.cfs_quota_us": "-1", f"{CPU}/cpu/a/cpu.cfs_period_us": "100000"})
-    respect_quota(server)
-    assert "OMP_NUM_THREADS" not in os.environ
-
-
-def test_threads_that_the_user_sets_stay(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    write(server, {"proc/self/cgroup": "0::/", f"{CPU}/cpu.max": "100000 100000"})
-    respect_quota(server)
-    assert os.environ["OMP_NUM_THREADS"] == "3"
-
-
-def test_cgroups_version_2_use_the_strictest_group_without_page_cache(tmp_path: Path) -> None:
-    write(
-        tmp_path,
+MEMORY = {
+    "version 2, without page cache": (
         {
             "proc/self/cgroup": "0::/outer/inner",
             "sys/fs/cgroup/outer/memory.max": "5000",
@@ -145,36 +153,37 @@ def test_cgroups_version_2_use_the_strictest_group_without_page_cache(tmp_path: 
             "sys/fs/cgroup/outer/inner/memory.max": "max",
             "sys/fs/cgroup/outer/inner/memory.current": "3000",
         },
-    )
-    assert [tuple(group) for group in memory_groups(tmp_path)] == [(5000, 1400)]
-    assert memory_limit(tmp_path) == 5000
-    assert available_memory(tmp_path) == 3600
-
-
-def test_cgroups_version_1_in_a_container_whose_path_is_not_mounted(tmp_path: Path) -> None:
-    write(
-        tmp_path,
+        (5000, 5000 - (4000 - 2600)),
+    ),
+    "version 1, a container whose path is not mounted": (
         {
             "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000",
             "sys/fs/cgroup/memory/memory.usage_in_bytes": "7000",
             "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1000\ntotal_active_file 500",
         },
-    )
-    assert available_memory(tmp_path) == 8000 - (7000 - 1500)
-
-
-def test_without_a_limit_the_machines_free_memory_is_available(tmp_path: Path) -> None:
-    write(
-        tmp_path,
+        (8000, 8000 - (7000 - 1500)),
+    ),
+    "above its limit": (
+        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "100", "sys/fs/cgroup/memory.current": "120"},
+        (100, 0),
+    ),
+    "no limit": (
         {
             "proc/self/cgroup": "4:memory:/\n0::/",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
             "sys/fs/cgroup/memory/memory.usage_in_bytes": "7000",
         },
-    )
-    assert memory_limit(tmp_path) is None
-    assert available_memory(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+        (None, pytest.approx(psutil.virtual_memory().available, rel=0.3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_is_limited_by_the_strictest_group(name: str, tmp_path: Path) -> None:
+    files, expected = MEMORY[name]
+    write(tmp_path, files)
+    assert (memory_limit(tmp_path), available_memory(tmp_path)) == expected
 
 
 def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path) -> None:
@@ -183,47 +192,26 @@ def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) == 3
 
 
-def test_a_group_above_its_limit_leaves_zero_bytes(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/",
-            "sys/fs/cgroup/memory.max": "100",
-            "sys/fs/cgroup/memory.current": "120",
-        },
-    )
-    assert available_memory(tmp_path) == 0
-
-
 @pytest.mark.parametrize(
     ("name", "vendor", "family", "model", "shown"),
     [
         ("AMD EPYC", "AuthenticAMD", 26, 2, "AMD EPYC (Zen 5)"),
         ("AMD EPYC", "AuthenticAMD", 25, 17, "AMD EPYC (Zen 4)"),
         ("Intel(R) Xeon(R) Processor", "GenuineIntel", 6, 207, "Intel(R) Xeon(R) Processor (Emerald Rapids)"),
-        (
-            "Xeon @ 2.30GHz",
-            "GenuineIntel",
-            6,
-            999,
-            "Xeon @ 2.30GHz (family 6, model 999)",
-        ),
+        ("Xeon @ 2.30GHz", "GenuineIntel", 6, 999, "Xeon @ 2.30GHz (family 6, model 999)"),
         ("AMD EPYC 9654 96-Core Processor", "AuthenticAMD", 25, 17, "AMD EPYC 9654 96-Core Processor"),
     ],
 )
 def test_a_processor_without_a_number_gets_its_generation(
     tmp_path: Path, name: str, vendor: str, family: int, model: int, shown: str
 ) -> None:
-    (tmp_path / "proc").mkdir()
     lines = [f"vendor_id : {vendor}", f"cpu family : {family}", f"model : {model}", f"model name : {name}"]
-    (tmp_path / "proc" / "cpuinfo").write_text("\n".join(lines) + "\n")
+    write(tmp_path, {"proc/cpuinfo": "\n".join(lines)})
     assert read_cpu(tmp_path).name == shown
 
 
-def test_threads_are_bound_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_bound_by_nobody() -> None:
     """The import of torch would bind this process, and all workers with it, to the first CPU."""
-    monkeypatch.setenv("OMP_PROC_BIND", "close")
-    monkeypatch.setenv("OMP_PLACES", "cores")
     program = (
         "import os\n"
         "before = os.sched_getaffinity(0)\n"
@@ -233,15 +221,15 @@ def test_threads_are_bound_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         "torch.ones(1 << 20).sum()\n"
         "assert os.sched_getaffinity(0) == before\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "['OMP_PROC_BIND', 'OMP_PLACES']\n"
+    environment = os.environ | {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+    assert printed(program, environment) == "['OMP_PROC_BIND', 'OMP_PLACES']"
 
 
 class NotSupported(Exception):
     pass
 
 
-def library(processes: list[tuple[int, int | None]] | None = None, **answers: Any) -> SimpleNamespace:
+def library(processes: list[tuple[int, int | None]] | None = None, **answers: Any) -> Any:
     """A `pynvml` that gives these processes and `answers`; the temperature is not supported."""
 
     def refuse(*_: Any) -> Any:
@@ -263,10 +251,8 @@ def library(processes: list[tuple[int, int | None]] | None = None, **answers: An
     return SimpleNamespace(**constants, **(functions | answers))
 
 
-def test_clock_condition_and_driver_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", library([(os.getpid(), 10), (10**9, 500), (10**9 + 1, 700)]))
-    nvml = open_nvml("GPU-1")
-    assert nvml is not None
+def test_clock_condition_and_driver_are_read() -> None:
+    nvml = Nvml(library([(os.getpid(), 10), (10**9, 500), (10**9 + 1, 700)]), 0)
     assert nvml.clock() == Clock(1980, 5)
     assert nvml.condition() == Condition(2619, 351.25, None, 2, 1200)
     assert nvml.driver() == "575.57.08"
@@ -284,23 +270,18 @@ def test_clock_condition_and_driver_are_read(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_other_processes_on_the_device_are_counted(
-    processes: list[tuple[int, int | None]] | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    processes: list[tuple[int, int | None]] | None, expected: tuple[int | None, int | None]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", library(processes))
-    nvml = open_nvml()
-    assert nvml is not None
-    assert nvml.condition()[-2:] == expected
+    assert Nvml(library(processes), 0).condition()[-2:] == expected
 
 
 def test_without_the_library_or_the_driver_there_is_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert open_nvml() is None
-
     def no_driver() -> None:
         raise NotSupported
 
-    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlInit=no_driver))
-    assert open_nvml() is None
+    for pynvml in (None, library(nvmlInit=no_driver)):
+        monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+        assert open_nvml() is None
 
 
 def test_throttle_reasons_are_words() -> None:

