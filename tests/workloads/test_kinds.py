@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from chunkbench.llama import shape_of
 from chunkbench.report.build import build
 from chunkbench.workloads.memory.result import saving
 from chunkbench.workloads.modules.layer_costs import MODULES
+from tests.conftest import SERVING
 
 CONFIG = {
     "model_type": "tiny",
@@ -39,6 +42,12 @@ def measured(text: str, folder: Path, *more: str) -> Run:
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return open_run(out)
+
+
+def test_all_kinds_are_there_without_the_libraries_of_servers() -> None:
+    hidden = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1:])); from chunkbench import workloads"
+    done = subprocess.run([sys.executable, "-c", f"{hidden}; workloads.register()", *SERVING], stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()[-300:]
 
 
 def test_an_implementation_without_sharing_reads_the_prefix_for_every_sequence() -> None:

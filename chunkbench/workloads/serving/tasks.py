@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import sleep
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from chunkbench.run_error import RunError
 from chunkbench.traffic import PlannedRequest, Prompt
-from chunkbench.traffic.load.answer import Tokens
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServingPoint
 from chunkbench.workloads.serving.servers.system import Watch
+
+if TYPE_CHECKING:  # needs the extra `serving`
+    from chunkbench.traffic.load.answer import Tokens
 
 Task = Literal["", "character", "facts", "share"]
 SHARE_BYTES = 200
