@@ -8,12 +8,10 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import mmap
 import os
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -22,9 +20,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import psutil
@@ -42,7 +39,7 @@ from chunkbench.bench.runner.run import run_experiment
 from chunkbench.bench.runner.target import Target, resolve_target
 from chunkbench.bench.store import DecodeResult, open_run
 from chunkbench.cli.progress import RunProgress
-from tests.torture.harm import library
+from tests.torture.harm import Page, library
 from tests.torture.trials import Harm, Trial
 
 NAMES = ("naive", "paged_attn", "chunk_attn", "shared_prefix_matmul")
@@ -62,28 +59,6 @@ sweep:
 """
 
 
-class Page:
-    """The numbers that preloaded processes read. See `harm.cpp`."""
-
-    def __init__(self, path: Path) -> None:
-        path.write_bytes(bytes(mmap.PAGESIZE))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-
-    def clock(self, seconds: int) -> None:
-        """Move the wall clock so far from the real one."""
-        struct.pack_into("q", self._map, 0, seconds)
-
-    def fail(self, native: bool, least: int, until: int) -> None:
-        """Let one allocation fail; with 0, none."""
-        struct.pack_into("qqqq", self._map, 8, native, least, until, 0)
-
-    @property
-    def failed(self) -> int:
-        number: int = struct.unpack_from("q", self._map, 32)[0]
-        return number
-
-
 class Preloaded:
     """The page of the preloaded library, and the parent of all workers."""
 
@@ -93,8 +68,7 @@ class Preloaded:
         self.folder = Path(tempfile.mkdtemp(prefix="torture-decoding-"))
         self.page = Page(self.folder / "page")
         self.environment = {**os.environ, "LD_PRELOAD": str(preload), "TORTURE_PAGE": str(self.folder / "page")}
-        self.log = self.folder / "worker.log"
-        self.parent = WorkerProcess(self.log, "decode", environment=self.environment)
+        self.parent = WorkerProcess(self.folder / "worker.log", "decode", environment=self.environment)
         self.parent.ask("preload", 120, implementations=list(NAMES))
         self.owner = os.getpid()
         atexit.register(self.close)
@@ -246,16 +220,12 @@ ROUNDS, STEPS = 100_000, 300
 """So many that the budget ends a run, and that it spends most of its time in rounds."""
 
 
-def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers in JSON, each with the name of its field."""
-    if isinstance(value, dict):
-        for key, member in value.items():
-            yield from numbers(member, key)
-    elif isinstance(value, list):
-        for member in value:
-            yield from numbers(member, name)
-    elif isinstance(value, (int, float)):
-        yield name, value
+def counted(text: str) -> float:
+    """A number of JSON, which is not negative and not endless."""
+    number = float(text)
+    assert math.isfinite(number), f"a number is {text}"
+    assert number >= 0, f"a number is {text}"
+    return number
 
 
 class Announcer(RunProgress):
@@ -361,11 +331,9 @@ def jump(trial: Trial, pid: int) -> int:
 
 def check(folder: Path, began: datetime, longest_s: float) -> None:
     """Nothing negative or endless, no sample as long as a stop, no time outside of the run and an hour around it."""
-    cases = [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name, number in numbers([cases, manifest]):
-        assert math.isfinite(number), f"{name} is {number}"
-        assert number >= 0, f"{name} is {number}"
+    read = partial(json.loads, parse_float=counted, parse_int=counted, parse_constant=counted)
+    cases = [read(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
+    manifest = read((folder / "manifest.json").read_text())
     for row in rows(folder):
         told = f"{row.implementation} {row.n_s}: {row.status} {row.reason}"
         assert row.status in ("ok", "noisy"), told

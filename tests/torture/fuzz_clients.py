@@ -8,12 +8,12 @@ import random
 import socket
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from tests.torture.fuzz import check_json, check_text, command, damage_bytes, damage_json, dumped
+from tests.torture.fuzz import Ended, check_json, check_text, command, damage_bytes, damage_json, dumped
 from tests.torture.trials import Harm, Trial, Unavailable
 
 TOKENS = 3
@@ -164,9 +164,12 @@ def odd_page(prompt: int, chance: random.Random) -> Pieces:
     yield head("200 OK", "Content-Type: application/json", f"Content-Length: {len(page)}") + page
 
 
-LIES: tuple[Callable[[int, random.Random], Pieces], ...] = (
-    *(cut, ends, wrong_counts, statuses, redirects, endless, packed, garbage, silent, mutated),
-)
+def honest_page(prompt: int, chance: random.Random) -> Pieces:
+    yield head("200 OK", "Content-Type: application/json", f"Content-Length: {len(MODELS)}") + MODELS
+
+
+Lie = Callable[[int, random.Random], Pieces]
+LIES: list[Lie] = [cut, ends, wrong_counts, statuses, redirects, endless, packed, garbage, silent, mutated]
 PAGE_LIES = (statuses, redirects, endless, packed, garbage, mutated, odd_page, odd_page, odd_page)
 """What /v1/models and /metrics answer."""
 
@@ -175,10 +178,8 @@ class Liar:
     """A server in a thread of its own. The first token id of a prompt says what it answers."""
 
     def __init__(self) -> None:
-        self.seed = 0
-        self.plan: list[Callable[[int, random.Random], Pieces]] = []
-        self.page_lie: Callable[[int, random.Random], Pieces] | None = None
-        """How it lies about itself."""
+        self.seed, self.plan = 0, list[Lie]()
+        self.about_itself: Lie = honest_page
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=200)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
@@ -203,7 +204,7 @@ class Liar:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async for piece in self._pieces(reader):
+            for piece in await self._lie(reader):
                 if isinstance(piece, float):
                     await asyncio.sleep(piece)
                 else:
@@ -214,20 +215,13 @@ class Liar:
         finally:
             writer.close()
 
-    async def _pieces(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes | float]:
+    async def _lie(self, reader: asyncio.StreamReader) -> Pieces:
         asked = await reader.readuntil(b"\r\n\r\n")
         if not asked.startswith(b"POST"):
-            if self.page_lie is not None:
-                for piece in self.page_lie(1, random.Random(f"{self.seed} {asked.split()[1].decode()}")):
-                    yield piece
-            else:
-                yield head("200 OK", "Content-Type: application/json", f"Content-Length: {len(MODELS)}") + MODELS
-            return
+            return self.about_itself(1, random.Random(f"{self.seed} {asked.split()[1].decode()}"))
         size = next(int(line[15:]) for line in asked.split(b"\r\n") if line.lower().startswith(b"content-length:"))
-        prompt = json.loads(await reader.readexactly(size))["prompt"]
-        number = prompt[0]
-        for piece in self.plan[number](len(prompt), random.Random(f"{self.seed} {number}")):
-            yield piece
+        prompt: list[int] = json.loads(await reader.readexactly(size))["prompt"]
+        return self.plan[prompt[0]](len(prompt), random.Random(f"{self.seed} {prompt[0]}"))
 
 
 @contextmanager
@@ -246,23 +240,28 @@ def lied_to() -> Iterator[Harm]:
         liar.close()
 
 
+def load(liar: Liar, trial: Trial, lines: list[dict[str, Any]], *options: str) -> Ended:
+    """Send these requests. The results are in `out.jsonl`."""
+    trace, out = trial.folder / "trace.jsonl", trial.folder / "out.jsonl"
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ("--trace", str(trace), "--out", str(out), "--warm-up", "0", "--timeout", str(TIMEOUT_S), *options)
+    return command("load", liar.url, *options)
+
+
 def sent(liar: Liar, trial: Trial) -> int:
     """Send requests, and check what became of each; or ask a server that lies about itself."""
     chance, count = trial.chance, 12
-    liar.seed = trial.number
+    liar.seed, liar.about_itself = trial.number, honest_page
     if chance.random() < 0.2:
         return lied_to_about_itself(liar, trial)
     liar.plan = [honest if chance.random() < 0.5 else chance.choice(LIES) for _ in range(count)]
-    trace, out = trial.folder / "trace.jsonl", trial.folder / "out.jsonl"
     lengths = chance.sample(range(2, 60), count)  # so many tokens has one prompt alone
     lines = [{"prompt": [n, *range(lengths[n] - 1)], "max_tokens": TOKENS, "due": n / 50} for n in range(count)]
-    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     form = chance.choice(("json", "table"))
-    clients = ["--clients", "4"] if chance.random() < 0.3 else ()
-    options = ["--trace", trace, "--out", out, "--format", form, "--warm-up", "0", "--timeout", TIMEOUT_S, *clients]
-    ended = command("load", liar.url, *map(str, options))
+    clients = ("--clients", "4") if chance.random() < 0.3 else ()
+    ended = load(liar, trial, lines, "--format", form, *clients)
     (check_json if form == "json" else check_text)(ended.stdout, "what load prints")
-    results = [json.loads(line) for line in out.read_text().splitlines()]
+    results = [json.loads(line) for line in (trial.folder / "out.jsonl").read_text().splitlines()]
     assert len(results) == count, f"{len(results)} of {count} requests ended"
     check_results(liar, results, lengths)
     failed = sum(result["status"] != "ok" for result in results)
@@ -275,14 +274,8 @@ def sent(liar: Liar, trial: Trial) -> int:
 
 def lied_to_about_itself(liar: Liar, trial: Trial) -> int:
     """A request to a server whose pages lie: it is answered, or the command says why it cannot ask."""
-    trace = trial.folder / "trace.jsonl"
-    trace.write_text(json.dumps({"prompt": [0, 1], "max_tokens": TOKENS, "due": 0}) + "\n")
-    liar.plan, liar.page_lie = [honest], trial.chance.choice(PAGE_LIES)
-    options = ["--trace", trace, "--out", trial.folder / "out.jsonl", "--warm-up", "0", "--timeout", TIMEOUT_S]
-    try:
-        ended = command("load", liar.url, *map(str, options))
-    finally:
-        liar.page_lie = None
+    liar.plan, liar.about_itself = [honest], trial.chance.choice(PAGE_LIES)
+    ended = load(liar, trial, [{"prompt": [0, 1], "max_tokens": TOKENS, "due": 0}])
     check_text(ended.stdout, "what load prints")
     assert ended.code in (0, 2), f"exit code {ended.code}: {ended.stderr}"
     assert ended.code == 0 or liar.url in ended.stderr, f"no address: {ended.stderr}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from functools import cache
@@ -27,3 +29,25 @@ def library() -> Path:
     subprocess.run(command, check=True)
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
     return made
+
+
+class Page:
+    """The numbers that preloaded processes read. See `harm.cpp`."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(mmap.PAGESIZE))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+
+    def clock(self, seconds: int) -> None:
+        """Move the wall clock so far from the real one."""
+        struct.pack_into("q", self._map, 0, seconds)
+
+    def fail(self, native: bool, least: int, until: int) -> None:
+        """Let one allocation fail; with 0, none."""
+        struct.pack_into("qqqq", self._map, 8, native, least, until, 0)
+
+    @property
+    def failed(self) -> int:
+        number: int = struct.unpack_from("q", self._map, 32)[0]
+        return number

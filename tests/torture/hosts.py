@@ -26,8 +26,7 @@ from tests.workloads.ring.made_rings import ended, starting, write
 from tests.workloads.ring.test_launcher import PORT, UNSHARE, Network, Refused, done
 
 HOSTS = 3
-SWITCH = Path(__file__).with_name("switch.py")
-PROGRAMS = ("unshare", "nsenter", "ip", "hostname")
+SWITCH = sys.executable, str(Path(__file__).with_name("switch.py"))
 
 
 @dataclass
@@ -40,8 +39,8 @@ class Switched(Network):
         self.hold(*UNSHARE)
         for host in range(1, HOSTS + 1):
             self.add_host(host)
-            done(*self.within(host), sys.executable, str(SWITCH), "--plain", "wire")
-        words = [*self.within(0), sys.executable, str(SWITCH), *(f"to{host}" for host in range(1, HOSTS + 1))]
+            done(*self.within(host), *SWITCH, "--plain", "wire")
+        words = [*self.within(0), *SWITCH, *(f"to{host}" for host in range(1, HOSTS + 1))]
         self.switch = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.holders.append(self.switch)
         self._heard("here")
@@ -52,6 +51,11 @@ class Switched(Network):
         assert self.switch.stdin is not None
         print(json.dumps({"loss": 0.0, "delay": 0.0, "cut": [], **harm}), file=self.switch.stdin, flush=True)
         self._heard("done")
+
+    def begins_ill(self, kind: str, trial: Trial) -> None:
+        """What happens to packets from the start of a trial."""
+        slow = {"delay": trial.chance.uniform(0.001, 0.03)}
+        self.does(**{"slow": slow, "loses packets": {"loss": 0.05, "seed": trial.number}}.get(kind, {}))
 
     def processes(self, *hosts: int) -> list[psutil.Process]:
         """What runs on these hosts (none named: on all), apart from what holds their namespaces."""
@@ -74,11 +78,9 @@ class Switched(Network):
 @contextmanager
 def switched() -> Iterator[Switched]:
     """The hosts. Raises Unavailable."""
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing:
-        raise Unavailable(
-            f"there is no {' and no '.join(missing)}; Debian has them in util-linux, iproute2 and hostname"
-        )
+    for program in ("unshare", "nsenter", "ip", "hostname"):
+        if shutil.which(program) is None:
+            raise Unavailable(f"there is no {program}; Debian has it in util-linux, iproute2 or hostname")
     network = Switched()
     try:
         try:
@@ -90,12 +92,8 @@ def switched() -> Iterator[Switched]:
         network.close()
 
 
-LIMIT_S = 20
-KINDS = ("slow", "loses packets", "away for a while", "cut off")
 TOKENS = {"slow": 1024, "loses packets": 1024, "away for a while": 1 << 14, "cut off": 1 << 16}
 """Of each kind: so many that ranks are at work when the harm comes, and few where every packet takes long."""
-LISTENS = "0A"
-
 RECEIVE = """
 import socket
 with socket.create_server(("10.77.0.1", 29512)) as server:
@@ -113,7 +111,7 @@ def wait_until_busy(rank: subprocess.Popen[str]) -> None:
     process, deadline, joined = psutil.Process(rank.pid), time.monotonic() + 90, 0.0
     while time.monotonic() < deadline and rank.poll() is None:
         used = sum(process.cpu_times()[:2])
-        listens = any(line.split()[3] == LISTENS for line in Path(f"/proc/{rank.pid}/net/tcp").read_text().splitlines())
+        listens = any(line.split()[3] == "0A" for line in Path(f"/proc/{rank.pid}/net/tcp").read_text().splitlines())
         joined = joined or (used if listens else 0.0)
         if joined and used > joined + 0.5:
             return
@@ -125,13 +123,9 @@ def run_ring(network: Switched, trial: Trial, kind: str) -> None:
     """A run of three ranks to which this happens; then the network is well again."""
     seconds, victim = trial.chance.uniform(0.5, 4), trial.chance.randint(2, HOSTS)
     size = TOKENS[kind]
-    network.does()  # whatever a trial before left
     spec, out = write(trial.folder, HOSTS, "ring", "zigzag", tokens=size * HOSTS // 2 * 2), trial.folder / "run"
-    spec.write_text(spec.read_text().replace("case_limit: 30s", f"case_limit: {LIMIT_S}s"))
-    if kind == "slow":
-        network.does(delay=trial.chance.uniform(0.001, 0.03))
-    elif kind == "loses packets":
-        network.does(loss=0.05, seed=trial.number)
+    spec.write_text(spec.read_text().replace("case_limit: 30s", "case_limit: 20s"))
+    network.begins_ill(kind, trial)
     with starting(spec, HOSTS, "10.77.0.1", PORT) as start:
         variables = {"GLOO_SOCKET_IFNAME": "wire"}
         ranks = {n: start(n, variables=variables, behind=network.within(n + 1)) for n in range(1, HOSTS)}
@@ -183,7 +177,7 @@ def ring_on_hosts(act: Callable[[Switched, Trial, str], None]) -> Iterator[Harm]
     with switched() as network:
 
         def harm(trial: Trial) -> None:
-            act(network, trial, trial.chance.choice(KINDS))
+            act(network, trial, trial.chance.choice(list(TOKENS)))
 
         yield harm
 
@@ -238,7 +232,7 @@ class RayHosts(Command):
     def measure(self) -> None:
         """Start the command; it resumes if the directory holds a run."""
         words = [*self.network.within(HEAD), sys.executable, "-m", "chunkbench", "run", "tiny.yaml", "--on", "ray"]
-        self.spawn(words, self._environment(HEAD) | {"RAY_ADDRESS": ADDRESS}, stdout=subprocess.STDOUT)
+        self.spawn(words, self._environment(HEAD) | {"RAY_ADDRESS": ADDRESS}, both=True)
 
     def end(self) -> int:
         """Wait until the command ends. Returns its exit code."""
@@ -341,10 +335,7 @@ def run_ray(network: Switched, trial: Trial) -> int:
     hosts = RayHosts(network, trial.folder, hasty=kind != "cut off" or trial.chance.random() < 0.5)
     with hosts.cleaned():
         hosts.start()
-        if kind == "slow":
-            network.does(delay=trial.chance.uniform(0.001, 0.03))
-        elif kind == "loses packets":
-            network.does(loss=0.05, seed=trial.number)
+        network.begins_ill(kind, trial)
         hosts.measure()
         if kind in ("away for a while", "cut off", "head cut off"):
             if not hosts.measures(points, delay):

@@ -69,18 +69,15 @@ class Command:
         self.folder, self.out, self.limit_s = folder, out, limit_s
         self.driver: subprocess.Popen[bytes]
 
-    def spawn(self, words: Sequence[str], environment: dict[str, str], stdout: int = subprocess.DEVNULL) -> None:
-        """Start it; it resumes if the directory holds a run. `errors` has what it says."""
+    def spawn(self, words: Sequence[str], environment: dict[str, str], both: bool = False) -> None:
+        """Start it; it resumes if the directory holds a run. `errors` has what it says, with `both` also its output."""
         resume = ["--resume"] if (self.out / "manifest.json").exists() else []
         (self.folder / "tmp").mkdir(exist_ok=True)
         with (self.folder / "errors.txt").open("wb") as errors:
             self.driver = subprocess.Popen(
-                [*words, "--out", str(self.out), *resume],
-                stdout=errors if stdout == subprocess.STDOUT else stdout,
-                stderr=errors,
-                cwd=self.folder,
-                env=os.environ | {"TMPDIR": str(self.folder / "tmp")} | environment,
-            )
+                [*words, "--out", str(self.out), *resume], stdout=errors if both else subprocess.DEVNULL, stderr=errors,
+                cwd=self.folder, env=os.environ | {"TMPDIR": str(self.folder / "tmp")} | environment,
+            )  # fmt: skip
 
     def end(self) -> int:
         """Wait until the command ends. Returns its exit code."""
@@ -155,8 +152,13 @@ class TinyRun(Command):
 
     def processes(self) -> list[psutil.Process]:
         """All live processes with the mark, the driver among them."""
-        mark = f"{MARK}={self.folder}".encode()
-        return [psutil.Process(pid) for pid in psutil.pids() if mark in _environment(pid) and _lives(pid)]
+        mark, found = f"{MARK}={self.folder}".encode(), []
+        for pid in psutil.pids():
+            with suppress(OSError, psutil.Error):
+                process, environment = psutil.Process(pid), Path(f"/proc/{pid}/environ").read_bytes()
+                if mark in environment.split(b"\0") and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def check_complete(self, finished: list[bytes]) -> None:
         """The run has all points, each once, and those that were finished earlier unchanged."""
@@ -191,18 +193,6 @@ class TinyRun(Command):
 def listening(who: Any) -> set[int]:
     """The ports on which a process, or with `psutil` itself any process, listens."""
     return {c.laddr.port for c in who.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-
-
-def _environment(pid: int) -> list[bytes]:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
-
-
-def _lives(pid: int) -> bool:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def words_of(process: psutil.Process) -> list[str]:
@@ -260,7 +250,9 @@ def kills(run: TinyRun, trial: Trial, most: int, victims: Sequence[str]) -> int:
         # A point is measured again as a whole.
         size = ROWS[run.kind]
         points = [finished[first : first + size] for first in range(0, len(finished), size)]
-        finished = [line for point in points if not any(map(failed, point)) for line in point]
+        failed = FAILED.split(",")
+        whole = [point for point in points if not any(json.loads(line)["status"] in failed for line in point)]
+        finished = [line for point in whole for line in point]
         code = run.complete("--retry", FAILED)
         assert code == 0, f"{run.kind}: exit code {code} after --retry: {run.errors}"
     run.check_complete(finished)
@@ -290,11 +282,6 @@ def check_kept(run: TinyRun, before: list[bytes]) -> list[bytes]:
     lost = [line for line in before if line not in now]
     assert not lost, f"{run.kind}: {len(lost)} finished rows are gone or changed: {lost[0][:300]!r}"
     return now
-
-
-def failed(line: bytes) -> bool:
-    """Whether a row has a status that is measured again."""
-    return json.loads(line)["status"] in FAILED.split(",")
 
 
 CLOSES = 12

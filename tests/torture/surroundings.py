@@ -11,46 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.torture.runs import EXPERIMENTS
 from tests.torture.trials import Harm, Trial
 
 ROOT = Path(__file__).parents[2]
-RUN = str(ROOT / "results/recorded/epyc-zen4-2-cores/constrained")
-EXPERIMENT = """\
-name: here
-dtype: float32
-implementations: [naive, chunk_attn]
-baseline: naive
-budget: 1s
-max_rounds: 3
-defaults: {n_c: 2, batch_size: 2, heads: 2, head_dim: 16, chunk_size: 16}
-sweep:
-  - {n_p: 32, n_s: 16}
-"""
-REPLAY = """\
-kind: replay
-name: replayed
-implementations: [paged, prefix_tree]
-baseline: paged
-defaults: {n_p: 64, n_s: 32, n_c: 4, batch_size: 4, memory: 4096, model: small-llama}
-requests: 20
-sweep:
-  - {rate: 60}
-"""
-COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("list", "implementations"),
-    ("list", "--format", "json"),
-    ("validate", "{experiment}"),
-    ("report", RUN, "--format", "markdown"),
-    ("claims", RUN),
-    ("compare", RUN, RUN),
-    ("prompts", "{prompts}", "--format", "json"),
-    ("doctor",),
-    ("run", "{experiment}", "--out", "{out}"),
-    ("run", "{replay}", "--out", "{out}"),
-    ("regress", "--help"),
-    ("serve", "--help"),
-    ("load", "http://127.0.0.1:9", "--requests", "1"),
-)
+RECORDED = ROOT / "results/recorded/epyc-zen4-2-cores/constrained"
+COMMANDS = (
+    "list implementations", "list --format json", "validate {experiment}", "report {recorded} --format markdown",
+    "claims {recorded}", "compare {recorded} {recorded}", "prompts {prompts} --format json", "doctor",
+    "run {experiment} --out {out}", "run {replay} --out {out}", "regress --help", "serve --help",
+    "load http://127.0.0.1:9 --requests 1",
+)  # fmt: skip
 LIKELY = {"load": 2, "doctor": None}
 """Exit codes that are right; None: those of a machine that lacks something, too."""
 
@@ -149,10 +120,10 @@ ENVIRONMENTS = (
 
 
 def harm(trial: Trial) -> None:
-    check(trial.chance.choice(ENVIRONMENTS), trial.chance.choice(COMMANDS), trial.folder)
+    check(trial.chance.choice(ENVIRONMENTS), trial.chance.choice(COMMANDS).split(), trial.folder)
 
 
-def check(around: Surroundings, command: tuple[str, ...], folder: Path) -> None:
+def check(around: Surroundings, command: list[str], folder: Path) -> None:
     """Raise AssertionError unless a command works, or says in few lines what of its surroundings is in its way."""
     if around.user is not None and (os.getuid() != 0 or not _readable(Path(sys.executable).resolve())):
         return
@@ -162,11 +133,11 @@ def check(around: Surroundings, command: tuple[str, ...], folder: Path) -> None:
     for name in ("folder", "locked"):
         places[name].mkdir()
     os.chmod(folder, 0o777)
-    (folder / "here.yaml").write_text(EXPERIMENT)
-    (folder / "replay.yaml").write_text(REPLAY)
+    for name in ("decode", "replay"):
+        (folder / f"{name}.yaml").write_text(f"name: {name}\n{EXPERIMENTS[name]}")
     (folder / "prompts.jsonl").write_text("[1, 2, 3]\n[1, 2, 4]\n")
-    files = {"experiment": "here.yaml", "replay": "replay.yaml", "prompts": "prompts.jsonl"}
-    words = {name: folder / file for name, file in files.items()} | places
+    files = {"experiment": "decode.yaml", "replay": "replay.yaml", "prompts": "prompts.jsonl"}
+    words = {name: folder / file for name, file in files.items()} | places | {"recorded": RECORDED}
     places["locked"].chmod(0o500)
     environment = {name: value for name, value in os.environ.items() if name not in around.variables}
     environment |= {name: value.format(**words) for name, value in around.variables.items() if value is not None}

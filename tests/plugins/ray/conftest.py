@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +40,9 @@ defaults: {n_c: 1, batch_size: 1, heads: 1, head_dim: 32, chunk_size: 16}
 sweep:
   - {n_p: [%s], n_s: 0}
 """
+SMALL = ["--set", "n_p=64,128", "--set", "n_s=0,64", "--set", "n_c=2", "--set", "batch_size=2"]
+SMALL += ["--only", "naive", "--only", "chunk_attn", "--dtype", "float32", "--budget", "2s"]
+"""A small part of table3."""
 
 
 class Raylets:
@@ -135,6 +140,14 @@ def _no_other_test_knows_the_kind() -> Iterator[None]:
     """Messages list the kinds of work: those of other tests must not depend on where these tests ran."""
     yield
     workload._workloads.pop("waiting", None)
+
+
+def command(*words: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`chunkbench` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "chunkbench", *words], cwd=folder, env=os.environ | variables,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def waiting(folder: Path, points: int) -> Experiment:

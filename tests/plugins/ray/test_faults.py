@@ -1,4 +1,4 @@
-"""Machines that fail during a run: every point is measured once, or the run ends with a message and can be resumed."""
+"""Machines that fail during a run, on a cluster that all tests share: every point is measured once."""
 
 from __future__ import annotations
 
@@ -89,12 +89,8 @@ def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], t
     experiment = waiting(tmp_path, 4)
     executor = executor_of(fleet, experiment, "each")
     run = measure(experiment, executor, tmp_path / "run", listener).run
-    kinds = {run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases}
-    assert kinds == {"A100", "H100"}
-    assert Counter(run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases) == {
-        "A100": 4,
-        "H100": 4,
-    }
+    kinds = Counter(run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases)
+    assert kinds == {"A100": 4, "H100": 4}
     assert len({case.key for case in run.cases}) == 4
     # Nothing is left to do for the same command, and nothing is lost by it.
     again = RecordingListener()
