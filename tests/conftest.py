@@ -29,7 +29,7 @@ if not torch.cuda.is_available():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 workloads.register()
-pytest_plugins = ["tests.invented_facts", "tests.invented_runs", "tests.tiny_runs"]
+pytest_plugins = ["tests.invented_runs", "tests.tiny_runs"]
 
 SERVING = ("transformers", "starlette", "uvicorn", "aiohttp", "prometheus_client", "openai")
 MISSING = [name for name in SERVING if importlib.util.find_spec(name) is None]

@@ -1,4 +1,4 @@
-"""The example project, which belongs to somebody else: installed, or committed, in temporary folders."""
+"""The example project, which belongs to somebody else: installed, or committed, in temporary folders, or slower."""
 
 from __future__ import annotations
 
@@ -58,3 +58,27 @@ def committed_example(folder: Path, budget: str = "20s") -> Repository:
     repository.git("commit", "-qm", "base")
     install(path, site, in_place=True)
     return repository
+
+
+_SLOWER = """
+
+import time as _time
+_fast, _matrix = MySession.decode, torch.full((32, 32), 1 / 32)
+
+def _slow(self, q, out):
+    started = _time.perf_counter()
+    _fast(self, q, out)
+    until = _time.perf_counter() + {share} * (_time.perf_counter() - started)
+    while _time.perf_counter() < until:
+        torch.mm(_matrix, _matrix)
+
+MySession.decode = _slow
+"""
+
+
+def slower_by(share: float) -> str:
+    """Code to append to the example's module: calls take 1 + `share` times as long.
+
+    It does real work, so a load on the machine slows it as well.
+    """
+    return _SLOWER.format(share=share)

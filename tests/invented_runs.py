@@ -1,16 +1,70 @@
-"""Invented runs, which contain no measurements."""
+"""Invented facts with small numbers, so that results can be computed by hand, and invented runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from chunkbench.bench.store import DecodeResult, Manifest, Peaks, Result, Run
 from chunkbench.bench.store.profile import ProfileFacts, TraceFacts, Unit
-from tests.invented_facts import AXES, MakeFacts
+
+AXES: dict[str, Any] = {
+    "n_p": 1024,
+    "n_s": 512,
+    "n_c": 64,
+    "batch_size": 32,
+    "heads": 32,
+    "kv_heads": 32,
+    "head_dim": 128,
+    "chunk_size": 64,
+    "block_size": 32,
+    "prompts": 1,
+    "tree": None,
+    "dtype": "bfloat16",
+    "device": "cpu",
+    "protocol": "strict",
+    "cache": "cold",
+    "mode": "eager",
+}
+"""The second row of Table 3."""
+
+
+MakeFacts = Callable[..., DecodeResult]
+MakeRun = Callable[..., Run]
+
+
+def facts_of(implementation: str = "chunk_attn", **changes: Any) -> DecodeResult:
+    """Facts with two timed steps per round; every entry of `samples_us` is a round with a group and peaks."""
+    samples = changes.get("samples_us", ((10.0, 20.0),) * 3)
+    rounds, steps = len(samples), len(changes.get("steps", (1, 64)))
+    values: dict[str, Any] = {
+        "key": f"{implementation} {sorted(changes.items(), key=repr)}",
+        "experiment": "invented",
+        "implementation": implementation,
+        "label": implementation,
+        **AXES,
+        "status": "ok",
+        "samples_us": samples,
+        "steps": (1, 64),
+        "append_samples_us": ((1.0, 3.0),) * rounds,
+        "plan_samples_us": ((0.5, 0.5),) * rounds,
+        "groups": (0,) * rounds,
+        "peaks": (Peaks(read_bytes_per_s=1e9, matrix_flops_per_s=1e12, matrix_torch_flops_per_s=1e12),) * rounds,
+        "unique_bytes": (6000, 9000)[:steps],
+        "read_bytes": (9000, 12000)[:steps],
+        "flops": (1000, 1000)[:steps],
+    }
+    return DecodeResult(**(values | changes))
+
+
+@pytest.fixture
+def facts() -> MakeFacts:
+    return facts_of
+
 
 AnyResult = TypeVar("AnyResult", bound=Result)
 
@@ -101,8 +155,41 @@ def case(implementation: str, kind: type[AnyResult] = DecodeResult, **changes: A
     return kind(**kind.from_older(values))
 
 
-class MakeRun(Protocol):
-    def __call__(self, cases: Iterable[Result], **experiment: Any) -> Run: ...
+def run_in(folder: Path, cases: Iterable[Result], **experiment: Any) -> Run:
+    facts = list(cases)
+    described = {
+        "name": "table3",
+        "title": "Table 3: attention latency with shared prompts",
+        "baseline": "chunk_attn",
+        "confidence": 0.95,
+        "implementations": list(LABELS),
+        "expect": [],
+    }
+    manifest = {
+        "schema_version": 1,
+        "chunkbench_version": "0.1.0",
+        "experiment": described | experiment,
+        "environment": {
+            "cpu": {"model": "Invented CPU 9000", "cores": 2},
+            "memory_bytes": 24 * 2**30,
+            "torch": {"version": "2.13.0", "note": "MKL takes its generic path for float32 on this CPU"},
+            "python": "CPython 3.11.2",
+            "gpus": [],
+        },
+        "git": {"commit": "0123456789abcdef", "dirty": False},
+        "command": ["chunkbench", "run", "table3"],
+        "seed": 0,
+        "started_at": "2025-01-01T00:00:00Z",
+        "finished_at": "2025-01-01T00:05:00Z",
+        "interrupted": False,
+        "points": len({repr([c.axis(name) for name in ("n_p", "n_s", "batch_size", "tree")]) for c in facts}),
+    }
+    return Run(folder, Manifest.model_validate(manifest), facts)
+
+
+def table3_in(folder: Path) -> Run:
+    """All 12 points of the paper's Table 3 for the ten implementations of the bundled experiment."""
+    return run_in(folder, (case(name, n_p=n_p, n_s=n_s) for n_p, n_s in POINTS for name in LABELS))
 
 
 @pytest.fixture
@@ -112,44 +199,12 @@ def make_case():
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    def make(cases: Iterable[Result], **experiment: Any) -> Run:
-        facts = list(cases)
-        manifest = {
-            "schema_version": 1,
-            "chunkbench_version": "0.1.0",
-            "experiment": {
-                "name": "table3",
-                "title": "Table 3: attention latency with shared prompts",
-                "baseline": "chunk_attn",
-                "confidence": 0.95,
-                "implementations": list(LABELS),
-                "expect": [],
-            }
-            | experiment,
-            "environment": {
-                "cpu": {"model": "Invented CPU 9000", "cores": 2},
-                "memory_bytes": 24 * 2**30,
-                "torch": {"version": "2.13.0", "note": "MKL takes its generic path for float32 on this CPU"},
-                "python": "CPython 3.11.2",
-                "gpus": [],
-            },
-            "git": {"commit": "0123456789abcdef", "dirty": False},
-            "command": ["chunkbench", "run", "table3"],
-            "seed": 0,
-            "started_at": "2025-01-01T00:00:00Z",
-            "finished_at": "2025-01-01T00:05:00Z",
-            "interrupted": False,
-            "points": len({repr([c.axis(name) for name in ("n_p", "n_s", "batch_size", "tree")]) for c in facts}),
-        }
-        return Run(tmp_path, Manifest.model_validate(manifest), facts)
-
-    return make
+    return partial(run_in, tmp_path)
 
 
 @pytest.fixture
-def table3(make_run: MakeRun) -> Run:
-    """All 12 points of the paper's Table 3 for the ten implementations of the bundled experiment."""
-    return make_run(case(name, n_p=n_p, n_s=n_s) for n_p, n_s in POINTS for name in LABELS)
+def table3(tmp_path: Path) -> Run:
+    return table3_in(tmp_path)
 
 
 def trace(scale: float = 1.0, place_bytes: int = 1000) -> TraceFacts:

@@ -31,8 +31,7 @@ from chunkbench.report.files import write_all
 from examples import two_phase as example
 from examples.recompute import figures
 from scripts import build_docs
-from tests.example_project import committed_example
-from tests.slowed_example import slower_by
+from tests.example_project import committed_example, slower_by
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -61,6 +61,8 @@ def printed(path: Path) -> str:
     texts = {form: render(report, form) for form in names("documents", "records", "data")}
     texts["html"] = render(build_book([run], path.parent, [report]), "html")
     texts["latex, one table"] = latex.as_printed(report)
+    assert texts["latex"].isascii()
+    assert "[U+" not in texts["latex"], "a character that LaTeX cannot print"
     hashes = [f"{form}: {hash_of(text)}" for form, text in texts.items() if form != "markdown"]
     figures = [{name: shown(value) for name, value in vars(row.derived).items()} for row in report.rows]
     known = [name for name in figures[0] if any(row[name] for row in figures)]

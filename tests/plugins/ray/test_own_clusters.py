@@ -33,7 +33,7 @@ from tests.plugins.ray.conftest import (
     waiting,
 )  # fmt: skip
 from tests.plugins.ray.listening import RecordingListener
-from tests.slowed_example import slower_by
+from tests.example_project import slower_by
 from tests.torture.harm import Page, library
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -80,7 +80,7 @@ def test_a_clock_that_is_an_hour_off_is_noticed_and_corrected(raylets: Raylets, 
     # Ray sets LD_PRELOAD of what it starts by its own variable.
     preloaded = {"RAY_JEMALLOC_LIB_PATH": str(library()), "RAY_LD_PRELOAD_ON_WORKERS": "1"}
     with mock.patch.dict(os.environ, preloaded):
-        raylets.add("late", env_vars={"TORTURE_PAGE": str(tmp_path / "page")})
+        raylets.add("late", TORTURE_PAGE=str(tmp_path / "page"))
     listener = RecordingListener()
     run = measure_once(fleet_of(raylets, listener), 3, tmp_path, listener)
     manifest = run.manifest
@@ -159,7 +159,7 @@ def test_regress_measures_both_revisions_on_a_node(raylets: Raylets, tmp_path: P
     with example.module.open("a") as file:  # changed, and not committed
         file.write(slower_by(19))
     search = {"PYTHONPATH": example.environment["PYTHONPATH"]}
-    raylets.add("a", env_vars=search)
+    raylets.add("a", **search)
     words = ["regress", "--base", "HEAD", "--processes", "3", "--confidence", "0.5", "--on", "ray", "--out", str(out)]
     done = command(*words, folder=example.path, RAY_ADDRESS=raylets.ray.address, **search)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from chunkbench.report.compare.case_verdicts import CaseJudge
 from chunkbench.report.compare.compare import NothingToCompare, Options, compare
 from chunkbench.report.metric import NUMBER, Better, Metric, one
 from chunkbench.run_error import RunError
-from tests.report.compare.made_runs import ENVIRONMENT, RunMaker, only, run_of
+from tests.report.compare.conftest import ENVIRONMENT, RunMaker, only, run_of
 
 
 def test_a_slower_kernel_is_slower(make: RunMaker) -> None:

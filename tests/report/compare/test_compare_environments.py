@@ -10,7 +10,7 @@ from chunkbench.bench.store import Calibration, Peaks, Run
 from chunkbench.report.compare.compare import Options, compare
 from chunkbench.report.compare.document import output
 from chunkbench.report.formats import render
-from tests.report.compare.made_runs import ENVIRONMENT, RunMaker, only, run_of
+from tests.report.compare.conftest import ENVIRONMENT, RunMaker, only, run_of
 
 
 def peaks_at(slowness: float) -> Peaks:

@@ -17,7 +17,7 @@ from chunkbench.bench.store import Manifest, Noise, Run, open_run
 from chunkbench.report.compare.change_points import change_points
 from chunkbench.report.compare.history import history
 from chunkbench.report.compare.rank_intervals import between, centre
-from tests.invented_facts import MakeFacts
+from tests.invented_runs import MakeFacts
 
 
 def recording(facts: MakeFacts, number: int, us: float, model: str = "A", **changes: Any) -> list[Run]:

@@ -28,8 +28,7 @@ from chunkbench.report.compare.sides import Side, _check_measures, interpreters
 from chunkbench.report.compare.verdicts import Comparison
 from chunkbench.run_error import RunError
 from tests.command import chunkbench
-from tests.example_project import committed_example
-from tests.slowed_example import slower_by
+from tests.example_project import committed_example, slower_by
 
 FAULTY = str(Path(__file__).parents[2] / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")

@@ -13,7 +13,7 @@ from chunkbench.report.compare.compare import NothingToCompare
 from chunkbench.report.compare.speedups import Speedups, speedups
 from chunkbench.report.compare.speedups_table import document
 from chunkbench.report.formats import render
-from tests.invented_facts import MakeFacts
+from tests.invented_runs import MakeFacts
 
 DICE = np.random.default_rng(0)
 

@@ -23,7 +23,7 @@ from chunkbench.workloads.answers.haystack import NEEDLES, haystack
 from chunkbench.workloads.answers.metrics import METRICS, by_depth
 from chunkbench.workloads.answers.recall import CompressedContext, deviation, read
 from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
-from tests.invented_facts import MakeFacts
+from tests.invented_runs import MakeFacts
 from tests.server.engine.models import VOCABULARY, answers_of, small_model
 
 EXPERIMENT = """
@@ -73,7 +73,7 @@ def test_retrieval_heads_find_what_windows_lost(tmp_path: Path) -> None:
     [
         (("window: 64}", "window: 64, model: llama2-7b}"), "has random weights, which answer nothing"),
         (("tested: 60", "heads: nowhere.json"), "there is no file 'nowhere.json' here"),
-        (("n_p: 8190", "n_p: {low: 5, high: 9}"), "contexts of one length"),
+        (("n_p: 8190", "n_p: {low: 5, high: 9}"), "has one length for each context"),
         (("window: 64}", "window: 64, batch_size: 4}"), "is 10: a question for each needle"),
     ],
 )
@@ -208,5 +208,5 @@ def test_a_shared_prefix_that_stays_whole(cache: Callable[..., DecodeResult]) ->
     rows = [cache("chunk_attn", 1000, **axes), cache("razor_attn", 400, 0.5, **axes)]
     judged = judge(*rows, cache("razor_attn_own", 980, 0.2, **axes))["RZ-prefix"]
     assert judged.verdict == "holds"
-    assert "98% if a shared prefix stays whole, 40% if it is compressed, too" in judged.reason
+    assert "98% if a shared prefix stays whole, 40% if the prefix is compressed, too" in judged.reason
     assert judge(*rows)["RZ-prefix"].verdict == "not measured"

@@ -14,9 +14,8 @@ from chunkbench.report.figures.style import styled
 from chunkbench.report.formats import render
 from chunkbench.workloads.decode.profile_document import Overlap, document, middle, overlap, phases, threads, wall_s
 from chunkbench.workloads.decode.profile_figure import draw
-from tests.invented_facts import MakeFacts
-from tests.invented_runs import profile, trace
-from tests.workloads.drawings import check_inside
+from tests.invented_runs import MakeFacts, profile, trace
+from tests.workloads.made import check_inside
 
 
 def _words(picture: Figure) -> list[Text]:
@@ -49,11 +48,11 @@ WATCHED = WatchedFacts(us=10_000, operators=[Operator("aten::bmm", 2, 6000), Ope
         ({"read": None}, ["Neither memory nor arithmetic", "its own bytes take 0.50 of the decode", "its FLOPs 0.10."]),
         ({"read": None, "ms": 5.2}, ["Reading limits it: its own bytes take 0.96 of the decode"]),
         ({"read": None, "ms": 4}, ["Caches serve a part of what it reads: its own bytes would take 1.25"]),
-        ({"read": None, "watched": [WATCHED]}, ["30% of the decode pass outside of PyTorch's operators."]),
+        ({"read": None, "watched": [WATCHED]}, ["30% of the decode is spent outside of PyTorch's operators."]),
         ({"read": None, "read_bytes": (9_000_000,)}, ["It reads 1.80x the bytes that every implementation must move."]),
         (
             {},
-            ["Threads have no unit for 43% of the kernel's time", "It reaches 50% of the roofline, which memory sets"],
+            ["Threads are idle for 43% of the kernel's time", "It reaches 50% of the roofline, which memory sets"],
         ),
     ],
 )
@@ -73,7 +72,7 @@ def test_time_outside_of_the_kernel_comes_first(facts: MakeFacts) -> None:
     samples = tuple((2 * sample,) for (sample,) in given.case.samples_us)
     case = given.case.model_copy(update={"samples_us": samples})
     shown = document(given.model_copy(update={"case": case}), "a point", "a machine")
-    assert shown.verdict.startswith("50% of the decode pass outside of the kernel: Python")
+    assert shown.verdict.startswith("50% of the decode is spent outside of the kernel: in Python")
 
 
 def test_little_is_said_where_reading_hides_computing(facts: MakeFacts) -> None:
@@ -88,7 +87,7 @@ def test_tables_with_a_trace(facts: MakeFacts) -> None:
     assert ["shared", "1", "0.002000", "0.0000640", "2.00", "0.500", "1.00", "0.500", "0", "4.00"] in lines
     assert ["1", "6.00", "1.00", "3.00"] in lines
     # 5 MB at 1 GB/s take 5 ms of 10, which is the roofline; 1 GFLOP at 1 TFLOP/s takes 1 ms.
-    assert "roofline: the longer of first and last 5,000 50%" in {" ".join(line) for line in lines}
+    assert "roofline: the longer of first and last line 5,000 50%" in {" ".join(line) for line in lines}
     assert ["arithmetic", "1.00", "GFLOP", "1,000", "GFLOP/s", "1,000", "10%"] in lines
     assert "unavailable: none" in text
     assert "1,074 MB of a unit stay in no core's own cache" in text
@@ -153,7 +152,7 @@ def test_without_a_trace_the_picture_is_the_roofline(facts: MakeFacts) -> None:
         picture = draw(profile(facts, read=None, read_bytes=(50_000_000,)), "n_p=4096", "a machine")
     (plot,) = picture.axes
     assert plot.get_xlabel() == "FLOP per byte"
-    assert "above the line reads from caches" in " ".join(picture.texts[0].get_text().split())
+    assert "above the line has read from caches" in " ".join(picture.texts[0].get_text().split())
     check_inside(picture, _words(picture))
 
 
