@@ -1,12 +1,12 @@
-"""Wrong calls of the native module and its Python wrappers raise an exception with a clear message, never crash."""
+"""Wrong calls of the native module raise an exception with a clear message; tensors that it looks at by itself."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ import pytest
 import torch
 
 from chunkbench import ChunkAttention
+from chunkbench.attention.tensors import WrongTensor
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import chosen_isa
 from chunkbench.kernels.cpu.planner import COLUMNS
+from chunkbench.kernels.cpu.tensors import dense_address, reads_tensors
 from chunkbench.kernels.reference import attention
+from tests.kernels.pieces import instruction_set
 
 if cpu.native() is None:
     pytest.skip(cpu.why_missing(), allow_module_level=True)
@@ -75,10 +78,11 @@ def with_item(index: int, column: str, value: int) -> np.ndarray[Any, np.dtype[n
     return items
 
 
-def test_the_unchanged_arguments_are_a_valid_plan() -> None:
+@pytest.mark.parametrize("threads", [2, 2**31 - 1])
+def test_the_unchanged_arguments_are_a_valid_plan(threads: int) -> None:
     plan = native.DecodePlan(**arguments())
     plan.set_last_tokens(ints(16, 3))
-    torch.testing.assert_close(outputs(plan, 2), ONES)
+    torch.testing.assert_close(outputs(plan, threads), ONES)
 
 
 HUGE = 2**62
@@ -158,37 +162,20 @@ def test_a_wrong_plan_is_refused(name: str, value: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["items", "chunks", "rows", "folds"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda array: array.astype(np.int32),
-        lambda array: array.astype(np.float64),
-        lambda array: array[None],
-        lambda array: array.tolist(),
-        lambda array: None,
-    ],
-    ids=["int32", "float64", "dimension", "list", "none"],
-)
-def test_a_wrong_kind_of_array_is_refused_or_converted(name: str, change: Callable[[Any], Any]) -> None:
-    changed = change(arguments()[name])
-    try:
-        plan = native.DecodePlan(**{**arguments(), name: changed})
-    except TypeError as error:
-        refused = str(error)
-    else:
-        # nanobind converts other number types, and the plan holds its own copy.
-        refused = "" if isinstance(changed, np.ndarray) and changed.ndim == arguments()[name].ndim else "not refused"
-        if name != "chunks":  # 32 bits do not hold an address
-            plan.set_last_tokens(ints(16, 3))
-            torch.testing.assert_close(outputs(plan), ONES)
-    assert refused == "" or "incompatible function arguments" in refused
+def test_an_array_of_a_wrong_kind_is_refused(name: str) -> None:
+    array = arguments()[name]
+    for wrong in (array[None], array.tolist(), None):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            native.DecodePlan(**{**arguments(), name: wrong})
 
 
-def test_a_strided_array_is_copied_or_refused() -> None:
-    doubled = np.repeat(arguments()["rows"], 2)[::2]
-    assert not doubled.flags.c_contiguous
-    plan = native.DecodePlan(**{**arguments(), "rows": doubled})
-    torch.testing.assert_close(outputs(plan), ONES)
+@pytest.mark.parametrize("name", ["items", "rows", "folds"])
+def test_other_numbers_and_strides_are_converted(name: str) -> None:
+    """The plan holds a copy. (Addresses of chunks need all 64 bits.)"""
+    array = arguments()[name]
+    for same in (array.astype(np.int32), array.astype(np.float64), np.repeat(array, 2, 0)[::2]):
+        plan = native.DecodePlan(**{**arguments(), name: same})
+        torch.testing.assert_close(outputs(plan), ONES)
 
 
 @pytest.mark.parametrize(
@@ -206,11 +193,6 @@ def test_decode_needs_at_least_one_thread(threads: int) -> None:
     plan = native.DecodePlan(**arguments())
     with pytest.raises(ValueError, match="threads must be at least 1"):
         plan.decode(0, 0, 0.25, threads)
-
-
-def test_threads_without_work_cost_nothing() -> None:
-    plan = native.DecodePlan(**arguments())
-    torch.testing.assert_close(outputs(plan, 2**31 - 1), ONES)
 
 
 @pytest.mark.parametrize(
@@ -312,22 +294,8 @@ def test_an_uninitialized_plan_is_refused() -> None:
 
 def pack(**changes: Any) -> None:
     rows = torch.zeros(2, HEADS, DIM)
-    call = {
-        "dtype": "float32",
-        "kv_heads": HEADS,
-        "head_dim": DIM,
-        "chunk_size": CHUNK,
-        "k": rows.data_ptr(),
-        "v": rows.data_ptr(),
-        "chunks": ints(),
-        "slots": ints(),
-        "threads": 1,
-    }
-    native.pack(**{**call, **changes})
-
-
-def test_pack_accepts_no_tokens() -> None:
-    pack()
+    sizes = {"dtype": "float32", "kv_heads": HEADS, "head_dim": DIM, "chunk_size": CHUNK, "threads": 1}
+    native.pack(**{**sizes, "k": rows.data_ptr(), "v": rows.data_ptr(), "chunks": ints(), "slots": ints(), **changes})
 
 
 @pytest.mark.parametrize(
@@ -347,6 +315,7 @@ def test_pack_accepts_no_tokens() -> None:
     ids=str,
 )
 def test_pack_refuses_wrong_arguments_before_it_writes(changes: dict[str, Any]) -> None:
+    pack()  # no tokens are allowed
     with pytest.raises(ValueError, match=r"\w"):
         pack(**changes)
 
@@ -375,33 +344,29 @@ def test_an_unsupported_shape_is_refused_or_falls_back_to_torch(changes: dict[st
     assert ChunkAttention(2, 16, kernel="auto").kernel == "native"
 
 
-def test_the_environment_variable_selects_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CHUNKBENCH_ISA", raising=False)
-    assert chosen_isa() == native.isas()[-1]
+def test_the_environment_variable_selects_the_instruction_set() -> None:
+    with instruction_set(""):
+        assert chosen_isa() == native.isas()[-1]
     for isa in native.isas():
-        monkeypatch.setenv("CHUNKBENCH_ISA", isa)
-        assert chosen_isa() == isa
-    monkeypatch.setenv("CHUNKBENCH_ISA", "nonsense")
-    with pytest.raises(ValueError, match="CHUNKBENCH_ISA=nonsense: this CPU can run portable"):
+        with instruction_set(isa):
+            assert chosen_isa() == isa
+    with (
+        instruction_set("nonsense"),
+        pytest.raises(ValueError, match="CHUNKBENCH_ISA=nonsense: this CPU can run portable"),
+    ):
         ChunkAttention(1, 16, kernel="native")
-
-
-def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a view with gaps between the numbers and the last two dimensions transposed in memory."""
-    wide = torch.full((*tensor.shape[:-2], tensor.shape[-1], 2 * tensor.shape[-2]), 7.0, dtype=tensor.dtype)
-    view = wide[..., ::2].transpose(-1, -2)
-    view.copy_(tensor)
-    assert not view.is_contiguous()
-    return view
 
 
 def test_k_and_v_need_not_be_contiguous() -> None:
     cache = ChunkAttention(2, 16, 2, 16, kernel="native")
-    k, v = torch.randn(2, 20, 2, 16, generator=torch.Generator().manual_seed(5))
-    cache.add_sequence(list(range(19)), strided(k[:19]), strided(v[:19]))
-    cache.append([19], strided(k[19:]), strided(v[19:]))
+    kv = torch.randn(2, 20, 2, 16, generator=torch.Generator().manual_seed(5))
+    wide = torch.full((2, 20, 16, 4), 7.0)
+    k, v = wide[..., ::2].transpose(-1, -2).copy_(kv)
+    assert not k.is_contiguous()
+    cache.add_sequence(list(range(19)), k[:19], v[:19])
+    cache.append([19], k[19:], v[19:])
     q = torch.ones(1, 2, 16)
-    torch.testing.assert_close(cache.decode(q)[0].double(), attention(q[0], k, v), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cache.decode(q)[0].double(), attention(q[0], *kv), rtol=1e-5, atol=1e-6)
 
 
 def test_python_threads_can_share_a_plan() -> None:
@@ -410,18 +375,120 @@ def test_python_threads_can_share_a_plan() -> None:
         cache.add_sequence(list(range(100 * row, 100 * row + 20)), *torch.randn(2, 20, 2, 16))
     queries = [torch.full((8, 4, 16), float(n)) for n in range(4)]
     expected = [cache.decode(q) for q in queries]
-    wrong: list[int] = []
 
-    def work(n: int) -> None:
+    def right(n: int) -> bool:
         out = torch.empty_like(queries[n])
-        for _ in range(200):
-            cache.decode(queries[n], out.fill_(float("nan")))
-            if not torch.equal(out, expected[n]):
-                wrong.append(n)
+        return all(torch.equal(cache.decode(queries[n], out.fill_(math.nan)), expected[n]) for _ in range(200))
 
-    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(right, range(4)))
+
+
+def table() -> Any:
+    """What says where a dense tensor is."""
+    if not reads_tensors():
+        pytest.skip("this PyTorch has no C table of DLPack")
+    address = dense_address()
+    assert address is not None
+    return address
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_address_of_a_contiguous_tensor(dtype: torch.dtype) -> None:
+    address = table()
+    name = str(dtype).removeprefix("torch.")
+    tensor = torch.zeros(5, 3, 16, dtype=dtype)
+    assert address(tensor, (5, 3, 16), name) == tensor.data_ptr()
+    assert address(tensor[2:], (3, 3, 16), name) == tensor[2:].data_ptr() == tensor.data_ptr() + 2 * tensor[0].nbytes
+    assert address(torch.nn.Parameter(tensor), (5, 3, 16), name) == tensor.data_ptr()
+    one_row = torch.zeros(4, 3, 16, dtype=dtype)[::4]  # its first stride has no meaning
+    assert address(one_row, (1, 3, 16), name) == one_row.data_ptr()
+
+
+DENSE = torch.ones(2, 3, 16)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        DENSE[:, :2],
+        DENSE.unsqueeze(0),
+        DENSE.transpose(0, 1).contiguous(),
+        DENSE.transpose(0, 2).contiguous().transpose(0, 2),
+        DENSE[:1].expand(2, 3, 16),
+        DENSE.double(),
+        DENSE.half(),
+        DENSE.bfloat16(),
+        DENSE.int(),
+        DENSE.to(torch.complex64),
+        DENSE.to("meta"),
+        DENSE.to_sparse(),
+        torch.zeros(0, 3, 16),
+        DENSE.numpy(),
+        DENSE.tolist(),
+        None,
+        torch.Tensor,
+    ],
+    ids=lambda other: type(other).__name__,
+)
+def test_everything_else_has_no_address(other: Any) -> None:
+    assert table()(other, (2, 3, 16), "float32") == 0
+
+
+def test_wrong_arguments_have_no_address() -> None:
+    address = table()
+    with pytest.raises(ValueError, match="float64"):
+        address(DENSE, (2, 3, 16), "float64")
+    with pytest.raises(ValueError, match="four dimensions"):
+        address(DENSE, (1, 1, 2, 3, 16), "float32")
+
+
+def test_a_class_without_the_table_is_refused() -> None:
+    """In a process of its own: the first class that is accepted stays."""
+    program = (
+        "import torch; from chunkbench.kernels.cpu import required as r; m = r()\n"
+        "t = torch.ones(2)\n"
+        "assert not m.use_tensors_of(int) and not m.use_tensors_of(7)\n"
+        "class Capsule: __dlpack_c_exchange_api__ = 3\n"
+        "assert not m.use_tensors_of(Capsule)\n"
+        "assert m.dense_address(t, (2,), 'float32') == 0\n"
+        "assert m.use_tensors_of(torch.Tensor) == hasattr(torch.Tensor, '__dlpack_c_exchange_api__')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def planned() -> tuple[ChunkAttention, torch.Tensor, torch.Tensor]:
+    attention = ChunkAttention(heads=3, head_dim=16)
+    for first in (1, 2):
+        attention.add_sequence([first, 5], torch.ones(2, 3, 16), torch.full((2, 3, 16), float(first)))
+    attention.plan()
+    return attention, torch.ones(2, 3, 16), torch.zeros(2, 3, 16)
+
+
+def test_a_planned_step_is_one_call_and_equals_the_checked_one() -> None:
+    attention, q, out = planned()
+    if reads_tensors():
+        assert attention._kernel.decode_dense(q, out)  # type: ignore[attr-defined]
+        out.zero_()
+    attention.decode(q, out)
+    assert torch.equal(out, attention.decode(q))
+    assert out[:, 0, 0].tolist() == [1.0, 2.0]
+    attention.remove_sequence(attention.sequences[0])  # after a change the rows are counted again
+    with pytest.raises(WrongTensor, match="shape"):
+        attention.decode(q, out)
+
+
+@pytest.mark.parametrize("name", ["q", "out"])
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3, 3, 16), torch.zeros(2, 3, 32), torch.zeros(2, 3, 16).double()], ids=["rows", "d", "dtype"]
+)
+def test_a_planned_step_refuses_a_wrong_tensor(name: str, wrong: torch.Tensor) -> None:
+    attention, q, out = planned()
+    with pytest.raises(WrongTensor, match=name):
+        attention.decode(**{"q": q, "out": out, name: wrong})
+    with pytest.raises(WrongTensor, match="gradients"):
+        attention.decode(q, out.clone().requires_grad_())
+    for layer in (-1, 1):
+        with pytest.raises(WrongTensor, match="no layer"):
+            attention.attend(layer, q, out)
+    assert not out.any()

@@ -32,7 +32,7 @@ from chunkbench.kernels.items import Items, PromptRows, items_of_forest, items_o
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import CPU, Costs, Planner, cascade, flat, node_wise, pack, tree_fused, two_phase
 from chunkbench.kernels.reference import attention
-from tests.kernels.prompt_pieces import planned, prompts
+from tests.kernels.pieces import planned, prompts
 
 
 def table_items(contexts: list[list[int]]) -> Items:

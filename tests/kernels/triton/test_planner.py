@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from chunkbench.kernels.items import items_of_forest, items_of_tables
 from chunkbench.kernels.planners import flat, two_phase
 from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
-from tests.kernels.prompt_pieces import planned, prompts
+from tests.kernels.pieces import planned, prompts
 
 H100 = Shape(
     kv_heads=32, group=1, chunk_size=64, multiprocessors=132, blocks=3, narrow_blocks=5, narrow=16, lanes=64,

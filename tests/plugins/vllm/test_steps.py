@@ -19,7 +19,7 @@ from chunkbench.kernels.plan import Plan
 from chunkbench.plugins.vllm.forest import BlockForest
 from chunkbench.plugins.vllm.steps import Blocks, Steps
 from tests.attention.contexts import causal_attention
-from tests.kernels.prompt_pieces import planned, prompts
+from tests.kernels.pieces import planned, prompts
 from tests.kernels.triton.interpreter import mend_interpreter
 from tests.pairs import values
 
@@ -311,7 +311,7 @@ def test_sequences_that_share_join_grow_and_leave(
     free = list(range(BLOCKS))
     chance.shuffle(free)
     live: list[tuple[list[int], int]] = []  # table and length
-    for step in range(9):
+    for step in range(7):  # the last one has a sequence that joined after another one left
         live = [(table, length + 1) for table, length in live]
         if step % 3 == 0 and len(live) < 6:
             parent, known = chance.choice(live) if live else ([], 0)

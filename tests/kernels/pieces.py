@@ -1,7 +1,11 @@
-"""Prompts that share prefixes, and the plan of their tree: what tests of planners start from."""
+"""What tests of kernels start from: prompts that share prefixes, the plan of their tree, a set of instructions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 from hypothesis import strategies as st
 
 from chunkbench.attention.tree import PrefixTree
@@ -26,3 +30,11 @@ def planned(drawn: list[list[int]], chunk_size: int) -> tuple[Plan, list[list[in
     for ids in drawn:
         tree.join(ids)
     return tree.plan(), [tree.path(sequence) for sequence in tree.sequences]
+
+
+@contextmanager
+def instruction_set(isa: str) -> Iterator[None]:
+    """Native kernels that are made in here use these instructions; "" means the best."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CHUNKBENCH_ISA", isa)
+        yield
