@@ -15,7 +15,7 @@ from chunkbench.report.figures.style import MOST_PANELS
 from chunkbench.workloads.decode.curves import panels, x_axis
 from chunkbench.workloads.memory.result import MemoryResult
 from chunkbench.workloads.modules.result import ModulesResult
-from tests.workloads.drawings import caption, check_inside, drawn
+from tests.workloads.made import caption, check_inside, drawn
 
 PEAKS = Peaks(read_bytes_per_s=4e10, matrix_flops_per_s=8e11, matrix_torch_flops_per_s=8e11)
 

@@ -76,7 +76,7 @@ def test_modules_of_any_shape_are_checked_and_timed(dtype: str, tmp_path: Path) 
         assert case.flops == (cost.flops,) * 2
         assert case.unique_bytes == (cost.bytes,) * 2
     text = "\n".join(table.title for table in build(run).tables)
-    assert "What the shapes say" in text
+    assert "Costs that follow from the shapes" in text
 
 
 def test_a_wrong_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_deft_node_behind_4000_tokens(point: Point) -> None:
     assert (judge("DF-node", rows(0.9)).verdict, judge("DF-node", rows(0.9)).measured) == ("holds", pytest.approx(0.9))
     judged = judge("DF-node", rows(2.0))
     assert judged.verdict == "different here"
-    assert "2.00x with 20 sequences (0.57 there); the" in judged.reason
+    assert "2.00x with 20 sequences (printed: 0.57); the" in judged.reason
 
 
 def test_the_cascade_by_prefix(point: Point) -> None:
@@ -157,7 +157,7 @@ def test_the_cascade_by_prefix(point: Point) -> None:
     assert (judged.verdict, judged.measured) == ("holds", pytest.approx(32.0))
     judged = judge("TRT-cascade", *rows((128, 1.2), (256, 2.3), (4096, 4.0)))
     assert (judged.verdict, judged.measured) == ("different here", pytest.approx(4.0))
-    assert "faster from 128 tokens on (256 there)" in judged.reason
+    assert "faster from 128 tokens on (printed: 256)" in judged.reason
     assert judge("TRT-cascade", *rows((256, 0.5))).verdict == "does not hold"
 
 
@@ -168,5 +168,5 @@ def test_the_cascade_with_one_kv_head_and_with_eight(point: Point, one: float, e
         for kv_heads, flat, cascade in ((1, 19.0, one), (8, 55.0, eight))
     ]
     assert judge("FI-595", *rows).verdict == verdict
-    assert "(1.37 there)" in judge("FI-595", *rows).reason
+    assert "(printed: 1.37)" in judge("FI-595", *rows).reason
     assert judge("FI-595", rows[0]).verdict == "not measured"

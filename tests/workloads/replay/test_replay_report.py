@@ -20,8 +20,7 @@ from chunkbench.workloads.replay.paged_claims import JUDGES
 from chunkbench.workloads.replay.printed import stated_by_paged_attention
 from chunkbench.workloads.replay.result import ReplayResult
 from tests.invented_runs import MakeRun
-from tests.workloads.drawings import caption, drawn
-from tests.workloads.replay.made import replay_facts, replay_seed, sustained
+from tests.workloads.made import caption, drawn, replay_facts, replay_seed, sustained
 
 EXACT, PAGED = "contiguous_exact", "paged"
 
@@ -273,8 +272,8 @@ def test_of_several_experiments_the_one_with_most_rates_counts() -> None:
 
 def test_throughput_is_also_told_over_reservation_for_the_longest() -> None:
     reason = judge("PA-throughput", *throughput(2.0)).reason
-    assert "2.00 times the rate of an allocator that knows all lengths (1.7 to 2.7 there)" in reason
-    assert "4.00 times that of reservation for the longest (2.7 to 8)" in reason
+    assert "2.00 times the rate of an allocator that knows all lengths (printed: 1.7 to 2.7)" in reason
+    assert "4.00 times that of reservation for the longest (printed: 2.7 to 8)" in reason
 
 
 def test_what_the_tree_finds_of_the_optimum_is_told_and_not_judged() -> None:

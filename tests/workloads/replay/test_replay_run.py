@@ -24,7 +24,7 @@ from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
 from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.replay.spec import ReplayExperiment
 from chunkbench.workloads.replay.step_time import Constant
-from tests.workloads.drawings import drawn
+from tests.workloads.made import drawn
 
 HEAD = "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\n"
 STEP_TIMES = "paper, paged-attention, a duration such as 20ms, or the directory of a serving run"
@@ -124,7 +124,7 @@ def test_answers_of_one_prompt_and_swaps_and_cut_prompts(tmp_path: Path) -> None
     judged = claims(out)
     assert (judged["PA-parallel"]["verdict"], judged["PA-waste"]["verdict"]) == ("replayed", "not measured")
     shown = render(build(open_run(out)), "table")
-    assert "requests have several answers of one length behind one prompt" in shown
+    assert "requests have several answers of one length to one prompt" in shown
     assert "Replayed latency" in shown
 
 
@@ -293,7 +293,7 @@ def test_replays_whose_process_is_lost_are_found_and_the_others_are_computed(
     measurer = measure.ReplayMeasurer(experiment, target)
     results = measurer.measure([point], {point: experiment.cases(point)}, Budget(1.0), lambda _: None)[point]
     found = {row.implementation: row for row in results}
-    lost = ("crashed", "the process of the replay was lost") if deadly else ("ok", "")
+    lost = ("crashed", "the process of the replay died") if deadly else ("ok", "")
     assert (found["paged"].status, found["paged"].reason) == lost
     assert found["prefix_tree"].status == "ok"
     assert len(found["prefix_tree"].us_per_token) == 2

@@ -22,7 +22,7 @@ from chunkbench.workloads.replay.managers.policy_blocks import PolicyBlocks
 from chunkbench.workloads.replay.result import ReplayPoint
 from chunkbench.workloads.replay.simulate import Replay, Replayed, Stuck, replay
 from chunkbench.workloads.replay.step_time import Constant, StepShape, StepTime, WithSwaps, copy_rate
-from tests.workloads.replay.made import request
+from tests.workloads.made import request
 
 
 def test_times_of_three_requests() -> None:

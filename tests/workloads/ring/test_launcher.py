@@ -140,7 +140,7 @@ def test_variables_that_are_missing_are_wrong_usage(tmp_path: Path) -> None:
     with starting(write(tmp_path, 2, *SCHEMES), 2, "", 0) as start:
         code, printed = ended(start(0, "--out", str(tmp_path / "run")))
     assert code == 2
-    assert "must be MASTER_ADDR" in printed
+    assert "MASTER_ADDR must be set too" in printed
     assert not (tmp_path / "run").exists()
 
 

@@ -17,7 +17,7 @@ from chunkbench.report.formats import render
 from chunkbench.report.layout import Report
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, block_bytes, busy
 from chunkbench.workloads.ring.result import RingResult
-from tests.workloads.drawings import check_inside, drawn
+from tests.workloads.made import check_inside, drawn
 from tests.workloads.ring.made_rings import ring_result
 
 SCHEMES = ["one_process", "no_exchange", "ring", "zigzag", "all_gather", "tree_decode", "torch_ring"]
@@ -114,11 +114,11 @@ def test_a_scheme_that_failed_is_shown_and_one_that_is_not_there_is_not(make: An
 def test_a_slow_link_has_a_table_beside_what_rates_predict(make: Any) -> None:
     report = build(make(slow_links()))
     columns = ("c", "c* predicted", "c / c*", "exposed", "predicted")
-    assert [tuple(row[name] for name in columns) for row in table(report, "A slow link")] == [
+    assert [tuple(row[name] for name in columns) for row in table(report, "The ring on a slow link")] == [
         ("400", "800", "0.50", "50%", "50%"),
         ("1,600", "800", "2.00", "1.0%", "0.0%"),
     ]
-    assert not [one for one in build(make(prefill())).tables if "A slow link" in one.title]
+    assert not [one for one in build(make(prefill())).tables if "The ring on a slow link" in one.title]
 
 
 def test_more_ranks_are_counted_from_rates(make: Any) -> None:
@@ -144,11 +144,11 @@ def test_more_ranks_are_counted_from_rates(make: Any) -> None:
 
 def test_the_report_says_where_ranks_ran(make: Any) -> None:
     text = " ".join(render(build(make(prefill())), "table").split())
-    assert "no figure of a network" in text
+    assert "so no figure is that of a network" in text
     assert "counted: computed from rates, never measured" in text
     elsewhere = " ".join(render(build(make(prefill(hosts=4))), "table").split())
     assert "on 4 machines" in elsewhere
-    assert "no figure of a network" not in elsewhere
+    assert "no figure is that of a network" not in elsewhere
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "latex", "json", "csv"])

@@ -25,7 +25,7 @@ from chunkbench.workloads.ring.task import Movement, Scheme, Task
 from tests.workloads.ring.made_rings import ring_result
 
 HEAD = "kind: ring\nimplementations: [one_process, ring]\n"
-ONE_SEQUENCE = "phase: prefill, which is of one sequence; leave it out"
+ONE_SEQUENCE = "phase: prefill, which has one sequence; leave it out"
 SEES_ALL = "a decoded token attends to all before it"
 ONE_CONTEXT = "has one context for all sequences, and as many K/V heads as query heads"
 
@@ -43,10 +43,10 @@ def load(folder: Path, sweep: str, more: str = "") -> RingExperiment:
     [
         ("{n_p: 64, phase: prefil}", "prefil", "phase: 'prefil' is not known here; did you mean prefill?"),
         ("{n_p: 64, mask: causl}", "causl", "mask: 'causl' is not known here; did you mean causal?"),
-        ("{n_p: {low: 4, high: 8}}", "{low", "n_p: a ring has contexts of one length; give a list for several"),
+        ("{n_p: {low: 4, high: 8}}", "{low", "n_p: has one length for each context; give a list for several lengths"),
         ("{n_p: [64, 62]}", "62", "n_p: 62 tokens do not divide into 2 equal parts for each of 2 ranks"),
         ("{n_p: 64, ranks: 3}", "64", "n_p: 64 tokens do not divide into 2 equal parts for each of 3 ranks"),
-        ("{n_p: 64, n_s: 32}", "n_s", "n_s: is for phase: decode; a prefill is of one sequence, all of it split"),
+        ("{n_p: 64, n_s: 32}", "n_s", "n_s: is for phase: decode; a prefill has one sequence, all of it split"),
         ("{n_p: 64, batch_size: 2}", "2}", f"batch_size: is 1 for {ONE_SEQUENCE}"),
         ("{n_p: 64, phase: decode, mask: full}", "mask", f"mask: is for phase: prefill; {SEES_ALL}"),
         ("{n_p: 64, phase: decode, n_s: 65}", "65", "n_s: 65 is more than n_p = 64"),
@@ -106,8 +106,8 @@ def test_the_bundled_experiment_has_a_scheme_for_every_point() -> None:
     [
         ("tree_decode", {}, "is for phase: decode"),
         ("striped", {"phase": "decode"}, "is for phase: prefill"),
-        ("zigzag", {"mask": "full"}, "balances the work of a causal mask; there is none here"),
-        ("torch_all_gather", {"mask": "full"}, "balances the work of a causal mask; there is none here"),
+        ("zigzag", {"mask": "full"}, "balances the work of a causal mask; a full mask needs no balance"),
+        ("torch_all_gather", {"mask": "full"}, "balances the work of a causal mask; a full mask needs no balance"),
         ("all_gather", {"mask": "full"}, ""),
         ("torch_ring", {"link": 10**9}, "its transfers cannot be slowed down"),
         ("sdpa", {"link": 10**9}, ""),

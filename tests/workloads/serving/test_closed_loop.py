@@ -20,7 +20,7 @@ from chunkbench.report.formats import render
 from chunkbench.workloads import register
 from chunkbench.workloads.serving.result import ServingResult
 from tests.conftest import MISSING
-from tests.workloads.drawings import drawn
+from tests.workloads.made import drawn
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
@@ -42,9 +42,6 @@ vocabulary: 300
 defaults: {model: small-llama, n_p: 20, n_s: 0, n_c: 3, batch_size: 8}
 sweep: [{clients: [1, 4, 8]}]
 """
-
-
-SHARES = "clients: 4, forced: [0, 50]"
 
 
 class Busy:
@@ -122,10 +119,7 @@ def test_each_client_sends_two_requests_as_soon_as_it_has_an_answer(run: Served)
         4: [8, 8],
         8: [12, 12],  # no more than `requests`
     }
-    assert {(row.status, row.reference, row.requests_per_s) for row in rows} <= {
-        ("ok", "", None),
-        ("noisy", "", None),
-    }
+    assert {(row.status, row.reference, row.requests_per_s) for row in rows} <= {("ok", "", None), ("noisy", "", None)}
     place = 4  # behind the warm-up
     for row in rows:
         for measurement in row.measurements:
@@ -160,10 +154,8 @@ def test_answers_that_break_their_constraint_are_incorrect(run: Served, tmp_path
     (tmp_path / "m" / "config.json").write_text(json.dumps({**shape, "model_type": "llama", "vocab_size": 256}))
     (tmp_path / "m" / "model.safetensors").write_bytes(b"")  # so that it is a checkpoint
     write_byte_tokenizer(tmp_path / "m")
-    changes = {"model: small-llama, n_p: 20": f"model: {tmp_path / 'm'}, n_p: 90", "clients: [1, 4, 8]": SHARES}
-    text = EXPERIMENT % url + "constrained: share\n"
-    for old, new in changes.items():
-        text = text.replace(old, new)
+    text = EXPERIMENT.replace("model: small-llama, n_p: 20", f"model: {tmp_path / 'm'}, n_p: 90") % url
+    text = text.replace("clients: [1, 4, 8]", "clients: 4, forced: [0, 50]") + "constrained: share\n"
     (tmp_path / "share.yaml").write_text(text)
     begun = len(busy.asked)
     result = CliRunner().invoke(cli, ["run", str(tmp_path / "share.yaml"), "--out", str(tmp_path / "run")])
@@ -183,9 +175,3 @@ def test_answers_that_break_their_constraint_are_incorrect(run: Served, tmp_path
     (tmp_path / "share.yaml").write_text(text.replace("n_p: 90", "n_p: 30"))
     refused = CliRunner().invoke(cli, ["run", str(tmp_path / "share.yaml"), "--dry-run"])
     assert "n_p = 30 is the most; raise it" in str(refused.exception)
-
-
-def test_load_and_clients_do_not_go_together(run: Served, tmp_path: Path) -> None:
-    (tmp_path / "both.yaml").write_text((EXPERIMENT % "http://x").replace("{clients:", "{load: 50, clients:"))
-    result = CliRunner().invoke(cli, ["validate", str(tmp_path / "both.yaml")])
-    assert "load: cannot be used together with clients; keep one" in result.output

@@ -16,8 +16,7 @@ from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
 from chunkbench.workloads.serving.objective import spots as line
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
-from tests.workloads.drawings import drawn
-from tests.workloads.serving.made_servers import measurement, serving_facts
+from tests.workloads.made import drawn, measurement, serving_facts
 
 LATENCY = {
     # Nothing shared: both alike. Everything shared, at 60, 90 and 400%: vLLM gives way, ours does not.
@@ -42,20 +41,35 @@ def facts(n_p: int = 1024) -> list[ServingResult]:
 
 
 @pytest.fixture
-def run(make_run: Any) -> Run:
-    made: Run = make_run(facts(), name="figure5", kind="serving", baseline="chunk_llama")
+def make(make_run: Any) -> Any:
+    def made(found: list[ServingResult], **named: Any) -> Run:
+        run: Run = make_run(found, **{"name": "figure5", "kind": "serving", "baseline": "chunk_llama", **named})
+        return run
+
     return made
 
 
-def test_what_a_reader_must_know_of_the_weights_is_said_once(make_run: Any) -> None:
-    told = [fact.model_copy(update={"weights": "4-bit, dequantised"}) for fact in facts()]
-    report = build(make_run(told, name="figure5", kind="serving", baseline="chunk_llama"))
-    assert render(report, "table").count("weights: 4-bit, dequantised; seed 0") == 1
-    assert "weights:" not in render(build(make_run(facts(), name="figure5", kind="serving")), "table")
+def words(run: Run) -> str:
+    return " ".join(render(build(run), "table").split())
 
 
-def test_sustained_rates_stand_beside_the_papers(run: Run) -> None:
-    report = build(run)
+def test_notes_say_what_differs_from_what_was_asked(make: Any) -> None:
+    cut = [
+        fact.model_copy(update={"asked_requests": 24, "weights": "4-bit, dequantised", "key": f"{fact.key} cut"})
+        for fact in facts()
+    ]
+    told = words(make(cut))
+    assert "3 arrival seeds of 2 requests (the experiment asks for 24; the budget allows no more)" in told
+    assert told.count("weights: 4-bit, dequantised; seed 0") == 1
+    usual = words(make(facts()))
+    assert "asks for" not in usual
+    assert "weights:" not in usual
+    seeds = "3 arrival seeds (the experiment asks for 5; the budget allows as few as 3) of 2 requests"
+    assert seeds in words(make(facts(), arrival_seeds=5))
+
+
+def test_sustained_rates_stand_beside_the_papers(make: Any) -> None:
+    report = build(make(facts()))
     table = report.tables[0]
     assert table.title == "Rates sustained under the objective"
     lines = [[cell.text for cell in row] for row in table.rows]
@@ -67,18 +81,18 @@ def test_sustained_rates_stand_beside_the_papers(run: Run) -> None:
     assert lines[shared + 1][ours] == "4.44x"
     assert (lines[shared + 2][3].strip(), lines[shared + 2][ours]) == ("the same, paper", "1.61x")
     text = render(report, "table")
-    assert "of them within the objective" in text
+    assert "answered within the objective" in text
     assert "objective = normalized latency of the reference with nothing shared at 90%" in " ".join(text.split())
 
 
-@pytest.mark.parametrize(("n_p", "words"), [(1024, "everything shared"), (1088, "a part shared")])
-def test_the_headline_says_what_is_shared(make_run: Any, n_p: int, words: str) -> None:
-    headline = build(make_run(facts(n_p), name="figure5", kind="serving", baseline="chunk_llama")).headline
-    assert headline.endswith(f"vllm 1.00x with nothing shared; vllm 5.85x with {words}.")
+@pytest.mark.parametrize(("n_p", "shared"), [(1024, "everything shared"), (1088, "a part shared")])
+def test_the_headline_says_what_is_shared(make: Any, n_p: int, shared: str) -> None:
+    headline = build(make(facts(n_p))).headline
+    assert headline.endswith(f"vllm 1.00x with nothing shared; vllm 5.85x with {shared}.")
 
 
-def test_the_figure_has_latencies_memory_and_batches(run: Run) -> None:
-    figure = drawn(run)
+def test_the_figure_has_latencies_memory_and_batches(make: Any) -> None:
+    figure = drawn(make(facts()))
     latency, memory, batch = (plot for plot in figure.axes if plot.get_visible())
     assert [plot.get_ylabel() for plot in (latency, memory, batch)] == [
         "normalized latency, ms/token",
@@ -94,44 +108,24 @@ def test_the_figure_has_latencies_memory_and_batches(run: Run) -> None:
     assert "load = 90" in memory.get_title()
 
 
-def test_points_with_several_prefixes_or_a_tree_are_on_no_line(make_run: Any) -> None:
+def test_points_with_several_prefixes_or_a_tree_are_on_no_line(make: Any) -> None:
     four = [fact.model_copy(update={"prompts": 4, "key": f"{fact.key} 4"}) for fact in facts() if fact.load == 90]
     tree = [
         fact.model_copy(update={"n_s": None, "tree": ((100, 2),), "key": f"{fact.key} tree"})
         for fact in facts()
         if (fact.n_s, fact.load) == (1024, 60)
     ]
-    named = {"name": "figure5", "kind": "serving", "baseline": "chunk_llama"}
-    without, with_others = (build(make_run(chosen, **named)) for chosen in (facts(), facts() + four + tree))
-    assert [table.rows for table in without.tables[:1]] == [table.rows for table in with_others.tables[:1]]
-    runs = [make_run(chosen, **named) for chosen in (facts(), facts() + four + tree)]
-    counts = []
-    for run in runs:
-        figure = drawn(run)
-        counts.append([len(line.get_ydata()) for line in figure.axes[0].get_lines()])
+    runs = [make(chosen) for chosen in (facts(), facts() + four + tree)]
+    without, with_others = (build(run).tables[0].rows for run in runs)
+    assert without == with_others
+    counts = [[len(line.get_ydata()) for line in drawn(run).axes[0].get_lines()] for run in runs]
     assert counts[0] == counts[1]
 
 
-def test_without_several_rates_there_are_memory_and_batches_of_every_point(make_run: Any) -> None:
-    chosen = [fact for fact in facts() + facts(2048) if fact.load == 90]
-    run = make_run(chosen, name="table4", kind="serving", baseline="chunk_llama")
-    figure = drawn(run)
+def test_without_several_rates_there_are_memory_and_batches_of_every_point(make: Any) -> None:
+    figure = drawn(make([fact for fact in facts() + facts(2048) if fact.load == 90], name="table4"))
     labels = [plot.get_ylabel() for plot in figure.axes if plot.get_visible()]
     assert labels == ["K/V of live requests, MB"] * 4 + ["batch, sequences"] * 4
-
-
-def test_a_run_with_fewer_requests_than_asked_for_says_so(make_run: Any) -> None:
-    cut = [fact.model_copy(update={"asked_requests": 24}) for fact in facts()]
-    report = build(make_run(cut, name="figure5", kind="serving", baseline="chunk_llama"))
-    text = " ".join(render(report, "table").split())
-    assert "3 arrival seeds of 2 requests (the experiment asks for 24; the budget allows no more)" in text
-    assert "asks for" not in " ".join(render(build(make_run(facts(), kind="serving")), "table").split())
-
-
-def test_a_run_with_fewer_arrival_seeds_than_asked_for_says_so(make_run: Any) -> None:
-    run = make_run(facts(), name="figure5", kind="serving", baseline="chunk_llama", arrival_seeds=5)
-    text = " ".join(render(build(run), "table").split())
-    assert "3 arrival seeds (the experiment asks for 5; the budget allows as few as 3) of 2 requests" in text
 
 
 def test_medians_over_seeds_and_largest_peaks() -> None:
@@ -151,6 +145,8 @@ def test_medians_over_seeds_and_largest_peaks() -> None:
     assert (found["peak_kv_bytes"], found["peak_batch"]) == (300, 4)
     assert found["cached_share"] == 0.5
     assert found["per_token_p50"] == pytest.approx(0.3 * 10 / 2 / 9)
+    absent = serving_facts("vllm", status="unavailable")
+    assert all(metric.value(absent) is None for metric in METRICS.values())
 
 
 def test_ratios_are_formed_between_measurements_of_the_same_requests() -> None:
@@ -160,11 +156,6 @@ def test_ratios_are_formed_between_measurements_of_the_same_requests() -> None:
     _, row = derive([ours, theirs], "chunk_llama")
     assert row.derived.ratio_to_baseline == pytest.approx(2)
     assert (row.derived.ratio_low, row.derived.ratio_high) == pytest.approx((2, 2))
-
-
-def test_a_system_that_was_not_measured_has_no_numbers() -> None:
-    facts = serving_facts("vllm", status="unavailable")
-    assert {name for name, metric in METRICS.items() if metric.value(facts) is not None} == set()
 
 
 def rates(*spots: tuple[float, float]) -> list[Row]:
@@ -177,25 +168,21 @@ def rates(*spots: tuple[float, float]) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("spots", "rate", "at_least"),
+    ("spots", "found"),
     [
-        ([(1, 0.1), (2, 0.3)], 1.5, False),
-        ([(2, 0.3), (1, 0.1)], 1.5, False),
-        ([(1, 0.1), (2, 0.2)], 2, True),
-        ([(1, 0.1), (2, 0.3), (3, 0.15), (4, 0.25)], 3.5, False),
+        ([(1, 0.1), (2, 0.3)], (1.5, False)),
+        ([(2, 0.3), (1, 0.1)], (1.5, False)),
+        ([(1, 0.1), (2, 0.2)], (2, True)),
+        ([(1, 0.1), (2, 0.3), (3, 0.15), (4, 0.25)], (3.5, False)),
+        ([(1, 0.3)], None),
+        ([], None),
     ],
 )
 def test_a_sustained_rate_lies_between_two_measured_ones(
-    spots: list[tuple[float, float]], rate: float, at_least: bool
+    spots: list[tuple[float, float]], found: tuple[float, bool] | None
 ) -> None:
-    found = sustained_rate(line(rates(*spots)), 0.2)
-    assert found is not None
-    assert (found.per_s, found.at_least) == (pytest.approx(rate), at_least)
-
-
-def test_no_rate_is_sustained_where_all_are_too_slow() -> None:
-    assert sustained_rate(line(rates((1, 0.3))), 0.2) is None
-    assert sustained_rate([], 0.2) is None
+    rate = sustained_rate(line(rates(*spots)), 0.2)
+    assert (rate and (pytest.approx(rate.per_s), rate.at_least)) == found
 
 
 def test_the_objective_is_the_reference_with_nothing_shared_at_90_percent() -> None:
@@ -213,16 +200,13 @@ def test_the_objective_is_the_reference_with_nothing_shared_at_90_percent() -> N
     assert objective_s(rows, 1024) == pytest.approx(0.4)
     assert objective_s(rows, 2048) == pytest.approx(0.8)
     assert objective_s(rows, 4096) is None
+    vllm = facts[-1]
+    assert goodput_per_s(vllm, 0.8) == METRICS["answered_per_s"].value(vllm)
+    assert goodput_per_s(vllm, 0.79) == 0
 
 
-def test_goodput_counts_requests_within_the_objective() -> None:
-    facts = serving_facts("vllm", measurements=[measurement(0, 0.2)])
-    assert goodput_per_s(facts, 0.2) == METRICS["answered_per_s"].value(facts)
-    assert goodput_per_s(facts, 0.19) == 0
-
-
-def judge(*facts_of: ServingResult) -> dict[str, Claim]:
-    return {claim.id: claim for claim in claims([derive(list(facts_of), "chunk_llama")])}
+def judge(*facts_of: ServingResult, baseline: str = "chunk_llama") -> dict[str, Claim]:
+    return {claim.id: claim for claim in claims([derive(list(facts_of), baseline)])}
 
 
 def pair(ours: float, theirs: float, kv: tuple[int, int] = (10, 100), batch: tuple[int, int] = (6, 10), **axes: int):  # type: ignore[no-untyped-def]
@@ -241,12 +225,11 @@ def pair(ours: float, theirs: float, kv: tuple[int, int] = (10, 100), batch: tup
 
 
 def test_table_4_holds() -> None:
-    judged = judge(*pair(0.1, 0.1), *pair(0.1, 0.2, n_s=1024))
-    for id in ("T4-kv", "T4-batch", "T4-noregress"):
-        assert judged[id].verdict == "holds", judged[id].reason
-    assert judged["T4-kv"].measured == 0.9
-    assert judged["T4-batch"].measured == 0.4
-    assert judged["T4-noregress"].measured == 1.0
+    """Points above capacity do not count."""
+    above = [*pair(0.3, 0.1, load=150), *pair(0.1, 0.2, n_s=1024, load=400, kv=(90, 100), batch=(10, 10))]
+    judged = judge(*pair(0.1, 0.1), *pair(0.1, 0.2, n_s=1024), *above)
+    for id, measured in (("T4-kv", 0.9), ("T4-batch", 0.4), ("T4-noregress", 1.0)):
+        assert (judged[id].verdict, judged[id].measured) == ("holds", measured), judged[id].reason
     assert judged["F5-1024"].verdict == "not measured"
     assert len(judged["T4-kv"].rows) == 2
 
@@ -261,40 +244,36 @@ def test_the_worst_point_decides() -> None:
     assert "1.20 at n_p = 2048, load 80%" in judged["T4-noregress"].reason
 
 
-def test_table_4_is_not_judged_by_rates_above_capacity() -> None:
-    above = [*pair(0.3, 0.1, load=150), *pair(0.1, 0.2, n_s=1024, load=400, kv=(90, 100), batch=(10, 10))]
-    judged = judge(*pair(0.1, 0.1), *pair(0.1, 0.2, n_s=1024), *above)
-    for id in ("T4-kv", "T4-batch", "T4-noregress"):
-        assert judged[id].verdict == "holds", judged[id].reason
+THREE_LOADS = [(60, 1, 0.1, 0.1), (120, 2, 0.1, 0.2), (240, 4, 0.2, 0.4)]
 
 
-def test_figure_5_compares_sustained_rates() -> None:
-    """The objective is 0.2 s/token. Ours meets it up to 4 requests/s, vLLM up to 2."""
+@pytest.mark.parametrize(
+    ("loads", "verdict", "measured", "words"),
+    [
+        # Ours meets it up to 4 requests/s, vLLM up to 2.
+        (THREE_LOADS, "holds", 2.0, "at least 4 against 2 requests/s below 200 ms/token"),
+        ([(60, 60, 0.1, 0.1), (120, 120, 0.1, 0.1)], "cannot tell", None, ""),
+        (
+            [(60, 60, 0.1, 0.5), (120, 120, 0.1, 0.5)],
+            "different here",
+            None,
+            "vLLM does not meet 200 ms/token at any measured rate",
+        ),
+    ],
+)
+def test_figure_5_compares_sustained_rates(
+    loads: list[tuple[int, int, float, float]], verdict: str, measured: float | None, words: str
+) -> None:
+    """The objective is 0.2 s/token."""
     shared = [
         facts_of
-        for load, rate, ours, theirs in ((60, 1, 0.1, 0.1), (120, 2, 0.1, 0.2), (240, 4, 0.2, 0.4))
+        for load, rate, ours, theirs in loads
         for facts_of in pair(ours, theirs, n_s=1024, load=load, rate=rate)
     ]
     judged = judge(*pair(0.1, 0.2, load=90), *shared)
-    assert judged["F5-1024"].verdict == "holds"
-    assert judged["F5-1024"].measured == 2.0
-    assert judged["F5-1024"].bound == "at least"
-    assert "at least 4 against 2 requests/s below 200 ms/token" in judged["F5-1024"].reason
+    assert (judged["F5-1024"].verdict, judged["F5-1024"].measured) == (verdict, measured)
+    assert words in judged["F5-1024"].reason
     assert judged["F5-2048"].verdict == "not measured"
-
-
-def test_figure_5_cannot_tell_where_vllm_meets_the_objective_at_all_rates() -> None:
-    shared = [facts_of for load in (60, 120) for facts_of in pair(0.1, 0.1, n_s=1024, load=load, rate=load)]
-    judged = judge(*pair(0.1, 0.2, load=90), *shared)["F5-1024"]
-    assert judged.verdict == "cannot tell"
-    assert judged.measured is None
-
-
-def test_figure_5_without_a_rate_that_meets_the_objective() -> None:
-    shared = [facts_of for load in (60, 120) for facts_of in pair(0.1, 0.5, n_s=1024, load=load, rate=load)]
-    judged = judge(*pair(0.1, 0.2, load=90), *shared)
-    assert judged["F5-1024"].verdict == "different here"
-    assert "vLLM does not meet 200 ms/token at any measured rate" in judged["F5-1024"].reason
 
 
 def with_tree(*shares: float, system: str = "chunk_llama_radix", **axes: int) -> ServingResult:
@@ -331,8 +310,8 @@ def test_the_tree_is_not_judged_by_runs_of_older_versions() -> None:
 FORCED = "chunk_llama_jump_retokenize"
 
 
-def judge_answers(*facts_of: ServingResult) -> dict[str, Claim]:
-    return {claim.id: claim for claim in claims([derive(list(facts_of), "chunk_llama_mask")])}
+def judge_answers(id: str, *facts_of: ServingResult) -> Claim:
+    return judge(*facts_of, baseline="chunk_llama_mask")[id]
 
 
 def facts_of(
@@ -353,53 +332,51 @@ def facts_of(
 
 
 def test_the_largest_number_of_clients_decides() -> None:
-    points = [
-        facts_of("chunk_llama_mask", 0.1),
-        facts_of(FORCED, 0.01),
-        facts_of("chunk_llama_mask", 0.1, 1),
-    ]
-    judged = judge_answers(*points, facts_of(FORCED, 0.1, 1))
-    assert judged["FSM-throughput"].verdict == "holds"
-    assert judged["FSM-throughput"].measured == 2 / 1.1
-    assert "1.82 at 32 clients, 1.00 at 1 client" in judged["FSM-throughput"].reason
-    slow = judge_answers(*points[:1], facts_of(FORCED, 0.09))["FSM-throughput"]
-    assert slow.verdict == "different here"
-    assert judge_answers(*points[:1], facts_of(FORCED, 0.2))["FSM-throughput"].verdict == "does not hold"
+    mask, fast = facts_of("chunk_llama_mask", 0.1), facts_of(FORCED, 0.01)
+    one_client = [facts_of("chunk_llama_mask", 0.1, 1), facts_of(FORCED, 0.1, 1)]
+    judged = judge_answers("FSM-throughput", mask, fast, *one_client)
+    assert (judged.verdict, judged.measured) == ("holds", 2 / 1.1)
+    assert "1.82 at 32 clients, 1.00 at 1 client" in judged.reason
 
 
-def test_the_time_of_tokenising_again() -> None:
-    assert judge_answers(facts_of(FORCED, 0.1))["FSM-retokenize"].verdict == "holds"
-    judged = judge_answers(facts_of(FORCED, 0.1, again_s=0.4))["FSM-retokenize"]
-    assert (judged.verdict, judged.measured) == ("does not hold", 0.2)
+MASK, JUMP = ("chunk_llama_mask", 0.1), ("chunk_llama_jump", 0.1)
 
 
-def test_a_constraint_that_every_request_compiles() -> None:
-    judged = judge_answers(facts_of("chunk_llama_jump", 0.1), facts_of("chunk_llama_jump_compiled", 0.5))[
-        "FSM-preprocess"
-    ]
-    assert (judged.verdict, judged.measured) == ("holds", 3.0)
-    judged = judge_answers(facts_of("chunk_llama_jump", 0.1), facts_of("chunk_llama_jump_compiled", 0.11))[
-        "FSM-preprocess"
-    ]
-    assert judged.verdict == "different here"
+@pytest.mark.parametrize(
+    ("id", "rows", "changes", "verdict", "measured"),
+    [
+        ("FSM-throughput", (MASK, (FORCED, 0.09)), {}, "different here", 2 / 1.9),
+        ("FSM-throughput", (MASK, (FORCED, 0.2)), {}, "does not hold", 2 / 3),
+        ("FSM-retokenize", ((FORCED, 0.1),), {}, "holds", 0.005),
+        ("FSM-retokenize", ((FORCED, 0.1),), {"again_s": 0.4}, "does not hold", 0.2),
+        ("FSM-preprocess", (JUMP, (f"{JUMP[0]}_compiled", 0.5)), {}, "holds", 3.0),
+        (
+            "FSM-preprocess",
+            (JUMP, (f"{JUMP[0]}_compiled", 0.11)),
+            {},
+            "different here",
+            1.05,
+        ),
+        ("FSM-same", (MASK, (FORCED, 0.1)), {}, "holds", 1.0),
+        ("FSM-same", (MASK, (FORCED, 0.1)), {"texts": ("a", "c")}, "does not hold", 0.5),
+    ],
+)
+def test_claims_on_constrained_answers(
+    id: str, rows: tuple[tuple[str, float], ...], changes: dict[str, Any], verdict: str, measured: float
+) -> None:
+    """The last system's answers have the changes."""
+    *others, last = rows
+    judged = judge_answers(id, *(facts_of(*row) for row in others), facts_of(*last, **changes))
+    assert (judged.verdict, judged.measured) == (verdict, pytest.approx(measured))
 
 
 def test_faster_than_without_a_constraint() -> None:
     def at(forced: int, latency: float) -> list[ServingResult]:
-        return [
-            facts_of(FORCED, latency, 8, forced),
-            facts_of("unconstrained", 0.1, 8, forced),
-        ]
+        return [facts_of(FORCED, latency, 8, forced), facts_of("unconstrained", 0.1, 8, forced)]
 
-    judged = judge_answers(*at(0, 0.12), *at(50, 0.09), *at(90, 0.05))["FSM-faster-than-free"]
+    judged = judge_answers("FSM-faster-than-free", *at(0, 0.12), *at(50, 0.09), *at(90, 0.05))
     assert judged.verdict == "holds"
-    assert "1.20 at 0%, 0.90 at 50%, 0.50 at 90%; faster from 50% of forced bytes on" in judged.reason
-    assert judge_answers(*at(0, 0.12))["FSM-faster-than-free"].verdict == "does not hold"
-    assert judge_answers(*at(90, 0.05))["FSM-throughput"].verdict == "not measured"
-
-
-def test_answers_that_change() -> None:
-    mask = facts_of("chunk_llama_mask", 0.1)
-    assert judge_answers(mask, facts_of(FORCED, 0.1))["FSM-same"].verdict == "holds"
-    judged = judge_answers(mask, facts_of(FORCED, 0.1, texts=("a", "c")))["FSM-same"]
-    assert (judged.verdict, judged.measured) == ("does not hold", 0.5)
+    assert "1.20 at 0%, 0.90 at 50%, 0.50 at 90%;" in judged.reason
+    assert "faster from 50% of forced bytes on" in judged.reason
+    assert judge_answers("FSM-faster-than-free", *at(0, 0.12)).verdict == "does not hold"
+    assert judge_answers("FSM-throughput", *at(90, 0.05)).verdict == "not measured"

@@ -39,9 +39,11 @@ requests: 6
 arrival_seeds: 2
 vocabulary: 300
 defaults: {model: %s, n_p: 200, n_c: 4, batch_size: 4}
-sweep:
-  - {n_s: [0, n_p], load: [50, 150]}
+sweep: %s
 """
+SWEEP = "[{n_s: 0, load: [50, 150]}, {n_s: n_p, load: 50}]"
+POINTS = [(0, 50), (0, 150), (200, 50)]
+"""n_s and load."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]
     config = folder / "config.json"
     config.write_text(json.dumps({**sizes, "num_key_value_heads": 2, "head_dim": 16, "model_type": "llama"}))
     file = folder / "tiny.yaml"
-    file.write_text(EXPERIMENT % config)
+    file.write_text(EXPERIMENT % (config, SWEEP))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHUNKBENCH_VLLM_PYTHON", str(folder / "no-python"))
         result = CliRunner().invoke(cli, ["run", str(file), "--out", str(folder / "run")])
@@ -69,7 +71,7 @@ def facts(path: Path) -> dict[tuple[str, int | None, int | None], ServingResult]
 def test_every_system_has_a_row_at_every_point(run: tuple[Path, Path]) -> None:
     assert not (run[1] / "servers").exists()
     rows = facts(run[1])
-    assert set(rows) == {(system, n_s, load) for system in SYSTEMS for n_s in (0, 200) for load in (50, 150)}
+    assert set(rows) == {(system, n_s, load) for system in SYSTEMS for n_s, load in POINTS}
     for (system, _, _), row in rows.items():
         if system == "vllm":
             assert (row.status, row.measurements) == ("unavailable", ())
@@ -88,34 +90,27 @@ def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
             # Above capacity requests grow with the load, so that they arrive for as long.
             assert [request.tokens for request in measurement.requests] == [4] * (9 if row.load == 150 else 6)
             assert {request.prompt_tokens for request in measurement.requests} == {200}
-            assert measurement.server is not None
-            assert measurement.server.steps
-            assert measurement.server.peak_batch
-            assert measurement.server.peak_kv_bytes
-            steps = measurement.server.every_step
-            assert len(steps) == measurement.server.steps
-            assert max(batch for _, batch, _, _ in steps) == measurement.server.peak_batch
-            assert sum(tokens for _, _, tokens, _ in steps) == measurement.server.computed_tokens
-            assert fmean(took for *_, took in steps) == pytest.approx(measurement.server.step_s, abs=1e-4)
-            cached = sum(request.cached_tokens or 0 for request in measurement.requests)
+            server = measurement.server
+            assert server is not None
+            assert server.peak_kv_bytes
+            steps = server.every_step
+            assert len(steps) == server.steps > 0
+            assert max(batch for _, batch, _, _ in steps) == server.peak_batch
+            assert sum(tokens for _, _, tokens, _ in steps) == server.computed_tokens
+            assert fmean(took for *_, took in steps) == pytest.approx(server.step_s, abs=1e-4)
             if n_s == 0 or system == "chunk_llama_no_sharing":
-                assert cached == 0
+                assert sum(request.cached_tokens or 0 for request in measurement.requests) == 0
 
 
 def test_systems_get_the_same_requests_at_the_same_times(run: tuple[Path, Path]) -> None:
-    rows = facts(run[1])
-    for n_s in (0, 200):
-        for load in (50, 150):
-            ours, other = rows["chunk_llama", n_s, load], rows["chunk_llama_no_sharing", n_s, load]
-            dues = [[[r.due for r in m.requests] for m in row.measurements] for row in (ours, other)]
-            assert dues[0] == dues[1]
-            assert dues[0][0] != dues[0][1]
-            assert ours.requests_per_s == other.requests_per_s
-
-
-def test_load_is_a_share_of_the_reference_that_runs(run: tuple[Path, Path]) -> None:
     """The reference, vllm, is not here: the first system that runs takes its place, and the facts say so."""
     rows = facts(run[1])
+    for n_s, load in POINTS:
+        ours, other = rows["chunk_llama", n_s, load], rows["chunk_llama_no_sharing", n_s, load]
+        dues = [[[r.due for r in m.requests] for m in row.measurements] for row in (ours, other)]
+        assert dues[0] == dues[1]
+        assert dues[0][0] != dues[0][1]
+        assert ours.requests_per_s == other.requests_per_s
     half, over = rows["chunk_llama", 0, 50], rows["chunk_llama", 0, 150]
     assert half.reference == "chunk_llama_no_sharing"
     assert half.capacity_per_s == over.capacity_per_s
@@ -124,7 +119,13 @@ def test_load_is_a_share_of_the_reference_that_runs(run: tuple[Path, Path]) -> N
 
 def test_the_report_shows_it(run: tuple[Path, Path], tmp_path: Path) -> None:
     printed = CliRunner().invoke(cli, ["report", str(run[1]), "--detail"]).output
-    for text in ("Latency under load", "What the servers did", "peak K/V, MB", "vLLM: n/a (unavailable)", "Chunk"):
+    for text in (
+        "Latency under load",
+        "Memory, batch and steps of the servers",
+        "peak K/V, MB",
+        "vLLM: n/a (unavailable)",
+        "Chunk",
+    ):
         assert text in printed
     assert "load is a share of the capacity of chunk_llama_no_sharing" in " ".join(printed.split())
     svg = tmp_path / "figure.svg"
@@ -140,13 +141,6 @@ def test_a_finished_run_is_not_measured_again(run: tuple[Path, Path]) -> None:
     assert (run[1] / "cases.jsonl").read_bytes() == before
 
 
-def test_dry_run(run: tuple[Path, Path]) -> None:
-    result = CliRunner().invoke(cli, ["run", str(run[0]), "--dry-run"])
-    assert result.exit_code == 0, result.output
-    assert "4 points, 2 arrival seeds of 6 to 9 requests for each system" in result.output
-    assert "unavailable: CHUNKBENCH_VLLM_PYTHON names no file" in result.output
-
-
 @pytest.mark.slow
 def test_what_does_not_fit_is_named_before_and_left_out(run: tuple[Path, Path], tmp_path: Path) -> None:
     """The budget has no room: the first point has what a comparison needs, the others are rows that say why."""
@@ -159,7 +153,7 @@ def test_what_does_not_fit_is_named_before_and_left_out(run: tuple[Path, Path], 
     assert result.exit_code == 0, result.output
     assert "requests of an arrival seed: 8 in place of 12" in told
     assert "arrival seeds: 2 in place of 3" in told
-    left_out = "left out: model=llama n_p=200 n_s=200 b=4 load=150: chunk_llama, chunk_llama_radix"
+    left_out = "left out: model=llama n_p=200 n_s=200 b=4 load=50: chunk_llama, chunk_llama_radix"
     assert left_out in told
     rows = facts(tmp_path / "run")
     measured = {key: [len(one.requests) for one in row.measurements] for key, row in rows.items() if row.measurements}
@@ -176,9 +170,7 @@ def test_servers_that_do_not_fit_together_are_measured_in_groups(
 ) -> None:
     file = tmp_path / "groups.yaml"
     text = run[0].read_text().replace("[vllm, chunk_llama_no_sharing,", "[chunk_llama_no_sharing, chunk_llama_radix,")
-    file.write_text(
-        text.replace("n_s: [0, n_p], load: [50, 150]", "n_s: 0, load: 50").replace("requests: 6", "requests: 2")
-    )
+    file.write_text(text.replace(SWEEP, "[{n_s: 0, load: 50}]").replace("requests: 6", "requests: 2"))
     monkeypatch.setattr(plan, "available_memory", lambda: 2_200_000_000)
     result = CliRunner().invoke(cli, ["run", str(file), "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
@@ -192,33 +184,38 @@ def test_servers_that_do_not_fit_together_are_measured_in_groups(
     assert len({row.requests_per_s for row in rows.values()}) == 1
 
 
-def test_servers_that_do_not_fit_even_alone_are_refused(
-    run: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "available_memory", lambda: 900_000_000)
-    refused = CliRunner().invoke(cli, ["run", str(run[0]), "--out", str(tmp_path / "refused")])
-    assert isinstance(refused.exception, CannotRunError)
-    assert "no system of this experiment fits into memory: chunk_llama_no_sharing: needs 1.0 GB" in str(
-        refused.exception
+def test_servers_that_do_not_fit_even_alone_are_refused(run: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "large.yaml"
+    file.write_text(
+        run[0].read_text().replace("n_p: 200, n_c: 4, batch_size: 4", "n_p: 1000000, n_c: 4, batch_size: 4096")
     )
-    assert "are missing" in str(refused.exception)
+    refused = CliRunner().invoke(cli, ["run", str(file), "--out", str(tmp_path / "refused")])
+    assert isinstance(refused.exception, CannotRunError)
+    told = str(refused.exception)
+    assert "no system of this experiment fits into memory: chunk_llama_no_sharing: needs " in told
+    assert "are missing" in told
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("axes", "message"),
     [
-        ("load: [50, 150]}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
-        ("load: 50, rate: 3}", "cannot be used together with rate"),
-        ("load: 50, heads: 3}", "follows from model; leave it out"),
-        ("load: 50}\ntexts: no.jsonl", "bundled sets are conversations, questions"),
-        ("load: 50}\nprotocols: paper", "protocols: is only for `kind: decode`"),
+        ("}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
+        (", load: 50, rate: 3}", "cannot be used together with rate"),
+        (", load: 50, clients: 3}", "load: cannot be used together with clients; keep one"),
+        (", load: 50, heads: 3}", "follows from model; leave it out"),
+        (", load: 50}\ntexts: no.jsonl", "bundled sets are conversations, questions"),
+        (", load: 50}\nprotocols: paper", "protocols: is only for `kind: decode`"),
+        (", load: 50}\nequal_answers: 3", "equal_answers: needs texts: a set or a file of questions"),
+        (", clients: 2, forced: 5}\nconstrained: facts", "forced is an axis of `share` only"),
+        (", clients: 2, forced: 5}", "forced is an axis of `share` only"),
+        (", clients: 2}\nconstrained: share", "the axis forced (percent) is missing"),
+        (", clients: 2, forced: 5}\nconstrained: shares", "is not known here"),
+        (", clients: 2, forced: 5}\nconstrained: share\ntexts: questions", "share nothing"),
     ],
 )
-def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str) -> None:
-    text = EXPERIMENT % "small-llama"
-    old = "load: [50, 150]}"
+def test_wrong_files_say_what_is_wrong(tmp_path: Path, axes: str, message: str) -> None:
     file = tmp_path / "wrong.yaml"
-    file.write_text(text.replace(f", {old}", "}") if change == old else text.replace(old, change))
+    file.write_text(EXPERIMENT % ("small-llama", f"\n- {{n_s: 0{axes}"))
     result = CliRunner().invoke(cli, ["validate", str(file)])
     assert result.exit_code == 2
     assert message in result.output
@@ -233,18 +230,13 @@ def test_texts_need_a_tokenizer(run: tuple[Path, Path], tmp_path: Path) -> None:
 
 def test_a_tree_of_prompts_does_not_set_the_batch(run: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "tree.yaml"
-    sweep = "tree: [[64, [[64, 1], [64, 1]]], [100, 1]], load: 50}"
-    file.write_text(run[0].read_text().replace("n_s: [0, n_p], load: [50, 150]}", sweep))
+    file.write_text(run[0].read_text().replace(SWEEP, "[{tree: [[64, [[64, 1], [64, 1]]], [100, 1]], load: 50}]"))
     result = CliRunner().invoke(cli, ["run", str(file), "--dry-run"])
     assert result.exit_code == 0, result.output
+    assert "1 points, 2 arrival seeds of 6 requests for each system" in result.output
+    assert "unavailable: CHUNKBENCH_VLLM_PYTHON names no file" in result.output
     assert "n_p=200 tree=64x(64x1 64x1) 100x1 b=4 load=50" in result.output
-
-
-def test_the_text_that_requests_are_drawn_from_stays(run: tuple[Path, Path], tmp_path: Path) -> None:
-    """Other text would draw other requests when a recorded run is resumed."""
-    file = tmp_path / "tree.yaml"
-    sweep = "tree: [[64, [[64, 1], [64, 1]]], [100, 1]], load: 50}"
-    file.write_text(run[0].read_text().replace("n_s: [0, n_p], load: [50, 150]}", sweep))
+    # Requests are drawn from this text: another one would draw others when a recorded run is resumed.
     (point,) = load_experiment(file).points("cpu", "float32")
     axes = "n_p=200 n_s=- n_c=4 batch_size=4 prompts=1"
     assert f"{axes} tree=64x(64x1 64x1) 100x1 load=50%" in draw_id(point)
@@ -276,22 +268,16 @@ def test_what_is_kept_fits_and_is_cut_in_order(left: list[Part], left_s: float) 
         assert took_s(left, [part.cut(0, 0) for part in left[: len(kept)]]) > left_s
     if len(kept) < len(left):  # and points only at the fewest requests and seeds
         assert took_s(left, [part.cut(0, part.seeds) for part in left[: len(kept) + 1]]) > left_s
-
-
-@given(st.lists(parts(), min_size=1, max_size=4))
-def test_a_long_budget_cuts_nothing(left: list[Part]) -> None:
     assert fit(left, 1e9) == [Cut(part.requests, part.seeds) for part in left]
 
 
-def test_the_order_of_cuts() -> None:
+@pytest.mark.parametrize(
+    ("left_s", "cuts"),
+    [(176, [(24, 3)] * 2), (80, [(8, 3)] * 2), (79, [(12, 2)] * 2), (60, [(8, 2)] * 2), (59, [(14, 3), (0, 0)])],
+)
+def test_the_order_of_cuts(left_s: float, cuts: list[tuple[int, int]]) -> None:
     """Two points; each request of a seed takes a second, each seed two more, each point ten more."""
-    left = [Part(24, 8, 3, 2, once_s=10, seed_s=2, request_s=1)] * 2
-    assert fit(left, 176) == [Cut(24, 3)] * 2
-    assert fit(left, 80) == [Cut(8, 3)] * 2
-    assert fit(left, 79) == [Cut(12, 2)] * 2
-    assert fit(left, 60) == [Cut(8, 2)] * 2
-    assert fit(left, 59) == [Cut(14, 3), Cut(0, 0)]
-    assert fit(left, 29) == [Cut(0, 0)] * 2
+    assert fit([Part(24, 8, 3, 2, once_s=10, seed_s=2, request_s=1)] * 2, left_s) == [Cut(*cut) for cut in cuts]
 
 
 def point(load: int, n_s: int = 0) -> ServingPoint:
@@ -317,28 +303,25 @@ def test_costs_are_learned() -> None:
     assert costs.turn("b", "other", point(200)) == pytest.approx((4.0, 2.0))
 
 
-def planned(room: float, asked: float = 4, needed: float = 4, **besides: float | None) -> tuple[object, ...]:
-    sizes = {name: None if size is None else int(size * GIB) for name, size in besides.items()}
-    found = plan_memory(sizes, int(asked * GIB), int(needed * GIB), "c", "v", int(room * GIB))
-    assert bool(found.told) == ((found.kv_bytes, len(found.groups), len(found.too_large)) != (asked * GIB, 1, 0))
-    return round(found.kv_bytes / GIB, 3), found.groups, list(found.too_large)
-
-
-def test_servers_that_fit_together_get_what_was_asked() -> None:
-    assert planned(20, v=1, p=1, c=1, r=1) == (4, (("v", "p", "c", "r"),), [])
-
-
-def test_more_than_a_full_batch_needs_is_cut_for_all_alike() -> None:
-    assert planned(14, needed=2, v=1, p=1, c=1, r=1) == (2.5, (("v", "p", "c", "r"),), [])
-
-
-def test_groups_share_the_baseline_and_the_first_has_the_reference() -> None:
-    assert planned(16, v=1, p=1, c=1, r=1) == (4, (("c", "v", "r"), ("c", "p")), [])
-    assert planned(11, p=1, v=1, c=1) == (4, (("c", "v"), ("c", "p")), [])
-
-
-def test_a_server_elsewhere_takes_no_memory() -> None:
-    assert planned(5, c=1, e=None) == (4, (("c", "e"),), [])
+@pytest.mark.parametrize(
+    ("room", "needed", "besides", "kv_gib", "groups"),
+    [
+        (20, 4, {"v": 1, "p": 1, "c": 1, "r": 1}, 4, (("v", "p", "c", "r"),)),
+        # What a full batch does not need is cut for all alike.
+        (14, 2, {"v": 1, "p": 1, "c": 1, "r": 1}, 2.5, (("v", "p", "c", "r"),)),
+        # Groups share the baseline, and the first one has the reference.
+        (16, 4, {"v": 1, "p": 1, "c": 1, "r": 1}, 4, (("c", "v", "r"), ("c", "p"))),
+        (11, 4, {"p": 1, "v": 1, "c": 1}, 4, (("c", "v"), ("c", "p"))),
+        (5, 4, {"c": 1, "e": None}, 4, (("c", "e"),)),  # a server elsewhere takes no memory
+    ],
+)
+def test_servers_fit_together_or_in_groups(
+    room: int, needed: int, besides: dict[str, int | None], kv_gib: float, groups: tuple[tuple[str, ...], ...]
+) -> None:
+    sizes = {name: None if size is None else size * GIB for name, size in besides.items()}
+    found = plan_memory(sizes, 4 * GIB, needed * GIB, "c", "v", room * GIB)
+    assert (round(found.kv_bytes / GIB, 3), found.groups, dict(found.too_large)) == (kv_gib, groups, {})
+    assert bool(found.difference) == ((kv_gib, len(groups)) != (4, 1))
 
 
 def test_what_does_not_fit_alone_is_named_with_what_is_missing() -> None:
