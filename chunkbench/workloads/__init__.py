@@ -1,6 +1,6 @@
-"""The kinds of work, one folder each: the class of the kind, the keys of its experiments, measuring, and its reports.
+"""The kinds of work, one folder each: the kind's class, keys of experiments, measuring and reports.
 
-`register` makes the kinds known to the rooms below, which ask for a kind by its name. A kind may use parts of another.
+`register` makes the kinds known to the rooms below, which look a kind up by its name. A kind may use parts of another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS: tuple[workload.AnyWorkload, ...] = (
     AnswersWorkload(),
     RingWorkload(),
 )
-"""An experiment that names no kind is of the first kind."""
+"""All kinds, in order. An experiment that names no kind is of the first."""
 
 
 def register() -> None:

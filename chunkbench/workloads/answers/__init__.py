@@ -1,4 +1,6 @@
-"""What a model still answers when most heads keep a window only (RazorAttention, 2407.15891)."""
+"""Experiments that test what a model still finds in a context when most heads keep only a window (RazorAttention,
+2407.15891).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
-    """Contexts with hidden keys and values; the questions begin behind the compressed cache."""
+    """Contexts with hidden keys and values. The model is asked for the values after the cache of the context was
+    compressed.
+    """
 
     name = "answers"
     summary = "what a model still finds in a compressed cache"
@@ -54,7 +58,7 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: AnswersExperiment, target: Target) -> str:
-        """Each point ends when it is done; the budget is only a limit."""
+        """The run ends when every point is done; the budget is only an upper limit."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"

@@ -15,21 +15,21 @@ from chunkbench.workloads.decode.head_caches import HeadCache, head_caches, pape
 
 _RAZOR = "razor_attn"
 _LONG = 20_000
-"""From so many tokens on a fifth of the sequence is more than the least window."""
+"""From this length on, a fifth of the sequence is more than RazorAttention's least window."""
 
 
 def saved_bytes(evidence: Evidence, stated: Stated) -> Judgement:
-    """Bytes that RazorAttention's own numbers save, counted in the pools."""
+    """K/V bytes saved with RazorAttention's own share of heads and window, counted in the pools."""
     caches = [cache for cache in head_caches(evidence.groups) if _by_its_own_numbers(cache)]
     found = [Figure.counted(1 - c.bytes, c.row, c.full, place=f"at {c.tokens:,} tokens") for c in caches]
     curve = ", ".join(f"{1 - paper_share(n):.0%} at {n:,}" for n in (4_000, 8_000, _LONG))
-    words = f"less K/V: {{each}}; by the text's own shares and windows it is {curve}, and no more beyond"
+    words = f"less K/V: {{each}}; the text's own shares and windows give {curve}, and no more for longer sequences"
     needs = "RazorAttn with its own shares and window, beside ChunkAttn", "razor"
     return bounded(found, stated, words, needs, "{:.1%}", order=largest)
 
 
 def heads(evidence: Evidence) -> Judgement:
-    """Needles found with retrieval heads, with random ones, with none."""
+    """Share of needles found with retrieval heads, with random heads and with none."""
     counted = {name: _needles(evidence, name) for name in ("retrieval_heads", "random_heads", "no_heads")}
     if not all(counted.values()):
         return absent("answers with retrieval heads, random heads and none", "razor-answers")
@@ -41,17 +41,17 @@ def heads(evidence: Evidence) -> Judgement:
 
 
 def compensation(evidence: Evidence, stated: Stated) -> Judgement:
-    """Needles lost without the compensation token."""
+    """Share of needles lost without the compensation token."""
     return _loss(evidence, "retrieval_heads_plain", "without the compensation token", stated)
 
 
 def echo(evidence: Evidence, stated: Stated) -> Judgement:
-    """Needles lost without the heads that the echo score alone finds."""
+    """Share of needles lost without the heads that only the echo score finds."""
     return _loss(evidence, "induction_heads", "without the heads that only the echo score finds", stated)
 
 
 def throughput(evidence: Evidence) -> Judgement:
-    """The text's figure is of a whole server on an accelerator."""
+    """Not measured here: the printed figure is the throughput of a whole server on an accelerator."""
     found = [
         cache for cache in head_caches(evidence.groups) if _by_its_own_numbers(cache) and cache.speedup is not None
     ]
@@ -63,7 +63,9 @@ def throughput(evidence: Evidence) -> Judgement:
 
 
 def prefix(evidence: Evidence) -> Judgement:
-    """Ours: bytes where prompts share 90%, if a shared prefix stays whole, and if it is compressed."""
+    """A claim of ours: where prompts share 90%, compressing the shared prefix saves more bytes than keeping it
+    whole.
+    """
     for group in evidence.groups:
         found = {cache.row.facts.implementation: cache for cache in head_caches([group])}
         if not {_RAZOR, f"{_RAZOR}_own"} <= found.keys():
@@ -71,27 +73,29 @@ def prefix(evidence: Evidence) -> Judgement:
         own, both = found[f"{_RAZOR}_own"], found[_RAZOR]
         ratio = (group.axes.get("n_s") or 0) / both.tokens
         if 0.85 < ratio < 0.95:
-            words = f"of the full bytes at r = {ratio:.2f}: {own.bytes:.0%} if a shared prefix stays whole, "
-            words += f"{both.bytes:.0%} if it is compressed, too"
+            words = f"bytes at r = {ratio:.2f}, of the full cache: {own.bytes:.0%} if a shared prefix stays whole, "
+            words += f"{both.bytes:.0%} if the prefix is compressed, too"
             figure = Figure.counted(both.bytes, own.row, both.row, both.full)
             return judged(held(both.bytes < own.bytes), words, [figure])
     return absent("RazorAttn with and without compressed prefixes where prompts share 90%", "razor")
 
 
-def _loss(evidence: Evidence, name: str, words: str, stated: Stated) -> Judgement:
+def _loss(evidence: Evidence, name: str, condition: str, stated: Stated) -> Judgement:
     with_all, without = _needles(evidence, "retrieval_heads"), _needles(evidence, name)
     if not with_all or not without:
-        return absent(f"answers with retrieval heads, and {words}", "razor-answers")
+        return absent(f"answers with retrieval heads, and {condition}", "razor-answers")
     found, less = (round(_sum("found", rows)) for rows in (with_all, without))
     figure = Figure.counted(1 - less / found if found else 0.0, *with_all, *without)
     if not found:
-        return judged("cannot tell", f"no needle is found with retrieval heads, so none is lost {words}", [figure])
-    reason = f"{words} {less} needles are found in place of {found}"
-    return decided(figure, stated, reason, cause="a small model, needles in place of LongBench")
+        return judged(
+            "cannot tell", f"no needle is found with retrieval heads, so no needle can be lost {condition}", [figure]
+        )
+    reason = f"{condition} the model finds {less} needles in place of {found}"
+    return decided(figure, stated, reason, cause="a small model here, and needles in place of LongBench")
 
 
 def _needles(evidence: Evidence, name: str) -> list[Row]:
-    """Rows of a choice of heads at points where something is lost, in the last run that has them."""
+    """Rows of one choice of heads, at points where the full cache finds needles, in the last run that has such rows."""
     found = evidence.last(lambda point: point.rows.get(name))
     return [row for row in found if isinstance(row.facts, AnswersResult) and _sum("findable", [row])]
 

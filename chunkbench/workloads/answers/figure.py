@@ -1,4 +1,6 @@
-"""Figure of answers: needles found and next tokens that are equal, over the length of the context or the window."""
+"""Figure of answers: the share of needles found and of equal next tokens, over the length of the context or the
+window.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ _FIGURES = {"found_share": "needles found, %", "agreement": "next tokens, % equa
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Two panels over the length of contexts for each window, and over the window for each length; None if neither
-    varies."""
+    """Two panels over the length of contexts for each window, and two over the window for each length. None
+    if neither varies.
+    """
     tried = [
         group for group in report.groups if any(METRICS["agreement"].known(row.facts) for row in group.rows.values())
     ]
@@ -39,7 +42,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     columns = report.columns
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids]
     parts = [
-        "Needles: of those that the model finds where all heads keep everything; next tokens: as that model's",
+        "Needles: share of those that the model finds with all heads whole; next tokens: share equal to that model's",
         conditions(report, manifest, timed=False),
     ]
     page = sheet(caption(parts, report), handles, 2 * len(blocks), across=2, share_y=False)

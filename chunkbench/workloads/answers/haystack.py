@@ -1,4 +1,6 @@
-"""Real text with needles: sentences of the project's own texts, keys with values among them, and what follows."""
+"""Contexts for the needle test: sentences of the project's own texts, with keys and values between them, and text after
+the context.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,23 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Haystack:
-    """Token ids. The needles lie at equal distances, the first behind a twentieth of the context."""
+    """A context with needles, as token ids. Needles lie at equal distances, the first after a twentieth of the
+    context.
+    """
 
     context: list[int]
     questions: list[list[int]]
-    """A key each, in the order of the needles."""
+    """The key of each needle, in the order of the needles."""
     values: list[str]
-    """What the answer to each question begins with."""
+    """The value of each needle: a correct answer begins with it."""
     held: list[int]
     """Text that follows the context."""
 
 
 def haystack(encode: Callable[[str], list[int]], tokens: int, held: int, seed: int) -> Haystack:
-    """A context of so many tokens, and `held` tokens behind it. Raises ValueError if the text is too short."""
+    """Make a context of `tokens` tokens, and `held` tokens of text after it. Raises ValueError if the texts are too
+    short.
+    """
     rng = random.Random(f"haystack {seed}")
     keys = [key.format(name) for key, name in zip(rng.sample(_KEYS, NEEDLES), rng.sample(_NAMES, NEEDLES), strict=True)]
     values = ["".join(rng.choice("0123456789") for _ in range(_DIGITS)) for _ in keys]
@@ -57,7 +63,7 @@ def haystack(encode: Callable[[str], list[int]], tokens: int, held: int, seed: i
 
 
 def _sentences(rng: random.Random) -> Iterator[str]:
-    """Of all texts, in random order, each once."""
+    """The different sentences of all texts, in random order."""
     found = []
     texts = resources.files("chunkbench.experiments") / "texts" / _TEXTS
     for line in texts.read_text(encoding="utf-8").splitlines():

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEGEND = (
-    "needles: keys with values hidden in real text at ten depths; the question begins behind the compressed cache, and "
-    "the answer, greedy, must begin with the value. Counted: those that the model finds with all heads whole",
-    "next tokens: held text behind the context; the share of tokens behind which the most probable one is that of the "
-    "model whose heads keep everything",
-    "deviation = of the attention of the context's last token, all layers, on the model's own K and V: length of the "
-    "difference to attention over all tokens, over its length",
-    "random heads: as many as retrieval heads, drawn for each context; plain: without the compensation token",
+    "needles: keys with values hidden in real text at ten depths. The question comes after the compressed cache, and "
+    "the greedy answer must begin with the value. Counted are needles that the model finds with all heads whole",
+    "next tokens: in held-out text after the context, the share of positions at which this cache predicts the same "
+    "next token as the full cache",
+    "deviation = length of the difference to attention over all tokens, over the length of that attention; for the "
+    "context's last token, all layers, on the model's own K and V",
+    "random heads: as many as there are retrieval heads, drawn for each context; plain: without compensation token",
 )
 
 
@@ -56,7 +56,7 @@ def _table(view: View) -> Table:
         METRICS["kv_share"],
         METRICS["full_heads"],
     ]
-    return quantities(view, "Answers behind a compressed context", lines, _was_tried)
+    return quantities(view, "Answers after a compressed context", lines, _was_tried)
 
 
 def _found(_: Group, row: Row) -> Cell:
@@ -76,7 +76,7 @@ def _depths(view: View) -> Table:
     def line(depth: int) -> Quantity:
         def cell(_: Group, row: Row) -> Cell:
             share = by_depth(_facts(row))[depth]
-            return Cell("not by the model" if share is None else percent(share))
+            return Cell("the model finds none" if share is None else percent(share))
 
         return f"depth {10 * depth + 5}%", cell
 

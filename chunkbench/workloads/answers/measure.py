@@ -1,4 +1,4 @@
-"""How answers are tried: a context is computed once, and written into the cache of each choice of heads."""
+"""Measures answers: each context is computed once, then written into the cache of each choice of heads."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from chunkbench.workloads.answers.result import AnswersContext, AnswersPoint, An
 from chunkbench.workloads.answers.spec import AnswersExperiment
 
 _ANSWER = 7
-"""Tokens of an answer: a space and the digits of a value, and one more."""
+"""Tokens of an answer: a space, the digits of a value, and one further token."""
 _QUESTION = 32
-"""Most tokens of a question."""
+"""Largest number of tokens of a question."""
 
 
 class AnswersMeasurer:
@@ -60,7 +60,7 @@ class AnswersMeasurer:
             raise CannotRunError(str(error)) from None
 
     def _heads(self, folder: Path, dtype: torch.dtype, notify: Callable[[str], None]) -> HeadScores:
-        """Of a file, or found now. Raises `RunError`."""
+        """Read the scores of heads from the experiment's file, or compute them now. Raises `RunError`."""
         if self._experiment.heads is not None:
             try:
                 return read_heads(Path(self._experiment.heads))
@@ -78,7 +78,7 @@ class AnswersMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[AnswersPoint, Sequence[AnswersResult]]:
-        """Try all choices at a point on every context, as many contexts as the budget allows, at least one."""
+        """Try all choices of heads on as many contexts of a point as the budget allows, at least one context."""
         (point,) = points
         started_at = now()
         contexts: dict[str, list[AnswersContext]] = {case.implementation: [] for case in cases_of[point]}
@@ -102,12 +102,12 @@ class AnswersMeasurer:
         return {point: [self._facts(case, contexts[case.implementation], started_at) for case in cases_of[point]]}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this measurer holds no processes."""
 
     def _try(
         self, point: AnswersPoint, text: Haystack, seed: int, contexts: Mapping[str, list[AnswersContext]]
     ) -> None:
-        """Add what each choice of heads shows on a context."""
+        """Try every choice of heads on one context, and append the results to `contexts`."""
         context = read(self._model, text.context)
         whole = CompressedContext(self._model, context, None)
         by_all, expected, full_bytes = self._found(whole, text), whole.next_tokens(text.held), whole.kv_bytes

@@ -1,4 +1,4 @@
-"""The choices of heads that keep everything."""
+"""The choices of which heads keep everything."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chunkbench.server.heads import HeadScores
 
 ALL, RETRIEVAL, RANDOM, NONE = "all_heads", "retrieval_heads", "random_heads", "no_heads"
 PLAIN = "_plain"
-"""Ends the names of choices without a compensation token."""
+"""Suffix of the names of choices without a compensation token."""
 INDUCTION = "induction_heads"
 
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """Which heads keep everything, and whether a token stands for what the others lose."""
+    """Which heads keep everything, and whether a compensation token stands for what the other heads drop."""
 
     label: str
     chosen: Literal["all", "retrieval", "induction", "random", "none"]
@@ -34,7 +34,9 @@ class HeadChoice:
         return YES if device == "cpu" else Answer(False, "caches whose heads keep windows are for CPUs")
 
     def policy(self, scores: HeadScores, window: int | None, seed: int) -> HeadPolicy | None:
-        """None: all heads keep everything. `seed` draws random heads, as many as are retrieval heads."""
+        """The policy of a cache; None if all heads keep everything. `seed` draws the random heads, as many as there are
+        retrieval heads.
+        """
         if self.chosen == "all":
             return None
         full = scores.retrieval_heads(echo=self.chosen != "induction")
@@ -78,4 +80,4 @@ CHOICES: Mapping[str, HeadChoice] = {
 }
 
 METHODS: Registry[HeadChoice] = Registry(CHOICES)
-"""Implementations of experiments of `kind: answers`."""
+"""The implementations that experiments of `kind: answers` can name."""

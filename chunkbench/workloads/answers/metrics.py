@@ -1,4 +1,4 @@
-"""Figures of what a model still finds with each choice of heads."""
+"""Metrics of experiments of `kind: answers`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
 
 
 def _each(value: Callable[[AnswersContext], float]) -> Callable[[AnswersResult], list[float]]:
-    """[context] a figure."""
+    """Build a metric that has a value for each context."""
     return lambda facts: [value(context) for context in facts.contexts]
 
 
 def _found(context: AnswersContext) -> int:
-    """Needles, of those that the model finds where all heads keep everything."""
+    """Number of needles found, of those that the model finds where all heads keep everything."""
     return sum(found and by_all for found, by_all in zip(context.found, context.found_by_all, strict=True))
 
 
@@ -25,7 +25,7 @@ def _share(facts: AnswersResult) -> float | None:
 
 
 def by_depth(facts: AnswersResult) -> list[float | None]:
-    """[needle] share found of the findable ones; None: the model finds none at this depth."""
+    """[needle] share found of the findable needles; None where the model finds no needle at this depth."""
     depths = zip(*(zip(text.found, text.found_by_all, strict=True) for text in facts.contexts), strict=True)
     findable = [[found for found, by_all in pairs if by_all] for pairs in depths]
     return [fmean(found) if found else None for found in findable]

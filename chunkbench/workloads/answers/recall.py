@@ -1,4 +1,4 @@
-"""What a model still knows of a context whose cache was compressed: answers to questions, and next tokens."""
+"""Tests what a model still knows of a context after its cache was compressed: answers to questions, and next tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PIECE = 2048
 
 
 class _Recorder(RaggedChunkAttention):
-    """Keeps what each layer writes, and the queries of the last step."""
+    """A cache that also records the K and V that each layer writes, and the queries of the last step."""
 
     keys: list[list[torch.Tensor]]
     values: list[list[torch.Tensor]]
@@ -56,11 +56,11 @@ class Context:
     """`[layer]`, each `[n, kv_heads, d]`."""
     values: list[torch.Tensor]
     queries: list[torch.Tensor]
-    """`[layer]`, each `[h, d]`: of the last token."""
+    """Queries of the last token: `[layer]`, each `[h, d]`."""
 
 
 def read(model: Model, tokens: list[int]) -> Context:
-    """Compute a context."""
+    """Compute a context with attention over all tokens, and record its K, V and last queries."""
     recorder = _cache(model, _Recorder)
     recorder.begin()
     sequence = recorder.join(tokens).sequence
@@ -74,7 +74,7 @@ def read(model: Model, tokens: list[int]) -> Context:
 
 
 class CompressedContext:
-    """A context in a cache with a policy, compressed, for questions that begin behind it."""
+    """A context in a compressed cache with a policy. Questions follow the context."""
 
     def __init__(self, model: Model, context: Context, policy: HeadPolicy | None) -> None:
         self._model, self._length = model, len(context.tokens)
@@ -92,14 +92,16 @@ class CompressedContext:
         return self._cache.kv_bytes
 
     def next_tokens(self, text: Sequence[int]) -> list[int]:
-        """The most probable token behind each token of a text that follows the context."""
+        """The most probable next token at each position of a text that follows the context."""
         fork = self._cache.fork(self._sequence)
         found = self._compute([fork], [list(text)], list(range(len(text))))
         self._cache.remove_sequence(fork)
         return found
 
     def answers(self, questions: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        """The first tokens of the answer to each question, greedy. All questions follow the context."""
+        """The first `tokens` tokens of the greedy answer to each question. Every question directly follows the
+        context.
+        """
         forks = [self._cache.fork(self._sequence) for _ in questions]
         ends = torch.tensor([len(question) for question in questions]).cumsum(0) - 1
         found = [[token] for token in self._compute(forks, list(questions), ends.tolist())]
@@ -112,7 +114,7 @@ class CompressedContext:
         return found
 
     def _compute(self, sequences: Sequence[int], texts: list[list[int]], rows: list[int]) -> list[int]:
-        """Append a text to each sequence; the most probable token behind some of the rows."""
+        """Append a text to each sequence. Returns the most probable next token after each of the `rows`."""
         firsts = [self._cache.length(sequence) for sequence in sequences]
         counts = [len(text) for text in texts]
         tokens = [token for text in texts for token in text]
@@ -125,7 +127,8 @@ class CompressedContext:
 
 
 def deviation(context: Context, policy: HeadPolicy) -> float:
-    """How far the attention of the last token is from attention over all tokens, all layers: length over length.
+    """Length of the difference to attention over all tokens, over the length of that attention, for the last token in
+    all layers.
 
     Each layer gets the queries, K and V of the model without compression.
     """

@@ -1,4 +1,4 @@
-"""The facts about what a model still answers when heads keep a window only."""
+"""Results of experiments on what a model still answers when most heads keep only a window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chunkbench.llama import SHAPES, LlamaShape
 
 
 class AnswersPoint(ModelPoint):
-    """A context of n_p tokens in caches whose KV heads keep a window, and `batch_size` questions behind it."""
+    """A context of n_p tokens in caches whose KV heads keep a window, and `batch_size` questions after the context."""
 
     batch_size: Size = 10
     model: LlamaShape = SHAPES["smollm2-135m"]
@@ -22,30 +22,32 @@ class AnswersPoint(ModelPoint):
 
 
 class AnswersContext(Facts):
-    """One context."""
+    """Results of one choice of heads on one context."""
 
     context_seed: Count
     found: tuple[bool, ...]
-    """[needle] whether the answer has its value, exactly."""
+    """[needle] whether the answer begins with the needle's value."""
     found_by_all: tuple[bool, ...]
-    """[needle] whether the model finds it where all heads keep everything."""
+    """[needle] whether the model finds the needle where all heads keep everything."""
     agreement: Annotated[float, Field(ge=0, le=1)]
-    """Share of held tokens behind which the most probable token is that of the model whose heads keep everything."""
+    """In held-out text after the context: share of positions at which this cache and the full cache predict the same
+    token.
+    """
     deviation: NonNegativeFloat
-    """Of the attention of the context's last token, all layers, on this model's K and V."""
+    """Deviation of the attention of the context's last token, in all layers, on this model's own K and V."""
     kv_bytes: Count
     full_bytes: Count
-    """Where all heads keep everything."""
+    """Bytes of K/V where all heads keep everything."""
 
 
 class AnswersResult(AnswersPoint, Result):
-    """One choice of heads at a point."""
+    """The results of one choice of heads at a point."""
 
     VERB = "tried"
     REPEATED = "context"
 
     full_heads: Count = 0
-    """KV heads that keep everything, of all layers."""
+    """Number of KV heads that keep everything, over all layers."""
     tested_tokens: Count = 0
-    """Random tokens of the test that found the retrieval heads."""
+    """Number of random tokens in the test that found the retrieval heads."""
     contexts: tuple[AnswersContext, ...] = ()

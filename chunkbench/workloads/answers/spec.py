@@ -17,22 +17,24 @@ from chunkbench.workloads.answers.result import AnswersPoint
 
 
 class AnswersExperiment(Experiment[AnswersPoint]):
-    """Choices of heads that keep everything, on the same contexts; one case for each point and choice."""
+    """Choices of which heads keep everything, tried on the same contexts; one case for each point and choice."""
 
     POINT = AnswersPoint
     REQUIRED = (N_P,)
     REFUSED = FROM_MODEL
 
     baseline: ImplementationId = Field("all_heads", validate_default=True, description=BASELINE)
-    contexts: Annotated[Whole, Field(ge=1)] = Field(3, description="contexts of each length")
+    contexts: Annotated[Whole, Field(ge=1)] = Field(3, description="number of contexts of each length")
     heads: Annotated[str, Field(max_length=4096)] | None = Field(
-        None, description="a file of `chunkbench find-heads`; default: the run finds the heads, in a minute"
+        None,
+        description="a file that `chunkbench find-heads` wrote; default: the run finds the heads itself, in a minute",
     )
     tested: Annotated[Whole, Field(ge=2)] | None = Field(
-        None, description="random tokens of the test for retrieval heads; default: 2500, or a quarter of the positions"
+        None,
+        description="random tokens in the test for retrieval heads; default: 2500, or a quarter of the positions",
     )
     held: Annotated[Whole, Field(ge=1)] = Field(
-        128, description="tokens after the context whose successors are compared"
+        128, description="number of tokens after the context at which the predicted next tokens are compared"
     )
 
     @field_validator("heads")
@@ -45,10 +47,10 @@ class AnswersExperiment(Experiment[AnswersPoint]):
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(given.get("n_p"), LengthRange):
-            yield Finding(("n_p",), "contexts of one length; give a list for several")
+            yield Finding(("n_p",), "has one length for each context; give a list for several lengths")
         if "batch_size" in given:
             yield Finding(("batch_size",), "is 10: a question for each needle; leave it out", True)
         if not values["model"].folder and values["model"].name != "smollm2-135m":
             yield Finding(
-                ("model",), "has random weights, which answer nothing; smollm2-135m, or a checkpoint's folder"
+                ("model",), "has random weights, which answer nothing; name smollm2-135m, or the folder of a checkpoint"
             )

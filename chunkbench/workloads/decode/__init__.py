@@ -30,12 +30,12 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return REGISTRY
 
     def weight(self, point: AttentionPoint, seed: int) -> int:
-        """Bytes of K/V of all sequences, plus a constant."""
+        """Bytes of K/V of all sequences at the end of a round, plus a constant."""
         tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
         return tokens * point.token_bytes + (1 << 24)
 
     def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Bytes of K and V at the end of a round. Other planners read those of ChunkAttn."""
+        """Bytes of K and V at the end of a round; 0 for planners, which read the K and V of ChunkAttn."""
         from chunkbench.baselines.planned import PLANNERS
         from chunkbench.bench.runner import memory_guard
 
@@ -51,7 +51,9 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return memory_guard.touched_bytes(point, seed, shares_storage)
 
     def definition(self, implementation: str) -> str:
-        """Attention over all tokens, or what a method of `head_methods` defines."""
+        """The name of the implementation if it is a method of `head_methods`, with results of its own; empty for
+        attention over all tokens.
+        """
         from chunkbench.baselines.head_methods import METHODS
 
         return implementation if implementation in METHODS else ""
@@ -72,7 +74,7 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
         seen = seen_tokens(point, seed, implementation, steps)
         unique, total = [int(each) for each, _ in seen], [int(each) for _, each in seen]
-        # What does not read a shared prefix once reads every sequence's whole context, even if memory holds it once.
+        # Implementations that read a prefix per sequence read whole contexts, even if memory holds the prefix once.
         read = unique if reads_shared_once else total
         return Amounts(
             tuple(roofline.moved_bytes(tokens, *shape) for tokens in unique),
@@ -97,7 +99,7 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
 
 class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
-    """Every step reads K and V of all tokens; one pass to the longest n_c also serves the shorter ones."""
+    """Decode steps that read K and V of all tokens. One pass to the longest n_c also serves the shorter ones."""
 
     name = "decode"
     summary = "attention of a decode step"

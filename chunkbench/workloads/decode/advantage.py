@@ -30,19 +30,22 @@ from chunkbench.report.numbers import times
 from chunkbench.workloads.decode.headline import Match, matches
 
 _COLOURS = "PuOr_r"
-"""White at 1, orange where ChunkAttn is faster and purple where it is slower; colour-blind readers can tell them apart.
-In grey the numbers say which side a dark cell is on."""
+"""Colours of the map: white at 1, orange where ChunkAttn is faster, purple where it is slower. Colour-blind readers can
+tell them apart. In grey print, the number in a dark cell says which side the cell is on.
+"""
 
 
 def axes_of(report: Report) -> tuple[str, str] | None:
-    """(x-axis, y-axis): the first two axes that vary, n_s and batch size before all others; None if fewer vary."""
+    """(x-axis, y-axis): n_s and batch size if they vary, then the first other axes that vary. None if fewer than two
+    axes vary.
+    """
     preferred: list[str] = [axis for axis in ("n_s", "batch_size") if axis in report.varying]
     preferred += [axis for axis in report.varying if axis not in preferred]
     return (preferred[0], preferred[1]) if len(preferred) > 1 else None
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """The figure; None if fewer than two axes vary, or if nothing was measured beside the baseline."""
+    """Draw the map; None if fewer than two axes vary, or if nothing was measured beside the baseline."""
     axes, all_matches = axes_of(report), matches(report.groups, report.baseline, report.columns)
     if axes is None or not all_matches:
         return None
@@ -64,7 +67,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 
 def _bar(page: Sheet, norm: LogNorm, farthest: float, baseline: str) -> None:
-    """The bar of colours at the right of the sheet."""
+    """Draw the bar of colours at the right of the sheet."""
     places = [plot.get_position() for plot in page.panels]
     left, bottom, top = max(p.x1 for p in places), min(p.y0 for p in places), max(p.y1 for p in places)
     width = page.figure.get_figwidth()
@@ -111,8 +114,8 @@ def _values(members: Sequence[Match], axis: str) -> list[Any]:
 
 def _caption(report: Report, manifest: Manifest, total: int) -> str:
     parts = [
-        "Latency of the strongest other over ChunkAttn's: above 1x ChunkAttn is faster; ~ where the interval reaches "
-        "1, bold where it is slower",
+        "Latency of the strongest other over ChunkAttn's: above 1x ChunkAttn is faster; ~: the ratio's interval "
+        "contains 1; bold: ChunkAttn is slower",
         conditions(report, manifest),
     ]
     return caption([*parts, *left_out(total)], report)

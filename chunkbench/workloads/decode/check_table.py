@@ -1,4 +1,4 @@
-"""The report of an experiment that only checks: which implementations are right at which points."""
+"""The report of an experiment that only checks results: which implementations are right at which points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EMPHASIS: Mapping[str, Emphasis] = {"passed": "best", "failed": "failed", "cann
 
 
 def body(view: View) -> Body:
-    """Every implementation with its error at each point. Latencies of such small shapes are a detail."""
+    """A table with the error of every implementation at each point. Latencies of such small shapes are details."""
     errors = view.by_implementation("Largest error against float64 at each point", _cell, essential=False)
     tables = (_passes(view), errors, latency_table(view, essential=False))
     return Body(_headline(view), tables, compares=False)
@@ -57,7 +57,7 @@ def _passes(view: View) -> Table:
         Column("points", passed),
         Column("largest error", largest_error, ("largest", "error")),
     )
-    return Table("Each implementation against float64, as parts of the largest value", columns, view.columns.ids)
+    return Table("Each implementation against float64, errors as parts of the largest value", columns, view.columns.ids)
 
 
 def _right(row: Row) -> bool:

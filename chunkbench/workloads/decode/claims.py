@@ -1,4 +1,6 @@
-"""Claims on decode attention: Table 3, Figures 3 and 4, the abstract; and those of other papers on trees."""
+"""Claims on decode attention: ChunkAttention's Table 3, Figures 3 and 4 and abstract, and what papers on trees of
+prompts state.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _FASTTREE, _PAT, _DEFT = "trees-fasttree", "trees-pat", "trees-deft"
 _TENSORRT, _FLASHINFER = "trees-tensorrt", "trees-flashinfer"
 _ANY = dict.fromkeys(("n_p", "n_c", "batch_size", "tree", "heads", "kv_heads", "chunk_size"), ...)
 _KERNELS = "the paper compares kernels on a GPU; here only the plan differs, and nodes are whole chunks of 64 tokens"
-_COPIED = ", and all read the same K and V, of which its baselines have a copy per query"
+_COPIED = ", and all read the same K and V, while the paper's baselines have a copy for each query"
 
 
 def over_star(evidence: Evidence, stated: Stated) -> Judgement:
@@ -40,14 +42,14 @@ def over_star(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def abstract(evidence: Evidence, stated: Stated) -> Judgement:
-    """The same figures against the abstract's range, which differs from the range of section 4.1."""
+    """Compare the ratios of `over_star` with the abstract's range, which differs from the range of section 4.1."""
     judgement = over_star(evidence, stated)
     paper = "the paper's own Table 3 gives 2.76 to 3.22 over PagedAttn* and 6.35 to 6.79 over PagedAttn"
     return replace(judgement, reason=f"{judgement.reason}; {paper}") if judgement.rows else judgement
 
 
 def naive(evidence: Evidence, over_chunk: float, over_star: float) -> Judgement:
-    """Naive over ChunkAttn and over the faster PagedAttn*, at 4096 shared tokens."""
+    """Latency of Naive over that of ChunkAttn and of the faster PagedAttn*, at 4096 shared tokens."""
     point = evidence.point(n_p=4096, n_s=4096)
     chunk, star = (point.ratio("naive", base, "over {against}") if point else None for base in (CHUNK, STAR))
     if chunk is None or star is None:
@@ -56,7 +58,9 @@ def naive(evidence: Evidence, over_chunk: float, over_star: float) -> Judgement:
 
 
 def hardware_cache(evidence: Evidence, stated: Stated) -> Judgement:
-    """1 - PagedAttn* / PagedAttn of the same kernel; the kernel with the largest saving decides."""
+    """Share of the latency that PagedAttn* saves beside PagedAttn with the same kernel. The kernel with the largest
+    saving decides.
+    """
     point = evidence.point(n_p=4096, n_s=4096)
     ratios = [point.ratio(*kernel, "for {of}") for kernel in zip(STAR, PAGED, strict=True)] if point else []
     savings = sorted((ratio.saved for ratio in ratios if ratio), key=lambda saving: -saving.value)
@@ -77,12 +81,12 @@ def no_regression(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def agnostic(evidence: Evidence, stated: Stated) -> Judgement:
-    """(largest - smallest) / smallest latency over n_s, of each implementation at each length.
+    """Spread of the latency over n_s, (largest - smallest) / smallest, of each implementation at each length.
 
     Points with different n_s are measured minutes apart: where the calibration kernels changed as much as the latency,
-    the machine's speed may explain the figure.
+    a change of the machine's speed may explain the spread.
     """
-    spreads: list[tuple[Figure, float]] = []  # the last: how much the machine's own speed changed
+    spreads: list[tuple[Figure, float]] = []  # the second value: how much the machine's own speed changed
     for n_p in _LENGTHS:
         points = list(evidence.points(n_p=n_p, n_s=...))
         for name in _AGNOSTIC:
@@ -104,7 +108,9 @@ def agnostic(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def _drift(rows: Sequence[Row]) -> float:
-    """Spread of the calibration kernels over these cases: how much the machine's speed changed; 0 without them."""
+    """Spread of the calibration kernels' times over these cases: how much the machine's speed changed. 0 without
+    calibration.
+    """
     by_case = [row.timed.calibration if row.timed else () for row in rows]
     if not all(by_case):
         return 0.0
@@ -114,7 +120,7 @@ def _drift(rows: Sequence[Row]) -> float:
 
 
 def figure3(evidence: Evidence, n_c: int, over_paged: float, over_star: float) -> Judgement:
-    """ChunkAttn's token rate over those of the faster PagedAttn and the faster PagedAttn*."""
+    """ChunkAttn's token rate over that of the faster PagedAttn, and over that of the faster PagedAttn*."""
     point = evidence.point(n_p=2048, n_s=2048, n_c=n_c)
     paged, star = (point.ratio(column, CHUNK, "over {of}") if point else None for column in (PAGED, STAR))
     if paged is None or star is None:
@@ -123,7 +129,7 @@ def figure3(evidence: Evidence, n_c: int, over_paged: float, over_star: float) -
 
 
 def decay(evidence: Evidence) -> Judgement:
-    """The speed-up over the faster PagedAttn* from one n_c to the next."""
+    """Whether the speed-up over the faster PagedAttn* shrinks from one n_c to the next."""
     points = sorted(evidence.points(n_p=2048, n_s=2048, n_c=...), key=lambda point: point.axes["n_c"])
     speedups = [speedup for point in points if (speedup := point.ratio(STAR, CHUNK, "at {n_c}"))]
     if len(speedups) < 3:
@@ -158,7 +164,7 @@ def figure4_peak(evidence: Evidence, stated: int) -> Judgement:
 
 
 def figure4_growth(evidence: Evidence, stated: Stated) -> Judgement:
-    """ChunkAttn's token rate at 96 sequences over its rate at 16. The two are timed minutes apart."""
+    """ChunkAttn's token rate with 96 sequences over its rate with 16. The two cases are timed minutes apart."""
     points = [evidence.point(n_p=2048, n_s=2048, batch_size=b) for b in (16, 96)]
     rows = [point.rows[CHUNK] for point in points if point is not None]
     if len(rows) < 2:
@@ -177,9 +183,9 @@ def _rates(row: Row) -> tuple[float, float, float]:
 
 
 def _reached(*ratios: tuple[Figure, float]) -> Judgement:
-    """Judge measured ratios, each against the paper's, which it must reach; the paper prints one decimal.
+    """Judge measured ratios. Each has to reach the paper's ratio, which is printed with one decimal.
 
-    The one that is the furthest below, or the least above, decides.
+    The ratio with the lowest quotient of measured and printed value decides.
     """
     worst, paper = min(ratios, key=lambda entry: entry[0].value / entry[1])
     figures = [figure for figure, _ in ratios]
@@ -187,12 +193,14 @@ def _reached(*ratios: tuple[Figure, float]) -> Judgement:
 
 
 def fasttree(evidence: Evidence, slow: str, stated: Stated, cause: str = _KERNELS) -> Judgement:
-    """FastTree's plan against another one over all its trees. It does not say which mean it prints."""
+    """Speed-up of FastTree's plan over another plan, mean over all trees that share. The paper does not say which mean
+    it prints.
+    """
     return _average(evidence, _FASTTREE, slow, TREE_FUSED, stated, cause)
 
 
 def greedy(evidence: Evidence, stated: Stated) -> Judgement:
-    """The tree that gains most from FastTree's greedy split over one item per node."""
+    """Largest speed-up, over trees, of FastTree's greedy split over one item per node."""
     found = _ratios(evidence, _FASTTREE, NODE_WISE, TREE_FUSED)
     words, needs = "{least:.2f}x to {most:.2f}x over {count} points", (f"{NODE_WISE} beside {TREE_FUSED}", _FASTTREE)
     cause = "the paper's kernel pads queries to tiles of a GPU's matrix units"
@@ -200,55 +208,65 @@ def greedy(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def pat(evidence: Evidence, slow: str, stated: Stated, one_root: bool = False) -> Judgement:
-    """Latency that PAT's plan saves, mean over trees that share, as its scripts form it: of the savings."""
+    """Share of the latency that PAT's plan saves: the mean of the savings over trees that share, as PAT's scripts
+    compute it.
+    """
     found = _ratios(evidence, _PAT, PACK, slow, tree=lambda tree: _shares(tree) and (not one_root or len(tree) == 1))
     saved, needs = [mean.saved for mean in _mean(fmean, found)], (f"{slow} beside {PACK}", _PAT)
     return bounded(saved, stated, "{each}", needs, "{:.1%} less time", _KERNELS, 0)
 
 
 def pat_naive(evidence: Evidence, stated: Stated) -> Judgement:
-    """One item per node over PAT's plan, with the heads of Llama3-8B."""
+    """Latency of one item per node over that of PAT's plan, with the heads of Llama3-8B."""
     return _average(evidence, _PAT, NODE_WISE, PACK, stated, _KERNELS, heads=32, kv_heads=8)
 
 
 def pat_no_sharing(evidence: Evidence, stated: Stated) -> Judgement:
-    """PAT's plan over reading per sequence where nothing is shared; the worst point decides."""
+    """Latency of PAT's plan over that of reading per sequence, where nothing is shared. The worst point decides."""
     found = _ratios(evidence, _PAT, PACK, FLAT, tree=lambda tree: not _shares(tree))
     needs = f"{PACK} beside {FLAT} on trees without sharing", _PAT
     return bounded(found, stated, "at most {most:.2f} times the latency over {count} points", needs, order=largest)
 
 
 def deft_node(evidence: Evidence) -> Judgement:
-    """Reading per sequence over each node once, for branches behind 4000 tokens; DeFT-Node is slower there."""
+    """Latency of reading per sequence over that of reading each node once, for branches after 4000 shared tokens. The
+    paper's DeFT-Node is slower than reading per sequence.
+    """
     papers = {b: _printed("deft", "radix_attention", "deft_node", where=f"few-shot {b}") for b in (20, 30, 50)}
     found: list[Figure] = []
     for b, paper in papers.items():
-        place = f"with {b} sequences ({paper:.2f} there)"
+        place = f"with {b} sequences (printed: {paper:.2f})"
         found += _ratios(evidence, _DEFT, FLAT, NODE_WISE, place, tree=((4000, b),))[-1:]
     stated = Stated("at most", round(max(papers.values()), 2), 2)
-    needs = f"{FLAT} beside {NODE_WISE} with 20, 30 or 50 sequences behind 4000 tokens", _DEFT
+    needs = f"{FLAT} beside {NODE_WISE} with 20, 30 or 50 sequences after 4000 shared tokens", _DEFT
     cause = "the paper's kernel leaves a node uncut; here long items are cut for all threads, whatever the plan"
     return bounded(found, stated, "{each}", needs, "{:.2f}x", cause, order=largest)
 
 
 def tensorrt(evidence: Evidence) -> Judgement:
-    """The cascade's speed-up by prefix; the one that is furthest below the printed one decides."""
+    """The cascade's speed-up for each prefix length. The length with the lowest quotient of measured and printed
+    speed-up decides.
+    """
     points = evidence.of(_TENSORRT).points(CASCADE, **_ANY)
     ratios = {point.axes["tree"][0][0]: point.ratio(FLAT, CASCADE) for point in points}
-    found = {prefix: ratio for prefix, ratio in sorted(ratios.items()) if ratio}
-    if not found:
+    speedups = {prefix: ratio for prefix, ratio in sorted(ratios.items()) if ratio}
+    if not speedups:
         return absent(f"{CASCADE} beside {FLAT} with 128 beams", _TENSORRT)
-    papers = {prefix: printed_of_trees("tensorrt", where=str(prefix), quantity="speedup") for prefix in found}
-    words = ", ".join(f"{found[n].value:.2f}x behind {n:,} tokens ({papers[n]:g} there)" for n in found)
-    worst = min(found, key=lambda n: found[n].value / papers[n])
-    wins = next((n for n in found if found[n].low > 1), None)
-    words += f"; it is faster from {wins:,} tokens on (256 there)" if wins else "; it is never faster"
-    cause = "the GPU's cascade takes 84 to 93 us behind all of them, and a CPU computes for every beam"
-    return decided(found[worst], Stated("at least", papers[worst], 2), words, found.values(), cause, 1)
+    papers = {prefix: printed_of_trees("tensorrt", where=str(prefix), quantity="speedup") for prefix in speedups}
+    words = ", ".join(f"{speedups[n].value:.2f}x after {n:,} tokens (printed: {papers[n]:g})" for n in speedups)
+    worst = min(speedups, key=lambda n: speedups[n].value / papers[n])
+    wins = next((n for n in speedups if speedups[n].low > 1), None)
+    words += (
+        f"; the cascade is faster from {wins:,} tokens on (printed: 256)" if wins else "; the cascade is never faster"
+    )
+    cause = "the GPU's cascade takes 84 to 93 us after prefixes of every length; a CPU computes for every beam"
+    return decided(speedups[worst], Stated("at least", papers[worst], 2), words, speedups.values(), cause, 1)
 
 
 def issue595(evidence: Evidence, stated: Stated) -> Judgement:
-    """With 1 KV head the cascade's time over that without it, with 8 the other way round: both are above 1 there."""
+    """Time with the cascade over time without it for 1 KV head, and the inverse ratio for 8 KV heads. The issue reports
+    both above 1.
+    """
     cases = ((1, CASCADE, FLAT), (8, FLAT, CASCADE))
     found = [_ratios(evidence, _FLASHINFER, *pair, heads=8, kv_heads=kv_heads)[-1:] for kv_heads, *pair in cases]
     if not all(found):
@@ -258,7 +276,8 @@ def issue595(evidence: Evidence, stated: Stated) -> Judgement:
     eight = _printed("flashinfer", "flashinfer", "flashinfer_cascade", kv_heads="8")
     words = (
         f"with 1 KV head the cascade takes {ratio_of_one.value:.2f} times as long as reading per sequence "
-        f"({one:.2f} there), with 8 the latter takes {ratio_of_eight.value:.2f} times as long ({eight:.2f})"
+        f"(printed: {one:.2f}); with 8 KV heads reading per sequence takes {ratio_of_eight.value:.2f} times as long "
+        f"(printed: {eight:.2f})"
     )
     worst = min(ratio_of_one, ratio_of_eight, key=lambda ratio: ratio.value)
     cause = "a GPU's cascade is three launches, which take longer than one KV head; here it is one call"
@@ -266,13 +285,14 @@ def issue595(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def _ratios(evidence: Evidence, experiment: str, of: str, against: str, place: str = "", **axes: Any) -> list[Figure]:
-    """The ratio at each point of an experiment, whatever the tree."""
+    """The ratio of latencies at each point of an experiment, for all trees unless `axes` says otherwise."""
     return evidence.of(experiment).ratios(of, against, place, **{**_ANY, **axes})
 
 
 def _mean(mean: Callable[[Sequence[float]], float], found: Sequence[Figure]) -> list[Figure]:
-    """Mean of ratios, if there are any. Its ends are the means of their ends: wider than needed, as if all erred to one
-    side."""
+    """Mean of ratios; empty if there are none. The interval runs from the mean of the low ends to the mean of the high
+    ends. It is wider than needed, as if all ratios erred to the same side.
+    """
     if not found:
         return []
     value, low, high = (mean([getattr(one, name) for one in found]) for name in ("value", "low", "high"))
@@ -283,35 +303,36 @@ def _mean(mean: Callable[[Sequence[float]], float], found: Sequence[Figure]) -> 
 def _average(
     evidence: Evidence, experiment: str, slow: str, fast: str, stated: Stated, cause: str, **axes: Any
 ) -> Judgement:
-    """A speed-up that has to reach the paper's: the geometric mean over trees that share. Below 1 nothing but the plan
-    explains it."""
+    """Judge a speed-up against the paper's: the geometric mean over trees that share. Below 1, only the plan explains
+    it.
+    """
     found = _mean(geometric_mean, _ratios(evidence, experiment, slow, fast, tree=_shares, **axes))
     each = f"{{:.{stated.decimals + 1}f}}x"
     return bounded(found, stated, "{each}", (f"{slow} beside {fast}", experiment), each, cause, 1)
 
 
 def _printed(paper: str, slow: str, fast: str, **named: str) -> float:
-    """Ratio of two printed latencies."""
+    """Ratio of two printed latencies: that of `slow` over that of `fast`."""
     return printed_of_trees(paper, implementation=slow, **named) / printed_of_trees(paper, implementation=fast, **named)
 
 
 def _at_least(paper: str, against: str, quantity: str, decimals: int) -> Stated:
-    """What a plan has to reach: the paper's figure over another kernel."""
+    """The paper's printed speed-up over another kernel, as a bound that the plan has to reach."""
     return Stated("at least", printed_of_trees(paper, against=against, quantity=quantity), decimals)
 
 
 def _shares(tree: Sequence[tuple[int, Any]]) -> bool:
-    """Whether anything is shared: sequences without shared tokens stand behind a root of 0 tokens."""
+    """Whether sequences share any tokens; sequences that share none stand after a root of 0 tokens."""
     return any(tokens for tokens, _ in tree)
 
 
 JUDGES: Mapping[str, Judge] = {
     "T3-star": partial(over_star, stated=Stated("at least", 2.8, 1)),
     "T3-naive": partial(naive, over_chunk=6.6, over_star=2.1),
-    # Table 3, from which the text's "up to 52%" is cut.
+    # From Table 3. The text cuts this figure to "up to 52%".
     "T3-hwcache": partial(hardware_cache, stated=Stated("at most", 0.526, 3)),
     "T3-noregress": partial(no_regression, stated=Stated("at most", 1.0, 1)),
-    # Ours: the largest spread over n_s that still counts as independent of n_s.
+    # Our bound: up to this spread over n_s a latency counts as independent of n_s.
     "T3-agnostic": partial(agnostic, stated=Stated("at most", 0.03, 2)),
     "ABS-speedup": partial(abstract, stated=Stated("at least", 3.2, 1)),
     "F3-512": partial(figure3, n_c=512, over_paged=3.6, over_star=2.0),
@@ -334,5 +355,5 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "TRT-cascade": tensorrt,
     "FI-595": partial(issue595, stated=Stated("at least", 1.0, 2)),
-    "FI-31x": fixed("not measured", "it needs a GPU: the figure is a GPU kernel's over vLLM's of 2024"),
+    "FI-31x": fixed("not measured", "it needs a GPU: the figure compares a GPU kernel with vLLM's of 2024"),
 }

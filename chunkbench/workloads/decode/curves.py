@@ -1,4 +1,6 @@
-"""The curves of the figure: speed-up of the baseline over every other implementation, here and in the paper."""
+"""The curves of the figure of speed-ups: the baseline over every other implementation, measured here and printed in the
+paper.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,14 @@ class Panel:
 
     @property
     def paper(self) -> list[Spot]:
-        """All points of the paper."""
+        """All points that the paper prints."""
         return [spot for curve in self.curves for spot in curve.paper]
 
 
 def x_axis(report: Report) -> str:
-    """The numeric axis with the most values. Among equals `n_s / n_p` (at one n_p), then the last axis of the table."""
+    """The numeric axis with the most values. Of axes with equally many: `n_s / n_p` (at one n_p) first, else the last
+    axis of the table.
+    """
     shares: dict[object, set[object]] = {}
     for group in report.groups:
         if _x(group, SHARE) is not None:
@@ -83,7 +87,7 @@ def undrawn(report: Report) -> int:
 
 
 def panels(report: Report) -> list[Panel]:
-    """One panel for each combination of the other axes that has any curve."""
+    """One panel for each combination of the other axes for which there are curves."""
     axis = x_axis(report)
     panel_axes = [a for a in report.varying if a != axis and not (axis == SHARE and a == "n_s")]
     drawn = by_values((group for group in report.groups if _x(group, axis) is not None), panel_axes)
@@ -116,8 +120,11 @@ def _curves(groups: Sequence[Group], report: Report, axis: str) -> list[Curve]:
 
 
 def _owners(report: Report, implementations: Sequence[str]) -> Mapping[str, str]:
-    """Column of the paper -> the implementation whose style its curve takes. Of several candidates, one that was
-    measured here wins, then the paper's own implementation before a stand-in."""
+    """Column of the paper -> the implementation whose style the paper's curve takes.
+
+    Of several candidates: one that was measured here first, then the paper's own implementation, then one that stands
+    for it.
+    """
 
     def rank(implementation: str) -> tuple[bool, bool]:
         ran = any(

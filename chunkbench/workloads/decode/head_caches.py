@@ -1,4 +1,4 @@
-"""Caches that keep fewer tokens in some heads: their numbers and tables."""
+"""Caches that keep fewer tokens in some heads: their figures and tables."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from chunkbench.workloads.decode import tables
 FULL = "chunk_attn"
 """The cache that keeps everything."""
 _RETRIEVAL, _LEAST_WINDOW, _BESIDES = 0.15, 4000, 5
-"""RazorAttention's share of retrieval heads and its least window; four sinks and the compensation token."""
+"""RazorAttention's share of retrieval heads, its least window, and its tokens beside the window: four sinks and the
+compensation token.
+"""
 
 
 @dataclass(frozen=True)
 class HeadCache:
-    """One method at one point, over ChunkAttn in the same run."""
+    """A cache of one method at one point, compared with ChunkAttn in the same run."""
 
     axes: dict[str, object]
     row: Row
     full: Row
     bytes: float
-    """Its bytes of K, V and sums over those of the full cache."""
+    """Bytes of K, V and sums, over those of the full cache."""
     speedup: float | None
-    """Latency of the full cache over its latency."""
+    """Latency of the full cache over the latency of this cache."""
     low: float | None
     high: float | None
     deviation: float
 
     @property
     def tokens(self) -> int:
-        """Of a sequence, completion included."""
+        """Tokens of a sequence, completion included."""
         assert isinstance(self.row.facts, DecodeResult)
         n_p, n_c = self.row.facts.n_p, self.row.facts.n_c
         assert isinstance(n_p, int)  # the methods take prompts of one length only
@@ -44,12 +46,12 @@ class HeadCache:
 
     @property
     def of_the_bytes(self) -> float | None:
-        """The gain in time over the gain in bytes: 1 if time follows the bytes."""
+        """Speed-up times the share of bytes: 1 if the time falls as the bytes do."""
         return None if self.speedup is None else self.speedup * self.bytes
 
 
 def head_caches(groups: Iterable[Group]) -> Iterator[HeadCache]:
-    """All methods that compute something else than attention over all tokens, at points where ChunkAttn ran."""
+    """The caches of all methods that do not compute attention over all tokens, at points where ChunkAttn ran."""
     for group in groups:
         full = group.rows.get(FULL)
         for row in group.rows.values():
@@ -74,24 +76,27 @@ def head_caches(groups: Iterable[Group]) -> Iterator[HeadCache]:
 
 
 def paper_share(tokens: int) -> float:
-    """Share of the full bytes that RazorAttention keeps of a sequence, by its own numbers."""
+    """Share of the full cache's bytes that RazorAttention keeps of a sequence, with its published share of heads and
+    window.
+    """
     window = (max(_LEAST_WINDOW, tokens / 5) + _BESIDES) / tokens
     return _RETRIEVAL + (1 - _RETRIEVAL) * min(1, window)
 
 
 _LENGTHS = (4_000, 8_000, 20_000, 32_768, 131_072)
 _LEGEND = (
-    "K/V = bytes of K, V and sums in use, over ChunkAttn's in the same run",
-    "time of bytes = the gain in time over the gain in bytes: 1 if time follows the bytes",
-    "deviation = length of the difference to attention over all tokens, over its length; K, V and q are drawn normals, "
-    "whose scores are nearly equal: it says how much weight is lost, not what a model would answer",
-    "each row was checked against float64 for its own definition",
+    "K/V = bytes of K, V and sums in use, over ChunkAttn's bytes in the same run",
+    "time of bytes = gain in time over gain in bytes: 1 if the time falls as the bytes do",
+    "deviation = length of the difference to attention over all tokens, over the length of that attention. K, V and "
+    "q are drawn from a normal distribution, so their scores are nearly equal: the figure says how much weight is "
+    "lost, not what a model would answer",
+    "each row was checked against float64 attention over the tokens that its own method keeps",
 )
 
 
 def body(view: View) -> Body:
     """Headline, tables and legend of a run."""
-    found = list(head_caches(view.groups))
+    measured_caches = list(head_caches(view.groups))
     columns: tuple[Column[HeadCache], ...] = (
         Column("implementation", lambda cache: view.columns.name(cache.row.facts.implementation), align="left"),
         Column("K/V", lambda cache: percent(cache.bytes)),
@@ -104,7 +109,7 @@ def body(view: View) -> Body:
             "roofline of ChunkAttn", lambda cache: percent(cache.full.derived.roofline_fraction), ("Chunk-", "Attn's")
         ),
     )
-    here = {id(cache.row): cache for cache in found}
+    here = {id(cache.row): cache for cache in measured_caches}
     caches = view.table(
         "Bytes, time and deviation, beside ChunkAttn",
         lambda group: [here[id(row)] for row in group.rows.values() if id(row) in here],
@@ -112,7 +117,7 @@ def body(view: View) -> Body:
         keys=1,
     )
     by_definition = Table(
-        "What RazorAttention keeps by its own numbers: 15% of the heads all, the others max(4000, N/5) and 5",
+        "Bytes that RazorAttention keeps by its own numbers: all in 15% of the heads, max(4000, N/5) + 5 in others",
         (
             Column("N", lambda tokens: f"{tokens:,}"),
             Column("of full bytes", lambda tokens: percent(paper_share(tokens))),
@@ -120,7 +125,9 @@ def body(view: View) -> Body:
         ),
         _LENGTHS,
     )
-    return Body(_headline(found, view.columns), (caches, by_definition, tables.latency_table(view)), legend=_LEGEND)
+    return Body(
+        _headline(measured_caches, view.columns), (caches, by_definition, tables.latency_table(view)), legend=_LEGEND
+    )
 
 
 def _headline(found: Sequence[HeadCache], columns: Columns) -> str:

@@ -1,4 +1,4 @@
-"""Figure of caches whose KV heads keep windows: gain and deviation over bytes."""
+"""Figure of caches whose KV heads keep windows: speed-up and deviation against bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _GREY = "#777777"
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Gain over bytes, deviation over bytes, and what the paper's numbers keep of a sequence."""
+    """Draw speed-up and deviation against bytes, and the share of a sequence that RazorAttention's published numbers
+    keep.
+    """
     found = [cache for cache in head_caches(report.groups) if cache.speedup is not None]
     if not found:
         return None
@@ -27,7 +29,12 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         by_method[cache.row.facts.implementation].append(cache)
     columns = report.columns
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids if name in by_method]
-    handles.append(handle(LineStyle(_GREY, "", "dashed"), "time follows the bytes; RazorAttention by its own numbers"))
+    handles.append(
+        handle(
+            LineStyle(_GREY, "", "dashed"),
+            ("grey lines: the time falls as the bytes do; RazorAttention by its published numbers"),
+        )
+    )
     parts = [f"All beside {columns.name(FULL)} in the same run; bytes are those in use", conditions(report, manifest)]
     page = sheet(caption(parts, report), handles, 3, share_y=False)
     _gains(page.panels[0], by_method, columns)
@@ -43,8 +50,8 @@ def _gains(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns) 
         plot.plot([1 / cache.bytes for cache in caches], gains, **_marks(columns.line_style(name)))
         most = max(most, *(1 / cache.bytes for cache in caches))
     plot.plot([1, most], [1, most], color=_GREY, linestyle=DASHES, linewidth=1.2)
-    plot.set_xlabel("full bytes over its bytes")
-    plot.set_ylabel("ChunkAttn's time over its time")
+    plot.set_xlabel("bytes of the full cache over the method's")
+    plot.set_ylabel("ChunkAttn's time over the method's")
     panel_title(plot, words="gain")
 
 

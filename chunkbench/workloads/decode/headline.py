@@ -1,4 +1,4 @@
-"""The main comparison of a run: the baseline against the strongest other implementation of each point."""
+"""The main comparison of a run: the baseline against the strongest other implementation at each point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chunkbench.report.numbers import NOISY_MARK, count, significant, times
 from chunkbench.report.statuses import noise_line
 
 _MOST_PLACES = 12
-"""Losses that the line names; the table has all of them."""
+"""Largest number of losses that the headline names; the table has all of them."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,11 @@ class Match:
 
 
 def strongest_other(group: Group, baseline: str, columns: Columns) -> Row | None:
-    """The fastest other implementation with correct results. It is chosen by ratio if the baseline was measured,
-    because rounds of different memory groups cannot be compared, otherwise by latency."""
+    """The fastest other implementation with correct results.
+
+    If the baseline was measured, the ratio to it decides, because rounds of different memory groups cannot be compared.
+    Without the baseline the latency decides.
+    """
     others = [row for implementation, row in group.rows.items() if columns.competes(implementation, baseline)]
     if group.rows.get(baseline) and group.rows[baseline].derived.latency_us is not None:
         rated = [(row.derived.ratio_to_baseline, row) for row in others]
@@ -52,7 +55,7 @@ def strongest_other(group: Group, baseline: str, columns: Columns) -> Row | None
 
 
 def matches(groups: Sequence[Group], baseline: str, columns: Columns) -> list[Match]:
-    """The strongest other of every point that has one beside the baseline."""
+    """The strongest other implementation at every point where one was measured beside the baseline."""
     strongest = [(group, strongest_other(group, baseline, columns)) for group in groups]
     return [Match(group, row) for group, row in strongest if row and row.derived.ratio_to_baseline is not None]
 
@@ -98,28 +101,30 @@ def _place(match: Match, varying: Sequence[str], columns: Columns) -> str:
 
 
 _ALONE = "paged_attn"
-"""The implementation that keeps every sequence in blocks of its own."""
+"""An implementation that keeps every sequence in blocks of its own, so that nothing is shared."""
 
 
 def gains(report: Report, shape: LlamaShape) -> list[str]:
-    """Memory and time of the run's first point, with K/V of all layers of the model. Says what is missing."""
+    """Lines on memory and time at the run's first point, with K/V of all layers of the model. A line says so if data is
+    missing.
+    """
     if not report.groups:
         return ["nothing was measured"]
     group = report.groups[0]
-    ours = group.rows.get(report.baseline)
-    alone = group.rows.get(_ALONE)
+    baseline_row = group.rows.get(report.baseline)
+    unshared_row = group.rows.get(_ALONE)
     lines = []
-    if ours is not None and alone is not None and ours.kv_bytes and alone.kv_bytes:
-        layers, dtype = shape.num_hidden_layers, ours.facts.dtype
-        apart, shared = (size * layers / 1e9 for size in (alone.kv_bytes, ours.kv_bytes))
+    if baseline_row is not None and unshared_row is not None and baseline_row.kv_bytes and unshared_row.kv_bytes:
+        layers, dtype = shape.num_hidden_layers, baseline_row.facts.dtype
+        apart, shared = (size * layers / 1e9 for size in (unshared_row.kv_bytes, baseline_row.kv_bytes))
         why = "saved" if apart >= shared else "more, because it holds whole chunks"
         lines.append(
             f"memory  K/V of all {layers} layers in {dtype}: {significant(apart, 3)} GB, with shared prefixes "
             f"{significant(shared, 3)} GB, {significant(abs(apart - shared), 3)} GB {why}"
         )
-    if alone is not None and alone.derived.ratio_to_baseline is not None:
-        speedup = _mark(ours, alone) + times(alone.derived.ratio_to_baseline)
-        name = report.columns.name(alone.facts.implementation)
+    if unshared_row is not None and unshared_row.derived.ratio_to_baseline is not None:
+        speedup = _mark(baseline_row, unshared_row) + times(unshared_row.derived.ratio_to_baseline)
+        name = report.columns.name(unshared_row.facts.implementation)
         lines.append(f"time    decode attention is {speedup} as fast as without sharing ({name})")
     compared = matches([group], report.baseline, report.columns)
     if compared:
@@ -128,7 +133,7 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
         rated = [row for row in group.rows.values() if row.derived.ratio_to_baseline is not None]
         others = count(len(rated) - 1, "other implementation")
         strongest = report.columns.name(best.strongest.facts.implementation)
-        mark = _mark(ours, best.strongest)
+        mark = _mark(baseline_row, best.strongest)
         lines.append(
             f"        it is {mark}{times(best.speedup)} as fast as {strongest}, the strongest of {others} here{doubt}"
         )
@@ -137,5 +142,5 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
 
 
 def _mark(*rows: Row | None) -> str:
-    """The mark of a figure that rests on a noisy row."""
+    """The mark for noise if one of these rows is noisy, else nothing."""
     return NOISY_MARK if any(row is not None and row.facts.status == "noisy" for row in rows) else ""

@@ -1,4 +1,4 @@
-"""The report of decode attention: where ChunkAttn loses, the tables, the expectations."""
+"""The report of decode attention: where ChunkAttn is slower, the tables, and the verdicts on expectations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def body(view: View) -> Body:
 
 
 def _usual(view: View) -> Body:
-    """What most experiments show."""
+    """The report of most experiments: token rates where the figure shows them, latencies, ratios, details,
+    expectations.
+    """
     matches = headline.matches(view.groups, view.baseline, view.columns)
     label = view.columns.name(view.baseline)
     tables_or_none = (
@@ -44,7 +46,7 @@ def _usual(view: View) -> Body:
 
 
 def _ranked(view: View) -> Body:
-    """Ranking, the fastest of each point, latencies, ratios."""
+    """The report that ranks all implementations: ranking, the fastest at each point, latencies, ratios, details."""
     compared = contests(view.groups, view.experiment.confidence)
     ranked = standings(compared)
     return Body(
@@ -66,7 +68,7 @@ _BODIES: Mapping[str, Callable[[View], Body]] = {
     "head_caches": head_caches.body,
     "ranking": _ranked,
 }
-"""Key `figure` of the experiment -> the part of the report that goes with it."""
+"""Value of the experiment's key `figure` -> the function that writes the report."""
 
 
 def _draw(report: Report, manifest: Manifest) -> Figure | None:

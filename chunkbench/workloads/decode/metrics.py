@@ -1,4 +1,4 @@
-"""Figures of sessions in workers: of decode attention, of modules, and of K/V that is held."""
+"""Metrics of results measured in worker processes: of decode attention, of a layer's modules, and of held K/V."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chunkbench.report.metric import BYTES, COUNT, MICROSECONDS, NUMBER, SHARE, 
 
 
 def _rates(result: TimedResult) -> list[float]:
-    """[round] tokens per second of the attention kernel alone."""
+    """[round] tokens per second of the attention kernel alone, other work of a step excluded."""
     return [result.batch_size * 1e6 / mean for mean in round_means(result.rounds)]
 
 
@@ -30,7 +30,7 @@ HELD = by_name(
     Metric("max_error", "error", one(lambda result: result.max_error), Unit("", "{:.1e}".format)),
     Metric("deviation", "deviation", one(lambda result: result.deviation), NUMBER),
 )
-"""Of every session."""
+"""Metrics that every session has."""
 METRICS = HELD | by_name(
     Metric("token_rate", "token rate", _rates, Unit("tokens/s", NUMBER.text), "higher", _rate_of_median_time),
     Metric("append", "append", lambda result: _means(result.append_samples_us), MICROSECONDS),
@@ -38,4 +38,4 @@ METRICS = HELD | by_name(
     Metric("roofline_fraction", "roofline", one(roofline_fraction), SHARE, "higher"),
     Metric("bandwidth_fraction", "bandwidth", one(bandwidth_fraction), SHARE, "higher"),
 )
-"""Of sessions whose calls are timed."""
+"""Metrics of sessions whose calls are timed, besides those of `HELD`."""

@@ -1,4 +1,4 @@
-"""Profiles of a case: the numbers, and the document of `chunkbench profile`."""
+"""Profiles of a case: the figures, and the document that `chunkbench profile` prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chunkbench.report.numbers import span as span_of_us
 
 
 class Phase(NamedTuple):
-    """Sums over some units of one call. The seconds are those of all threads together."""
+    """Sums over some of the units of one call. Seconds are summed over all threads."""
 
     name: str
     units: int
@@ -24,14 +24,14 @@ class Phase(NamedTuple):
     softmax_s: float
     values_s: float
     merging_s: float
-    """Starting rows, folding in partial results, leaving results."""
+    """Time to start rows, add partial results and store results."""
     waiting_s: float
     seconds: float
-    """All of that."""
+    """Sum of all the times above."""
 
 
 class Thread(NamedTuple):
-    """What one thread did until the last unit of the call ended."""
+    """The time of one thread until the last unit of the call ended."""
 
     number: int
     computing_s: float
@@ -48,27 +48,31 @@ class Overlap(NamedTuple):
 
     @property
     def hideable_s(self) -> float:
-        """The shorter of both parts: the longer one could hide it."""
+        """Seconds that overlap could hide at most: the shorter of reading and computing."""
         return min(self.read_s, self.compute_s)
 
     @property
     def hidden_s(self) -> float:
-        """How much of it the longer one does hide."""
+        """Seconds that overlap does hide: how much shorter the decode is than reading and computing one after the
+        other.
+        """
         return min(max(self.read_s + self.compute_s - self.decode_s, 0.0), self.hideable_s)
 
 
 def wall_s(trace: TraceFacts) -> float:
-    """From the begin of the native call to the end of its last unit."""
+    """Seconds from the start of the native call to the end of its last unit."""
     return max(unit.end_s for unit in trace.units)
 
 
 def middle(traces: Sequence[TraceFacts]) -> TraceFacts:
-    """The call whose time is in the middle; of an even number, the shorter one."""
+    """The call with the median time; of an even number of calls, the shorter of the two in the middle."""
     return sorted(traces, key=wall_s)[(len(traces) - 1) // 2]
 
 
 def phases(trace: TraceFacts) -> list[Phase]:
-    """Shared units and private ones, as far as there are such, and if there are both also all."""
+    """The sums of shared units, of private units, and of all units. Kinds without units are left out; so is the sum of
+    all if there is only one kind.
+    """
     parts = (_phase(name, [unit for unit in trace.units if unit.shared == (name == "shared")]) for name in _NAMES)
     found = [part for part in parts if part.units]
     return found if len(found) == 1 else [*found, _phase("all", trace.units)]
@@ -95,7 +99,7 @@ def _phase(name: str, units: Sequence[Unit]) -> Phase:
 
 
 def threads(trace: TraceFacts) -> list[Thread]:
-    """Every thread, also those without a unit."""
+    """The times of every thread, also of threads that got no unit."""
     wall, found = wall_s(trace), []
     for number in range(trace.threads):
         own = [unit for unit in trace.units if unit.thread == number]
@@ -106,27 +110,32 @@ def threads(trace: TraceFacts) -> list[Thread]:
 
 
 def overlap(facts: ProfileFacts) -> Overlap | None:
-    """None without traces, and where computing alone would read from far: a core's own cache is too small for it."""
+    """How reading and computing overlap. None without traces, or where the data of a unit exceeds a core's own cache:
+    computing alone would then also wait for memory.
+    """
     if not facts.compute or facts.compute[0].place_bytes > (facts.l2_bytes or 0):
         return None
     return Overlap(*(median(map(wall_s, traces)) for traces in (facts.read, facts.compute, facts.decode)))
 
 
 LIMIT = 0.9
-"""What takes this share of a decode limits it."""
+"""A part that takes at least this share of a decode counts as its limit."""
 _MUCH = 0.1
-"""Shares of a decode that are worth a sentence."""
+"""A smaller share of a decode is not mentioned."""
 _REPEATED = 1.5
 _OPERATORS = 6
 _LEGEND = (
-    "shared: units of work whose chunks several rows read at once; start, merge: rows begin, take partial results in, "
-    "and leave theirs; waiting: for partial results; idle: before its first unit, or when no unit is left"
+    "shared: units of work whose chunks several rows read at once; start, merge: time to begin rows, add partial "
+    "results and store results; waiting: time until partial results are there; idle: time before a thread's first "
+    "unit, or when no unit is left"
 )
 Row = tuple[Any, ...]
 
 
 def document(facts: ProfileFacts, where: str, machine: str) -> Output:
-    """The profile for readers and programs. `where`: the point in words; `machine`: what measured it."""
+    """The profile as a document for readers and programs. `where`: the point in words; `machine`: the machine that
+    measured the profile.
+    """
     first, *more = _sentences(facts)
     traced = [_phases(facts), _threads(facts), _overlap(facts)] if facts.decode else []
     watched = [_operators(facts)] if facts.watched and not facts.decode else []
@@ -143,7 +152,7 @@ def document(facts: ProfileFacts, where: str, machine: str) -> Output:
 
 
 def cold_us(facts: ProfileFacts) -> float:
-    """The median decode with cold caches."""
+    """Median microseconds of a decode with cold caches."""
     return median(samples[0] for samples in facts.case.samples_us)
 
 
@@ -154,7 +163,7 @@ def peaks(facts: ProfileFacts) -> tuple[float, float]:
 
 
 def _sentences(facts: ProfileFacts) -> list[str]:
-    """What limits the case, as far as the numbers say it."""
+    """Sentences that say what limits the case, as far as the figures show it."""
     case, (bandwidth, rate) = facts.case, peaks(facts)
     side = "memory" if case.unique_bytes[0] / bandwidth > case.flops[0] / rate else "arithmetic"
     nearness = f"It reaches {percent(roofline_fraction(case))} of the roofline, which {side} sets here."
@@ -165,12 +174,12 @@ def _sentences(facts: ProfileFacts) -> list[str]:
 
 
 def _from_traces(facts: ProfileFacts) -> Iterator[str]:
-    trace, both = middle(facts.decode), overlap(facts)
+    trace, overlapping = middle(facts.decode), overlap(facts)
     reading = median(map(wall_s, facts.read)) / median(map(wall_s, facts.decode))
-    computing = both.compute_s / both.decode_s if both else 0.0
+    computing = overlapping.compute_s / overlapping.decode_s if overlapping else 0.0
     outside = 1 - median(map(wall_s, facts.decode)) / (cold_us(facts) / 1e6)
     if outside > _MUCH:
-        yield f"{percent(outside)} of the decode pass outside of the kernel: Python, and the start and end of threads."
+        yield f"{percent(outside)} of the decode is spent outside of the kernel: in Python, to start and end threads."
     if min(reading, computing) >= LIMIT:
         yield f"Reading alone takes {ratio(reading)} of the kernel's time, computing alone {ratio(computing)}."
     elif reading >= LIMIT:
@@ -180,17 +189,17 @@ def _from_traces(facts: ProfileFacts) -> Iterator[str]:
         most = max(parts[:2], key=lambda part: part.seconds)
         where = f" on {most.name} chunks" if most.seconds >= LIMIT * parts[-1].seconds else ""
         yield f"Computing{where} limits it: computing alone takes {ratio(computing)} of the kernel's time."
-    elif both:
+    elif overlapping:
         alone = f"reading alone takes {ratio(reading)} of the kernel's time, computing alone {ratio(computing)}"
         yield f"Neither reading nor computing limits it alone: {alone}."
     else:
         yield f"Reading alone takes {ratio(reading)} of the kernel's time; computing alone is not known."
-    if both and both.hideable_s - both.hidden_s > _MUCH * both.decode_s:
-        left = f"{ms_of_s(both.hideable_s - both.hidden_s)} of {ms_of_s(both.decode_s)} ms"
+    if overlapping and overlapping.hideable_s - overlapping.hidden_s > _MUCH * overlapping.decode_s:
+        left = f"{ms_of_s(overlapping.hideable_s - overlapping.hidden_s)} of {ms_of_s(overlapping.decode_s)} ms"
         yield f"Reading and computing overlap in part: perfect overlap would save at most {left}."
     idle = sum(thread.idle_s for thread in threads(trace)) / trace.threads / wall_s(trace)
     if idle > _MUCH:
-        yield f"Threads have no unit for {percent(idle)} of the kernel's time: they start, or none is left."
+        yield f"Threads are idle for {percent(idle)} of the kernel's time: they start, or no unit of work is left."
 
 
 def _from_rates(facts: ProfileFacts) -> Iterator[str]:
@@ -204,11 +213,11 @@ def _from_rates(facts: ProfileFacts) -> Iterator[str]:
         yield f"Neither memory nor arithmetic limits it alone: {shares}."
     seen = [1 - sum(each.self_us for each in watched.operators) / watched.us for watched in facts.watched]
     if seen and median(seen) > _MUCH:
-        yield f"{percent(median(seen))} of the decode pass outside of PyTorch's operators."
+        yield f"{percent(median(seen))} of the decode is spent outside of PyTorch's operators."
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Row]) -> Table:
-    """A table of texts, the first column on the left."""
+    """A table of texts; the first column is aligned to the left, the others to the right."""
 
     def column(place: int) -> Column[Row]:
         return Column(headings[place], lambda row: str(row[place]), align="right" if place else "left")
@@ -235,12 +244,14 @@ def _times(facts: ProfileFacts) -> Table:
 
 
 def _limits_us(facts: ProfileFacts, moved: int, work: int) -> list[float]:
-    """The longer of the time for these bytes and for this arithmetic, at the peaks of each round."""
+    """[round] microseconds that these bytes or this arithmetic take at the round's peaks, whichever takes longer."""
     return [roofline_us(moved, work, found) for found in facts.case.peaks]
 
 
 def _share(facts: ProfileFacts, moved: int, work: int) -> float:
-    """That time over the decode of the same round, then the median over rounds, as `roofline_fraction`."""
+    """Share of the decode that these bytes or this arithmetic take: formed per round, then the median over rounds, like
+    `roofline_fraction`.
+    """
     limits = zip(_limits_us(facts, moved, work), facts.case.samples_us, strict=True)
     return median(limit / samples[0] for limit, samples in limits)
 
@@ -258,11 +269,11 @@ def _limits(facts: ProfileFacts) -> Table:
     work, speed = f"{significant(case.flops[0] / 1e9, 3)} GFLOP", f"{significant(rate / 1e9, 3)} GFLOP/s"
     rows = [
         memory("bytes that every implementation must move", case.unique_bytes[0]),
-        memory("bytes that this one must read itself", case.read_bytes[0]),
+        memory("bytes that this implementation must read itself", case.read_bytes[0]),
         row("arithmetic", work, speed, 0, case.flops[0]),
-        row("roofline: the longer of first and last", "", "", case.unique_bytes[0], case.flops[0]),
+        row("roofline: the longer of first and last line", "", "", case.unique_bytes[0], case.flops[0]),
     ]
-    title = "The machine's limits: medians over rounds, each with its own peaks and its own decode"
+    title = "The machine's limits: medians over rounds, each with its own peaks and decode"
     return _table(title, ("limit", "amount", "at its peak", "µs", "of the decode"), rows)
 
 
@@ -278,7 +289,7 @@ def _phases(facts: ProfileFacts) -> Table:
 
 def _threads(facts: ProfileFacts) -> Table:
     rows = [(number, *map(ms_of_s, seconds)) for number, *seconds in threads(middle(facts.decode))]
-    return _table("Threads of that decode, milliseconds", ("thread", "computing", "waiting", "idle"), rows)
+    return _table("Threads of the traced decode, milliseconds", ("thread", "computing", "waiting", "idle"), rows)
 
 
 def _overlap(facts: ProfileFacts) -> Table:
@@ -339,7 +350,7 @@ def _footer(facts: ProfileFacts, machine: str) -> Iterator[tuple[str, str]]:
 
 
 def _data(facts: ProfileFacts) -> dict[str, Any]:
-    """The facts; of the traces the time of each call, and the units of the one in the middle."""
+    """The facts of the profile; of each traced call its time, and of the median call also its units."""
     traces: Mapping[str, tuple[TraceFacts, ...]] = {
         "decode": facts.decode,
         "read": facts.read,

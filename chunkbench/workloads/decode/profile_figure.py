@@ -22,13 +22,13 @@ _SHARED, _PRIVATE, _WHOLE = (
 )
 _WAITING = "#000000"
 _EDGED = 100
-"""Most units of a thread that have edges; between more there is no room."""
+"""With more units per thread than this, units are drawn without edges, because there is no room for them."""
 _ROOM = 3.0
-"""Room around the points and the ridge, as a factor."""
+"""Margin around the points and the ridge, as a factor."""
 
 
 class _Spot(NamedTuple):
-    """A point of the roofline."""
+    """A point of the roofline figure."""
 
     label: str
     style: LineStyle
@@ -39,7 +39,9 @@ class _Spot(NamedTuple):
 
 
 def draw(facts: ProfileFacts, where: str, machine: str) -> Figure:
-    """Left the timeline, if the implementation has a trace; right the roofline. `where`, `machine`: for the caption."""
+    """Draw the timeline on the left, if the implementation has a trace, and the roofline on the right. `where` and
+    `machine` are for the caption.
+    """
     spots = list(_spots(facts))
     handles = [_handle(spot.label, spot.style) for spot in spots]
     if facts.decode:
@@ -47,8 +49,8 @@ def draw(facts: ProfileFacts, where: str, machine: str) -> Figure:
     what = f"{facts.case.label} at {where}, caches cold, {count(facts.case.threads or 1, 'thread')}"
     seen = "Line: the roofline"
     if facts.decode:
-        seen = "Left: the traced decode whose time is in the middle. Right: the roofline; a phase has its own time"
-    seen += ". What is above the line reads from caches" if _above(facts, spots) else ""
+        seen = "Left: the traced decode with the median time. Right: the roofline; each phase is placed by its own time"
+    seen += ". A point above the line has read from caches" if _above(facts, spots) else ""
     page = sheet(f"{what}. {seen}. Here: {machine}.", handles, 2 if facts.decode else 1, across=2, share_y=False)
     if facts.decode:
         _timeline(page.panels[0], facts)
@@ -61,7 +63,7 @@ def _handle(label: str, style: LineStyle) -> Line2D:
 
 
 def _mark(style: LineStyle) -> dict[str, Any]:
-    """The whole decode is a frame, because a phase may lie at the same place."""
+    """Keyword arguments for a point. The whole decode is a hollow frame, because a phase may lie at the same place."""
     if style == _WHOLE:
         return style.line2d(markersize=11, markerfacecolor="none", markeredgewidth=1.4)
     return style.line2d(markersize=7)
@@ -81,12 +83,12 @@ def _spots(facts: ProfileFacts) -> Iterator[_Spot]:
 
 
 def _above(facts: ProfileFacts, spots: list[_Spot]) -> bool:
-    """Whether a spot would need more than the read bandwidth."""
+    """Whether a point lies above the roofline, so that it would need more than the read bandwidth."""
     return max(spot.rate / spot.intensity for spot in spots) > peaks(facts)[0]
 
 
 def _timeline(plot: Axes, facts: ProfileFacts) -> None:
-    """A bar for each thread: its units one after the other."""
+    """Draw a bar for each thread, made of its units in order."""
     trace = middle(facts.decode)
     for number in range(trace.threads):
         own = [unit for unit in trace.units if unit.thread == number]

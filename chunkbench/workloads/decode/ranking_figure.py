@@ -1,4 +1,6 @@
-"""Kernels and planners over many trees: how often each is how near to the fastest row (a performance profile)."""
+"""Figure of kernels and planners over many trees, a performance profile: how often each is how close to the fastest
+one.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,29 @@ from chunkbench.report.figures.style import caption, conditions, handle, sheet, 
 from chunkbench.report.layout import Report
 
 _WIDEST = 4.0
-"""Ratio at the right end of the figure."""
+"""Largest ratio on the x-axis."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Share of the points (y) at which a row takes at most x times as long as the fastest one (Dolan, More 2002)."""
-    found = standings(contests(report.groups, manifest.experiment.confidence))
-    if len(found) < 2:
+    """Draw the share of points (y) where a row takes at most x times as long as the fastest row (Dolan, More 2002)."""
+    ranked = standings(contests(report.groups, manifest.experiment.confidence))
+    if len(ranked) < 2:
         return None
     handles = [
-        handle(report.columns.line_style(one.implementation), report.columns.name(one.implementation)) for one in found
+        handle(report.columns.line_style(standing.implementation), report.columns.name(standing.implementation))
+        for standing in ranked
     ]
-    points = max(len(one.ratios) for one in found)
-    text = f"Share of {points} points at which a row takes at most so many times as long as the fastest row"
+    points = max(len(standing.ratios) for standing in ranked)
+    text = (
+        f"A line shows the share of {points} points (y) at which a row takes at most x times as long as the fastest row"
+    )
     page = sheet(caption([text, conditions(report, manifest)], report), handles, 1)
     (plot,) = page.panels
-    for one in found:
-        ratios = sorted(over.value for over in one.ratios)
+    for standing in ranked:
+        ratios = sorted(over.value for over in standing.ratios)
         shares = [100 * (number + 1) / points for number in range(len(ratios))]
-        style = report.columns.line_style(one.implementation)
-        # A step for each point, every seventh with a mark; the line goes on at its last height.
+        style = report.columns.line_style(standing.implementation)
+        # One step for each point, a mark at every seventh; the line goes on at its last height.
         line = style.line2d(linewidth=1.2, markersize=6, markevery=(1, 7))
         plot.step([1, *ratios, _WIDEST], [0, *shares, shares[-1]], where="post", **line)
     plot.set_xscale("log")

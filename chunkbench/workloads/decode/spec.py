@@ -20,7 +20,7 @@ MODEL = {"model": f"is only for {_OTHERS}; write heads, kv_heads and head_dim in
 
 
 class DecodeExperiment(TimedExperiment[AttentionPoint]):
-    """Implementations of decode attention, timed side by side."""
+    """Implementations of decode attention, timed in turns."""
 
     POINT = AttentionPoint
     REQUIRED = (N_P, N_S)
@@ -28,8 +28,9 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
 
     figure: Literal["speedup", "token_rate", "advantage", "head_caches", "ranking", "checks"] = Field(
         "speedup",
-        description="what is drawn: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
-        "size), head_caches, ranking (all rows over all points), checks (nothing; a list of what is right)",
+        description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
+        "size), head_caches, ranking (all rows over all points), checks (no figure; a list of what is "
+        "right)",
     )
 
     @classmethod
@@ -48,6 +49,6 @@ def attention_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> 
         told = f"there is no compensation {values['compensation']!r}{did_you_mean(values['compensation'], known)}"
         yield Finding(("compensation",), told)
     if "window" in given and "kv_share" in given:
-        yield Finding(("window",), "follows from kv_share; keep one of both", True)
+        yield Finding(("window",), "follows from kv_share; keep only one of the two", True)
     if values["heads"] % values["kv_heads"]:
         yield Finding(("kv_heads",), f"{values['kv_heads']} does not divide heads = {values['heads']}")

@@ -1,4 +1,6 @@
-"""The figure of speed-ups: ChunkAttn over each implementation against the shared part of the prompt, with the paper."""
+"""The figure of speed-ups: ChunkAttn over each implementation, against the shared part of the prompt, with the paper's
+values.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def _limits(shown: Sequence[Panel]) -> tuple[float, float]:
     """Limits slightly beyond everything drawn; 1 is always inside."""
     spots = [spot for panel in shown for spot in (*panel.here, *panel.paper)]
     low, high = min(0.9, *(spot.value for spot in spots)), max(1.2, *(spot.value for spot in spots))
-    # Bars of a very noisy run may exceed the limits; otherwise they would squeeze the curves into a line.
+    # Bars of a very noisy run may exceed the limits; limits that contain them would flatten the curves.
     lowest = max(low / _BAR_ROOM, min(low, *(spot.low or low for spot in spots)))
     highest = min(high * _BAR_ROOM, max(high, *(spot.high or high for spot in spots)))
     return lowest / 1.15, highest * 1.15

@@ -29,8 +29,8 @@ from chunkbench.workloads.decode.headline import strongest_other
 from chunkbench.workloads.decode.metrics import METRICS
 
 BANDWIDTH_LEGEND = (
-    "bandwidth = bytes that the implementation itself reads, per time, over the machine's read bandwidth; above 100%, "
-    "caches served part of the bytes"
+    "bandwidth = bytes that the implementation itself reads, per time, over the machine's read bandwidth; above "
+    "100%, caches served some of the bytes"
 )
 
 
@@ -49,7 +49,9 @@ def latency_table(view: View, essential: bool = True) -> Table:
 
 
 def ratio_table(view: View) -> Table | None:
-    """Latency over the baseline's latency: measured here, and below it the paper's ratio. None without a baseline."""
+    """A row of ratios for each point: latency over the baseline's latency, measured here and, below it, in the paper.
+    None without a baseline.
+    """
     others = [implementation for implementation in view.columns.ids if implementation != view.baseline]
     if view.baseline not in view.columns.labels or not others:
         return None
@@ -65,7 +67,9 @@ def ratio_table(view: View) -> Table | None:
 
 
 def detail_table(view: View) -> Table:
-    """The baseline and the strongest other of every point: whole step, memory, shares of the machine's limits."""
+    """Details of the baseline and the strongest other at every point: whole step, memory, shares of the machine's
+    limits.
+    """
 
     def pair(group: Group) -> list[Row]:
         rows = (group.rows.get(view.baseline), strongest_other(group, view.baseline, view.columns))
@@ -87,7 +91,7 @@ def detail_table(view: View) -> Table:
 
 
 def expectation_table(view: View) -> Table:
-    """One row per expectation of the experiment, with the number of points for each verdict."""
+    """One row for each expectation of the experiment, with the number of points that have each verdict."""
 
     def terms(outcome: ExpectationOutcome) -> tuple[object, ...]:
         return (outcome.implementation, outcome.metric, outcome.against, outcome.bar, outcome.aim)
@@ -123,7 +127,7 @@ def expectation_table(view: View) -> Table:
         Column("not measured", lambda members: tally(members, "not measured"), ("not", "measured")),
     )
     expectations = [list(members) for _, members in groupby(view.outcomes, key=terms)]
-    return Table("What the experiment expects, in points", tuple(columns), expectations)
+    return Table("Expectations of the experiment, in points", tuple(columns), expectations)
 
 
 def _ratio(row: Row | None) -> Cell:
@@ -145,7 +149,7 @@ def _paper(row: Row | None) -> Cell:
 
 
 def _interval(row: Row) -> Cell:
-    # A single round has no interval: its minimum and maximum are the round itself.
+    # A single round has no interval: its minimum and maximum are equal.
     several = row.derived.rounds > 1
     return Cell(span(row.derived.low_us, row.derived.high_us) if several else NOTHING, "quiet")
 

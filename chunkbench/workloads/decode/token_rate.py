@@ -64,7 +64,7 @@ def _spot(x: int, row: Row) -> Spot | None:
 
 
 def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> list[StatedRate]:
-    """The paper's points that belong to these groups; all experiments of the paper have the same shapes (`SETUP`)."""
+    """The paper's points at the axes of these groups; empty for shapes other than the paper's (`SETUP`)."""
     if paper is None:
         return []
     axes = groups[0].axes
@@ -105,7 +105,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 
 def _factor(shown: Sequence[Panel]) -> float:
-    """The paper's rates over the rates here: geometric mean over the points where both are known."""
+    """Factor from the rates here to the paper's: geometric mean of the ratios at points where both are known."""
     logs = [
         math.log(spot.value / here[spot.x])
         for panel in shown
@@ -122,7 +122,7 @@ def _factor(shown: Sequence[Panel]) -> float:
 
 
 def _limits(shown: Sequence[Panel], factor: float) -> tuple[float, float]:
-    """Limits slightly beyond everything drawn on either axis."""
+    """Limits of the y-axis: slightly beyond everything that is drawn for either axis."""
     bounds = [bound for panel in shown for spot in panel.here for bound in spot.bounds]
     paper = [spot.value / factor for panel in shown for spot in panel.paper]
     return min(*bounds, *paper, math.inf) / 1.2, max(*bounds, *paper, 0.0) * 1.2
@@ -167,7 +167,7 @@ def _caption(report: Report, manifest: Manifest, total: int, stated: bool) -> st
         parts.append("One pass to the longest n_c; each point is the mean over its first n_c steps")
     if stated:
         parts.append(
-            "Hollow, on the right axis: rates that the paper's text states for an A100 80 GB in float16; that axis is "
-            "shifted to the height of the rates here, so compare shapes, not heights"
+            "Hollow, on the right axis: rates that the paper's text states for an A100 80 GB in float16. The right "
+            "axis is shifted so that both sets of rates have the same height: compare shapes, not heights"
         )
     return caption([*parts, *left_out(total)], report)

@@ -1,4 +1,4 @@
-"""Bytes of K and V that implementations hold; nothing is timed (section 3.1 of the paper)."""
+"""Kind of work `memory`: bytes of K and V that implementations hold. Nothing is timed (section 3.1 of the paper)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
-    """Sessions are filled one by one and state the bytes that they hold. These depend on n_c: one pass a point."""
+    """Fills sessions one by one and records the bytes that each says it holds. The bytes depend on n_c, so each point
+    is a pass.
+    """
 
     name = "memory"
     summary = "bytes of K/V, not timed"

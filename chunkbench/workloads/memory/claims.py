@@ -15,12 +15,12 @@ from chunkbench.workloads.memory.result import CONTIGUOUS, PAKV, MemoryResult, s
 from chunkbench.workloads.replay import claims as managers
 
 _ABOUT = 0.15
-"""Tolerance for the claim's "about": whole chunks, and a prefix that ends inside a chunk, cost some percent."""
+"""Tolerance for "about" in the claim: whole chunks, and a prefix that ends inside a chunk, cost some percent."""
 _SEQUENCES = 200
 
 
 def waste(evidence: Evidence) -> Judgement:
-    """The highest share of the bound that empty slots reach."""
+    """Empty slots as a share of their bound (c - 1) / n; the highest share decides."""
     caches = [
         (memory.empty, memory.bound, row)
         for row in evidence.rows
@@ -38,9 +38,10 @@ def waste(evidence: Evidence) -> Judgement:
 
 
 def sharing(evidence: Evidence) -> Judgement:
-    """Bytes of one more sequence without sharing, over those with sharing: this ratio decides how many fit.
+    """Bytes that one more sequence takes without sharing, over those with sharing: this ratio decides how many
+    sequences fit.
 
-    Without such a run: how many fit in replays.
+    Without a run that measured bytes, the judgement compares how many sequences fit in replays.
     """
     best: tuple[float, Figure] | None = None
     for run in evidence.runs:
@@ -72,7 +73,9 @@ def sharing(evidence: Evidence) -> Judgement:
 
 @cache
 def contiguity() -> Judgement:
-    """Random joins, appends and leaves; after each, every chunk's range against the paths that hold the chunk."""
+    """Check contiguity under random joins, appends and leaves: after each, every chunk's range is compared with the
+    sequences whose paths hold the chunk.
+    """
     rng, tree = random.Random(0), PrefixTree(4)
     roots = [[rng.randrange(3) for _ in range(24)] for _ in range(3)]
     checked = 0

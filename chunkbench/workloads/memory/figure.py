@@ -1,4 +1,4 @@
-"""Figure of K/V memory: bytes against the axes that vary, savings against r, and the slots that chunks leave empty."""
+"""Figure of K/V memory: bytes against the axes that vary, savings against r, and empty slots of chunks."""
 
 from __future__ import annotations
 

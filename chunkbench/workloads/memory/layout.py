@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LEGEND = (
     "saved = bytes with every sequence stored by itself, contiguously (Naive), over bytes of the prefix-aware cache",
-    "at this batch = the same ratio if each shared token were stored once; for many sequences it tends to 1 / (1 - r)",
+    ("at this batch = the ratio if each shared token were stored once; for many sequences it tends to 1 / (1 - r)"),
     "empty = slots of the cache's chunks without a token, over the tokens of all sequences; at most (c - 1) / n",
 )
 _UNTIMED = "nothing was timed; every implementation was checked against float64 at the first and last completion token"
@@ -57,7 +57,7 @@ def _savings(view: View) -> Table:
         saved = saving_of(group)
         return [] if saved is None else [saved]
 
-    title = "What a shared prefix saves, and what whole chunks cost (section 3.1 of the paper)"
+    title = "Bytes saved by a shared prefix, and slots lost to whole chunks (section 3.1 of the paper)"
     return view.table(title, lines, columns)
 
 

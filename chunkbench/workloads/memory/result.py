@@ -1,4 +1,6 @@
-"""K/V that implementations hold; what a shared prefix saves of it, and what whole chunks waste (section 3.1)."""
+"""Results of kind `memory`: K/V that implementations hold, savings of a shared prefix, and slots lost to whole chunks
+(section 3.1 of the paper).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ class MemoryResult(AttentionPoint, SessionResult):
 
 
 CONTIGUOUS, PAKV = "naive", "chunk_attn"
-"""The implementation that holds each sequence in one contiguous piece, and the one that holds shared chunks once."""
+"""The implementation that holds each sequence in one contiguous piece, and the implementation that holds shared chunks
+once.
+"""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The saving at one point, after the last decode step. Ratios are memory without sharing over memory with it."""
+    """The saving of memory at one point, after the last decode step. Ratios are memory without sharing over memory with
+    sharing.
+    """
 
     ratio: float
     """r = n_s / (n_p + n_c)."""
@@ -36,7 +42,9 @@ class Saving:
 
 
 def saving(contiguous: DecodeResult | MemoryResult | None, cache: DecodeResult | MemoryResult) -> Saving | None:
-    """The saving of `cache` over `contiguous`; None for ragged prompts and trees, which have no single r."""
+    """The saving of `cache` over `contiguous`; None for prompts of different lengths and for trees, which have no
+    single r.
+    """
     n_p, n_s, b = cache.n_p, cache.n_s, cache.batch_size
     if not isinstance(n_p, int) or n_s is None:
         return None
@@ -56,7 +64,7 @@ def saving(contiguous: DecodeResult | MemoryResult | None, cache: DecodeResult |
 
 
 def saving_of(group: Group) -> Saving | None:
-    """What the prefix-aware cache saves at a point; None if its bytes are unknown."""
+    """The saving of the prefix-aware cache at a point; None if its bytes are unknown."""
     cache, contiguous = group.rows.get(PAKV), group.rows.get(CONTIGUOUS)
     if cache is None or cache.kv_bytes is None or not isinstance(cache.facts, MemoryResult):
         return None

@@ -1,4 +1,4 @@
-"""Experiments on the memory of K and V: like those of decode attention, but without timing."""
+"""Experiments on the memory of K and V: like experiments on decode attention, but without timing."""
 
 from __future__ import annotations
 

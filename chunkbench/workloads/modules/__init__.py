@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesResult, "ModulesInputs"]):
-    """Calls that take hidden states. Every module computes another result; only self-attention keeps K and V."""
+    """Calls that take hidden states. Every module computes a different result; only self-attention keeps K and V."""
 
     name = "modules"
     summary = "the modules of a decoder layer"
@@ -62,7 +62,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
     def amounts(
         self, point: ModulesPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """Computed from the shapes, equal for all calls."""
+        """Bytes and FLOPs of each step, computed from the shapes; equal for all steps."""
         from chunkbench.workloads.modules.layer_costs import MODULES as COSTS
 
         cost = COSTS[implementation](point.model, point.batch_size, point.n_p, point.element_bytes)
@@ -70,13 +70,13 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         return Amounts(moved, moved, computed)
 
     def inputs(self, point: ModulesPoint, seed: int) -> ModulesInputs:
-        """Hidden states and weights, and K and V for self-attention."""
+        """Hidden states and weights; for self-attention also K and V."""
         from chunkbench.workloads.modules.inputs import ModulesInputs
 
         return ModulesInputs(point.layer, seed)
 
     def check(self, inputs: ModulesInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """A check against the module in float64."""
+        """A check that compares the module's output with float64."""
         from chunkbench.workloads.modules.checks import make_module_check
 
         return make_module_check(inputs, implementation, nonce)
@@ -88,5 +88,5 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
 
 
 def _columns(shape: LlamaShape, module: str) -> int | None:
-    """Columns of all weights of a module together; None for the module without weights."""
+    """Number of columns of all weights of a module together; None for self-attention, which has no weights."""
     return {"qkv_projection": shape.qkv_size, "mlp": 3 * shape.intermediate_size}.get(module)

@@ -76,7 +76,9 @@ def _panel(plot: Axes, rows: Sequence[Row], columns: Columns) -> None:
 def _labels(
     spots: Sequence[tuple[float, float]], batches: Sequence[int]
 ) -> list[tuple[tuple[float, float], list[int]]]:
-    """Spots with the batch sizes of their labels; spots of all modules that almost coincide share one label."""
+    """Places of labels with the batch sizes that each label names. Spots of any module that almost coincide share a
+    label.
+    """
     labels: list[tuple[tuple[float, float], list[int]]] = []
     for spot, batch in sorted(zip(spots, batches, strict=True)):
         near = next(

@@ -1,4 +1,4 @@
-"""Inputs of the modules of a decoder layer."""
+"""Inputs for the modules of a decoder layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The report of a decoder layer's modules: the paper's Table 1, from the shapes and measured on this machine."""
+"""The report of a decoder layer's modules: the paper's Table 1, computed from the shapes and measured on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +25,41 @@ if TYPE_CHECKING:
 
 _PAPER_MODEL, _PAPER_CONTEXT = "llama2-7b", 2048
 _ELEMENT_BYTES = 2
-"""The paper uses 16-bit numbers; the computed costs do too, whatever dtype was measured."""
+"""Bytes of an element in the computed costs: 2 as in the paper, whatever dtype was measured."""
 _TITLES = {"flops": "FLOPs, 1e6", "bytes": "bytes, 1e6", "arithmetic_intensity": "FLOP per byte"}
 _LEGEND = (
-    "counted: a multiply-add as two FLOPs; weights, inputs and outputs of every product, once; for attention K, V, "
-    "queries, output, and writing and reading the scores of the context; no element-wise operations",
-    "attention here is computed by PyTorch's batched matrix products over contiguous K and V, nothing shared",
+    "counted: a multiply-add is two FLOPs; weights, inputs and outputs of every product are moved once; attention "
+    "moves K, V, queries and output, and writes and reads the scores of the context; element-wise operations are "
+    "left out",
+    "attention here is computed by PyTorch's batched matrix products over contiguous K and V; nothing is shared",
 )
 
 
 def body(view: View) -> Body:
-    """Headline, the computed and the measured table, and legend of a run."""
+    """Headline, table of computed costs, table of measured times, and legend of a run."""
     figures = _figures(view)
     return Body(_headline(view, figures), (_analytic(view, figures), _measured(view)), legend=_LEGEND)
 
 
 @dataclass(frozen=True)
 class _Computed:
-    """A figure of a layer at one place: module -> its text, computed and printed."""
+    """One figure of a layer at one place, for each module: computed here, and printed by the paper."""
 
     place: tuple[str, str, str]
     """Model, context and batch size."""
     first: bool
-    """Whether it is the first figure of its place, which shows the place."""
+    """Whether this is the first figure of its place; only the first line shows the place."""
     title: str
     computed: Mapping[str, str]
     printed: Mapping[str, str]
 
     def differs(self, module: str) -> bool:
-        """Whether another figure is printed."""
+        """Whether the paper prints another value for this module."""
         return self.printed.get(module, self.computed[module]) != self.computed[module]
 
 
 def _figures(view: View) -> list[_Computed]:
-    """The computed figures of each place."""
+    """The computed figures at each combination of model, context and batch size."""
     figures = []
     places = {(repr(g.axes["model"]), g.axes["batch_size"], g.axes["n_p"]): g for g in view.groups}
     for group in places.values():
@@ -92,11 +95,13 @@ def _analytic(view: View, figures: Sequence[_Computed]) -> Table:
         *map(paper, _modules(view)),
     )
     breaks = frozenset(range(2, len(figures) - 1, 3))
-    return Table("What the shapes say, in 16-bit numbers", columns, figures, 4, breaks)
+    return Table("Costs that follow from the shapes, in 16-bit numbers", columns, figures, 4, breaks)
 
 
 def _modules(view: View) -> list[str]:
-    """The measured modules in the order of the layer and of the paper's table: none is compared with the others."""
+    """The measured modules, in the order of the layer and of the paper's table. Modules are not compared with each
+    other.
+    """
     return [module for module in MODULES if module in view.columns.labels]
 
 
@@ -134,7 +139,7 @@ def _measured(view: View) -> Table:
 
 
 def _share(group: Group, row: Row | None) -> float | None:
-    """Share of the time of all modules of the layer; only if all were measured."""
+    """Share of a module in the time of all modules of the layer; None unless all were measured."""
     times = [other.derived.latency_us for other in group.rows.values()]
     if row is None or row.derived.latency_us is None or None in times or len(times) < len(MODULES):
         return None
@@ -153,7 +158,7 @@ def _headline(view: View, figures: Sequence[_Computed]) -> str:
     ]
     if compared:
         met = "each" if not different else f"{compared - len(different)}"
-        parts = [f"The shapes give {met} of the paper's {count(compared, 'printed figure')}", *different]
+        parts = [f"The shapes reproduce {met} of the paper's {count(compared, 'printed figure')}", *different]
     shares = [
         (group.axes["batch_size"], share)
         for group in view.groups

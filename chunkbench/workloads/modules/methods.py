@@ -1,4 +1,4 @@
-"""The modules of a decoder layer, found by name like implementations."""
+"""The modules of a decoder layer that experiments can name, like implementations."""
 
 from __future__ import annotations
 

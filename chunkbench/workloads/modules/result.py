@@ -1,4 +1,4 @@
-"""The facts about modules of a decoder layer."""
+"""Points and results of kind `modules`: the modules of a decoder layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class LayerPoint(AttentionPoint):
 
 
 class ModulesPoint(ModelPoint, SessionPoint):
-    """Modules of a decoder layer: `batch_size` sequences of n_p tokens, which share nothing; n_c calls a round."""
+    """Modules of a decoder layer for `batch_size` sequences of n_p tokens, which share nothing; a round has n_c
+    calls.
+    """
 
     LEGACY: ClassVar[Mapping[str, Any]] = {"n_s": 0, "prompts": 1, "tree": None, "chunk_size": 64, "block_size": 32}
 
@@ -26,10 +28,10 @@ class ModulesPoint(ModelPoint, SessionPoint):
 
     @property
     def layer(self) -> LayerPoint:
-        """What the layer's attention computes."""
+        """The point of the layer's attention."""
         values = {name: value for name, value in self.as_json().items() if name in LayerPoint.model_fields}
         return LayerPoint.model_validate(values)
 
 
 class ModulesResult(ModulesPoint, TimedResult):
-    """A module of a decoder layer, timed."""
+    """The times of one module of a decoder layer at a point."""

@@ -34,6 +34,6 @@ class ModulesExperiment(TimedExperiment[ModulesPoint]):
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(given["n_p"], LengthRange):
-            yield Finding(("n_p",), "the modules of a layer are measured at one context length; write one number")
+            yield Finding(("n_p",), "modules of a layer are measured at one context length; write one number")
             return
         yield from prompt_conflicts({**values, "n_s": 0}, values["batch_size"], 1)

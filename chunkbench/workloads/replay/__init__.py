@@ -1,4 +1,6 @@
-"""Requests through cache managers, on a virtual clock: memory, cache hits and latency. Nothing is measured."""
+"""Kind of work `replay`: requests through cache managers on a virtual clock, for memory, cache hits and latency.
+Nothing is measured.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
-    """Cache managers that get the same requests, scheduler and memory."""
+    """Compares cache managers that get the same requests, scheduler and memory."""
 
     name = "replay"
     summary = "requests through cache managers, on a virtual clock"
@@ -31,7 +33,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         return MANAGERS
 
     def weight(self, point: ReplayPoint, seed: int) -> int:
-        """Tokens of an answer; those of a trace are not known before it is read."""
+        """Tokens of an answer; 1 for traffic whose answers have different lengths, because traces are read later."""
         return point.n_c or 1
 
     def start(
@@ -42,7 +44,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         place: Workplace[ReplayResult],
         options: RunOptions,
     ) -> PointMeasurer[ReplayPoint, ReplayResult]:
-        """Fit the step times, if they come from a run. Raises `RunError` if that is impossible."""
+        """Fit the step times if a run of servers gives them. Raises `RunError` if they cannot be fitted."""
         from chunkbench.workloads.replay.measure import ReplayMeasurer
 
         return ReplayMeasurer(experiment, target)
@@ -53,7 +55,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         return describe(experiment, target)
 
     def estimate(self, experiment: ReplayExperiment, target: Target) -> str:
-        """Replays end when they are done; the budget is only a limit."""
+        """A replay ends when its requests are answered; the budget is only an upper limit."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"

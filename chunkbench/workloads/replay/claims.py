@@ -12,14 +12,18 @@ from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.result import ReplayResult
 
 NEAR = 0.15
-"""A replayed figure may differ from a stated one by this part of it: the lengths of the text's requests are drawn."""
+"""Largest relative difference between a replayed figure and a stated one that still counts as equal. The lengths of the
+text's requests are drawn.
+"""
 _MOONCAKE = 0.40
 _KEEPING = ("paged_prefix", "radix_tree")
-"""Managers that keep what finished requests leave."""
+"""Managers that keep the K/V of finished requests."""
 
 
 def sharing(evidence: Evidence) -> Judgement | None:
-    """Sequences that fit at once with the prefix tree, over those with blocks of their own; None without replays."""
+    """Ratio of how many sequences fit at once: with the prefix tree, over blocks for each sequence. None without
+    replays.
+    """
     best: tuple[float, float, Figure] | None = None
     for tree, paged in _pairs(evidence, "prefix_tree", "paged"):
         if not _memory_limited(tree) or not _memory_limited(paged):
@@ -34,15 +38,15 @@ def sharing(evidence: Evidence) -> Judgement | None:
     if best is None:
         return None
     _, limit, figure = best
-    reason = f"in replays {figure.value:.2f} times as many sequences fit at once; 1 / (1 - r) = {limit:.2f} there"
+    reason = f"in replays {figure.value:.2f} times as many sequences fit at once; there 1 / (1 - r) = {limit:.2f}"
     return replayed(reason, [figure], abs(figure.value / limit - 1) <= NEAR)
 
 
 def _memory_limited(row: Row) -> bool:
-    """Whether requests waited for memory, and for nothing else."""
+    """Whether memory alone made requests wait: some waited, and the batch was not full."""
     facts = row.facts
     waited = isinstance(facts, ReplayResult) and all(any(m.waiting for m in seed.timeline) for seed in facts.replays)
-    # Replays of single requests, which fork, have no batch.
+    # Replays of single requests with several answers have no batch.
     return waited and 0 < _batch(row) < facts.batch_size
 
 
@@ -51,7 +55,9 @@ def _batch(row: Row) -> float:
 
 
 def least_computed(evidence: Evidence) -> tuple[float, Row] | None:
-    """The least that any replay computed, over the least that any order computes; None without replays."""
+    """Fewest prompt tokens that any replay computed, over the fewest that any order can compute, with the row. None
+    without replays.
+    """
     found = [
         (seed.computed_tokens / seed.distinct_tokens, row)
         for row, facts in replays(evidence)
@@ -62,13 +68,15 @@ def least_computed(evidence: Evidence) -> tuple[float, Row] | None:
 
 
 def hits(evidence: Evidence) -> tuple[int, int]:
-    """Replays without preemptions, and those of them whose cached and computed prompt tokens add up to all of them."""
+    """(Number of replays without preemptions, number of those in which cached and computed tokens add up to all prompt
+    tokens.)
+    """
     seeds = [seed for _, facts in replays(evidence) for seed in facts.replays if not seed.preemptions]
     return len(seeds), sum(seed.cached_tokens + seed.computed_tokens == seed.prompt_tokens for seed in seeds)
 
 
 def mooncake(evidence: Evidence) -> Judgement:
-    """Prompt tokens that were cached in replays of a trace file with a memory for all requests."""
+    """Share of the prompt tokens that were cached in replays of a trace file, with memory for all requests."""
     found = [
         (seed.cached_tokens / seed.prompt_tokens, row, facts.traffic)
         for row, facts in replays(evidence)
@@ -84,25 +92,27 @@ def mooncake(evidence: Evidence) -> Judgement:
 
 
 def hits_of_optimum(evidence: Evidence) -> Judgement:
-    """Prompt tokens that a radix tree finds, over those that the optimum finds with equal memory; mean of points."""
-    found = []
+    """Prompt tokens that a radix tree finds in its cache, over those that the optimum finds with equal memory; mean
+    over points.
+    """
+    ratios = []
     for tree, optimum in _pairs(evidence, "radix_tree", "belady"):
         ours, best = (METRICS["hit_share"].value(row.facts) for row in (tree, optimum))
         if ours is not None and best:
-            found.append(Figure.counted(ours / best, tree, optimum))
-    if not found:
-        return absent("a radix tree beside the optimum", "replay-policies")
-    shares = [figure.value for figure in found]
-    mean = Figure(fmean(shares), min(shares), max(shares), tuple(row for figure in found for row in figure.rows))
+            ratios.append(Figure.counted(ours / best, tree, optimum))
+    if not ratios:
+        return absent("a radix tree and the optimum at the same points", "replay-policies")
+    shares = [figure.value for figure in ratios]
+    mean = Figure(fmean(shares), min(shares), max(shares), tuple(row for figure in ratios for row in figure.rows))
     reason = (
         f"this is what leaves, not the order that the text means: the tree finds {mean.value:.0%} of what the optimum "
-        f"finds with equal memory ({mean.low:.0%} to {mean.high:.0%} at {len(found)} points), one request at a time"
+        f"finds with equal memory ({mean.low:.0%} to {mean.high:.0%} at {len(ratios)} points), one request at a time"
     )
     return replayed(reason, [mean])
 
 
 def replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayResult]]:
-    """All rows of replays that ended, with their facts."""
+    """Rows and facts of all completed replays."""
     for row in evidence.rows:
         if isinstance(row.facts, ReplayResult) and row.facts.status == "ok":
             yield row, row.facts

@@ -1,4 +1,4 @@
-"""Figure of replays: a panel for each question that the run's axes ask."""
+"""Figure of replays: a panel for each question that the run's axes can answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from chunkbench.workloads.replay.result import ReplayResult
 
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
-"""Where all managers use more of the memory than this, there is no waste to show."""
+"""Without a manager that uses less of its memory than this, the figure has no panel of waste."""
 _KINDS = (
     ("used", "#4c72b0", "holds tokens"),
     ("reserved", "#dd8452", "reserved"),
@@ -42,8 +42,9 @@ _KINDS = (
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Latency against rate and block size, hits against memory and order, memory by kind, what answers share; None for
-    none."""
+    """Draw latency against rate and block size, hits against memory and order of the queue, memory by kind, and memory
+    saved by sharing answers. None without any panel.
+    """
     columns = report.columns
     latencies = [*_latencies(report), *_latencies_by_block(report)]
     panels = [*latencies, *_hits(report), *_orders(report), *_memory(report), *_answers(report)]
@@ -58,7 +59,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 
 def _along(report: Report, axis: str, others: Sequence[str]) -> dict[Values, list[Group]]:
-    """Groups with a value of `axis`, by the values of `others`, where there are several values of the axis."""
+    """Groups that have a value of `axis`, by the values of the other axes; only lists with several values of `axis`."""
     known = (
         group
         for group in report.groups
@@ -74,7 +75,7 @@ def _was_replayed(row: Row) -> bool:
 
 
 def _latencies(report: Report) -> list[Panel]:
-    """Normalized latency against the rate; hollow marks are the paper's Table 4."""
+    """Panels of normalized latency against the rate; hollow marks are the paper's Table 4."""
     fixed = ("traffic", "n_p", "prompts", "memory", "schedule", "batch_size", "tree", "samples", "beams")
     return [_latency(title, groups, report.columns) for title, groups in _along(report, "rate", fixed).items()]
 
@@ -114,14 +115,14 @@ def _latency(title: Values, groups: Sequence[Group], columns: Columns) -> Panel:
 
 
 def _latencies_by_block(report: Report) -> list[Panel]:
-    """Normalized latency against the size of a block."""
+    """Panels of normalized latency against the tokens of a block."""
     fixed = ("traffic", "rate", "memory", "batch_size")
-    labels = "latency against the block", "tokens of a block", "normalized latency, ms/token"
+    labels = "latency against block size", "tokens of a block", "normalized latency, ms/token"
     return _lines(report, "block_size", fixed, _latency_ms, labels)
 
 
 def _hits(report: Report) -> list[Panel]:
-    """Cached prompt tokens against the size of the memory."""
+    """Panels of the share of cached prompt tokens against the size of the memory."""
     fixed = ("traffic", "n_p", "n_s", "prompts", "rate", "schedule", "batch_size", "tree")
     labels = "hits against memory", "K/V memory, tokens", "cached prompt tokens, %"
     return _lines(report, "memory", fixed, _hit, labels, 100)
@@ -135,8 +136,9 @@ def _lines(
     labels: tuple[str, str, str],
     top: float | None = None,
 ) -> list[Panel]:
-    """A value of each manager against an axis, a panel for each choice of the fixed axes. `labels`: of a panel that is
-    alone, of x and of y."""
+    """Panels of a value of each manager against an axis, a panel for each combination of the fixed axes. `labels`:
+    title of a panel that is alone, x-axis, y-axis.
+    """
     words, x, y = labels
     panels: list[Panel] = []
     for title, groups in _along(report, axis, fixed).items():
@@ -163,7 +165,7 @@ def _latency_ms(group: Group, name: str) -> float | None:
 
 
 def _orders(report: Report) -> list[Panel]:
-    """Cached prompt tokens with each order of the queue."""
+    """A panel of cached prompt tokens for each order of the queue; empty if the order does not vary."""
     orders = list(dict.fromkeys(group.axes["schedule"] or "fcfs" for group in report.groups))
     if len(orders) < 2:
         return []
@@ -193,9 +195,10 @@ def _hit(group: Group, name: str) -> float | None:
 
 
 def _memory(report: Report) -> list[Panel]:
-    """How the memory that sequences have taken is used, where the PagedAttention paper says it, or most is wasted.
+    """A panel of how the memory that sequences have taken is used, at the point that the PagedAttention paper prints,
+    else at the point with most waste.
 
-    Beside each bar, pale: the paper's.
+    The pale bar beside a bar shows the paper's values.
     """
     known = [group for group in report.groups if any(share["used"] < _WASTE for share in _shares(group).values())]
     if not known:
@@ -228,7 +231,7 @@ def _memory(report: Report) -> list[Panel]:
 
 
 def _stated_shares(group: Group) -> Mapping[str, Mapping[str, float]]:
-    """Manager -> kind -> what the PagedAttention paper's Figure 2 prints at this point."""
+    """Manager -> kind of memory -> share that the PagedAttention paper's Figure 2 prints at this point."""
     found = {
         name: {kind: stated_by_paged_attention(group.axes, name, kind) or 0.0 for kind, _, _ in _KINDS}
         for name in group.rows
@@ -237,7 +240,7 @@ def _stated_shares(group: Group) -> Mapping[str, Mapping[str, float]]:
 
 
 def _shares(group: Group) -> Mapping[str, Mapping[str, float]]:
-    """Manager -> kind -> share of the memory taken, of managers whose sequences took any."""
+    """Manager -> kind of memory -> share of the memory taken, for managers whose sequences took memory."""
     found = {
         name: {kind: share for kind, _, _ in _KINDS if (share := METRICS[kind].value(row.facts)) is not None}
         for name, row in group.rows.items()
@@ -246,7 +249,9 @@ def _shares(group: Group) -> Mapping[str, Mapping[str, float]]:
 
 
 def _answers(report: Report) -> list[Panel]:
-    """What the answers of one request share; hollow squares: the PagedAttention paper's labels."""
+    """Panels of the memory that sharing saves among the answers of a request; hollow squares are the PagedAttention
+    paper's labels.
+    """
     panels: list[Panel] = []
     kinds = (("samples", "parallel sampling"), ("beams", "beam search"))
     traffic = list(dict.fromkeys(group.axes["traffic"] for group in report.groups))
@@ -263,7 +268,7 @@ def _answers(report: Report) -> list[Panel]:
                 stated = {
                     axes[axis]: value for axes, _ in rows if (value := stated_by_paged_attention(axes, name, "saved"))
                 }
-                # Of several rates, which differ little, all are drawn.
+                # Points at all rates are drawn, because they differ little.
                 plot.plot([n for n, _ in found], [100 * saved for _, saved in found], **drawn.line2d(linestyle="none"))
                 hollow = drawn.line2d(linestyle="dotted", markerfacecolor="none", markersize=9)
                 plot.plot(list(stated), [100 * value for value in stated.values()], **hollow)
@@ -285,9 +290,9 @@ def _caption(report: Report, manifest: Manifest) -> str:
     marks = any(printed(group, row, "peak_batch_size") for group in report.groups for row in group.rows.values())
     parts = [
         "A replay on a virtual clock, not measured; medians over arrival seeds",
-        *(["Hollow marks: the paper's Table 4, measured there"] if marks else []),
-        *(["Hollow marks: labels of PagedAttention's Figure 15, measured there"] if answers else []),
-        *(["Pale bars: labels of PagedAttention's Figure 2, measured there"] if memory else []),
+        *(["Hollow marks: measured by the paper (Table 4)"] if marks else []),
+        *(["Hollow marks: measured by PagedAttention's authors (labels of Figure 15)"] if answers else []),
+        *(["Pale bars: measured by PagedAttention's authors (labels of Figure 2)"] if memory else []),
         conditions(report, manifest, timed=False),
     ]
     return caption(parts, report)

@@ -1,4 +1,4 @@
-"""Requests with several answers behind one prompt: parallel sampling and beam search (PagedAttention)."""
+"""Requests with several answers to one prompt: parallel sampling and beam search (PagedAttention)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from chunkbench.attention.text import Text
 class _Group:
     text: Text
     known: int
-    """Tokens of prompt and answer when it was allocated."""
+    """Tokens of prompt and answer that were known when the request was allocated."""
     sequences: list[int]
-    """One until the whole prompt has slots, then one for each answer."""
+    """Ids of the request's sequences: one until the whole prompt has slots, then one for each answer."""
     decodes: bool = False
 
 
 class AnswerGroups(ReplayedManager):
-    """A cache manager whose sequences are requests, each with `width` answers of one length behind its prompt.
+    """A cache manager for requests that have `width` answers of one length to one prompt. It treats a request as a
+    sequence.
 
-    Parallel sampling: the answers go on independently. Beam search: after each token, each of the `width` places goes
-    on from a parent drawn uniformly among all places, by `seed`; sequences that no place goes on from leave. Real beams
-    follow the model's scores, which no trace has. After a preemption the answers share the prompt alone. So a request
-    whose answers have no room even then never fits.
+    Parallel sampling: the answers go on independently. Beam search: after each token, each of the `width` places
+    continues a parent that is drawn uniformly among all places, by `seed`; sequences that no place continues are freed.
+    Real beams follow the model's scores, which no trace has. After a preemption the answers share only the prompt. So a
+    request whose answers do not fit into memory that way never fits.
     """
 
     _live: LiveSequences[_Group]
@@ -47,16 +48,17 @@ class AnswerGroups(ReplayedManager):
         self._fresh = count()
         self._prompt_tokens = self._used_tokens = 0
         self._finds = type(manager).cached is not Manager.cached
-        """Whether requests share what their prompts have in common."""
+        """Whether requests share common prefixes of their prompts."""
         self._prompts = 0
-        """Tokens of the prompts of groups that decode."""
+        """Tokens of the prompts of requests that decode; shared tokens count once."""
         self._keys: Counter[int] = Counter()
-        """Of the full blocks of these prompts, where requests share them."""
+        """How many decoding requests have each full block of a prompt, by key; empty if requests share nothing."""
 
     @property
     def prompt_share(self) -> float:
-        """Share of the prompts in the memory that is used while answers are decoded, over all steps. A prompt counts
-        once, also where each answer has a copy of it."""
+        """Share of prompts in the memory that is used while answers are decoded, over all steps. A prompt counts once,
+        even if each answer has a copy.
+        """
         return self._prompt_tokens / self._used_tokens if self._used_tokens else 0.0
 
     @property
@@ -98,7 +100,7 @@ class AnswerGroups(ReplayedManager):
         if tokens < group.known:
             return self._manager.extend(first, min(tokens, prompt))
         if len(group.sequences) < self._width:
-            # What is computed stays in caches. So nothing is computed before it is known that all answers have room.
+            # Computed blocks stay in caches. So nothing is computed before all answers are known to have room.
             if not self._room(group):
                 return False
             self._manager.extend(first, prompt)
@@ -141,24 +143,24 @@ class AnswerGroups(ReplayedManager):
         return group.text.keys(self.block_tokens)[:full].tolist() if full else []
 
     def _alone(self, group: _Group) -> int:
-        """Tokens of its prompt that no group in `_keys` has."""
+        """Tokens of the group's prompt that no other group in `_keys` has."""
         known = sum(self._keys[key] > 0 for key in self._shared_keys(group))
         return group.text.prompt - known * self.block_tokens
 
     def _fill(self, group: _Group) -> bool:
-        """Give each answer a sequence; False, and maybe some have one, if there is no room."""
+        """Give each answer a sequence. False if there is no room for all; then only some answers have a sequence."""
         group.sequences += self._twins(group.sequences[0], self._width - 1, group)
         return len(group.sequences) == self._width
 
     def _room(self, group: _Group) -> bool:
-        """Whether all answers of a group have room, of which only the first has blocks."""
+        """Whether all answers of a group fit, if only the first has blocks so far."""
         size = self.block_tokens
         shared, blocks = group.text.prompt // size, -(-group.known // size)
         needed = blocks - len(self._manager.table(group.sequences[0])) + (self._width - 1) * (blocks - shared)
         return needed * size <= self.capacity - self.slots_held
 
     def _twins(self, first: int, number: int, group: _Group) -> list[int]:
-        """So many further sequences with the same tokens; fewer if there is no room."""
+        """Fork up to `number` sequences with the same tokens; fewer if there is no room."""
         twins: list[int] = []
         while len(twins) < number:
             twin = next(self._fresh)
@@ -168,7 +170,9 @@ class AnswerGroups(ReplayedManager):
         return twins
 
     def _survive(self, group: _Group) -> None:
-        """Each place goes on from a parent that is drawn. There is room: for each new sequence another one left."""
+        """Let each place continue a parent that is drawn. There is always room: for each new sequence another one was
+        freed.
+        """
         successors = [0] * len(group.sequences)
         for _ in range(self._width):
             successors[self._chance.randrange(len(successors))] += 1

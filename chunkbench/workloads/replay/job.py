@@ -1,4 +1,4 @@
-"""One replay, as a process computes it: requests, manager, scheduler, and the numbers that are kept."""
+"""One replay, as a process computes it: requests, manager, scheduler, and the figures that are kept."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from chunkbench.workloads.replay.step_time import StepTime
 
 @dataclass(frozen=True)
 class ReplayJob:
-    """What to replay."""
+    """The input of one replay."""
 
     manager: str
     point: ReplayPoint
     named: str
-    """Seed of the requests, as text."""
+    """Text that seeds the requests."""
     seed: int
     """Number of the arrival seed."""
     requests: int
     longest: int | None
     prompt_budget: int
     truncate: int | None
-    """Tokens of a prompt that are kept, its last ones."""
+    """Keep only this number of a prompt's last tokens; None: keep all."""
     step_time: StepTime
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What came out."""
+    """The output of one replay."""
 
     normalized_s: float | None
-    """Mean over the requests of (last token - due) / tokens; None if none was answered."""
+    """Mean over the requests of (last token - due) / tokens, in seconds; None if no request was answered."""
     requests_per_s: float | None
     capacity: int
     block_tokens: int
     replay: ReplaySeed | None
     reason: str = ""
-    """Why nothing was answered."""
+    """Why no request was answered; empty if requests were."""
 
 
 def compute(job: ReplayJob) -> Answered:
-    """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
+    """Run a job. Raises ValueError or `TraceError` for a bad trace, OSError if a file cannot be read."""
     point, kind = job.point, KINDS[job.manager]
     if reason := _impossible(kind, point):
         return Answered(None, None, 0, 0, None, reason)
@@ -98,13 +98,13 @@ def _not_one_at_a_time(point: ReplayPoint) -> str:
 
 
 _read_once = lru_cache(maxsize=2)(read_replayed)
-"""All managers of a point replay the same requests."""
+"""Read a trace once for all managers of a point, which replay the same requests."""
 
 
 def requests_of(
     point: ReplayPoint, named: str, count: int, longest: int | None = None, truncate: int | None = None
 ) -> Sequence[ReplayRequest]:
-    """The requests of a point, the same for all managers. Raises ValueError, `TraceError` and FileNotFoundError."""
+    """The requests of a point, the same for all managers. Raises ValueError, `TraceError` or FileNotFoundError."""
     traffic = point.traffic or "fixed"
     rate = point.rate / 60 if point.rate is not None else None
     if traffic in GENERATED:
@@ -133,7 +133,7 @@ def requests_of(
 
 
 def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:
-    """The memory of a point. Without `memory`: as much as all requests need at once."""
+    """The memory of a point. If the point names no size: enough for all requests at once."""
     most = longest or max(request.text.total for request in requests)
     answers = point.samples or point.beams or 1
     return Memory(
@@ -146,41 +146,41 @@ def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: in
 
 
 def slots_of(requests: Sequence[ReplayRequest], block: int, longest: int) -> int:
-    """Slots that hold all requests at once, in whole blocks, and eight pieces for the longest sequence."""
+    """Slots for all requests at once, in whole blocks; at least eight pieces for the longest sequence."""
     blocks = sum(-(-request.text.total // block) * block for request in requests)
     return max(blocks, 8 << longest.bit_length())
 
 
 def _seed(
-    job: ReplayJob, done: Replay, answered: Sequence[Replayed], refused: int, manager: ReplayedManager
+    job: ReplayJob, outcome: Replay, answered: Sequence[Replayed], refused: int, manager: ReplayedManager
 ) -> ReplaySeed:
     first = [cast(float, replayed.first) - replayed.request.due for replayed in answered]
     return ReplaySeed(
         arrival_seed=job.seed,
-        requests=len(done.requests),
+        requests=len(outcome.requests),
         refused=refused,
         prompt_tokens=sum(replayed.text.prompt for replayed in answered),
         cached_tokens=sum(replayed.cached_tokens or 0 for replayed in answered),
         distinct_tokens=_distinct(answered, manager.block_tokens),
-        computed_tokens=done.computed_tokens,
-        preemptions=done.preemptions,
+        computed_tokens=outcome.computed_tokens,
+        preemptions=outcome.preemptions,
         evicted_blocks=manager.evictions,
-        steps=done.steps,
-        end_s=done.end,
-        peak_slots=done.peak_slots,
-        peak_batch=done.peak_batch,
-        mean_batch=round(done.mean_batch, 4),
+        steps=outcome.steps,
+        end_s=outcome.end,
+        peak_slots=outcome.peak_slots,
+        peak_batch=outcome.peak_batch,
+        mean_batch=round(outcome.mean_batch, 4),
         prompt_share=manager.prompt_share if isinstance(manager, AnswerGroups) else None,
         first_token_s=tuple(np.percentile(first, [50, 90, 99]).tolist()) if first else (),
         timeline=tuple(
             MemoryMoment(round(moment.at, 3), moment.batch, moment.waiting, **vars(moment.accounts))
-            for moment in done.moments
+            for moment in outcome.moments
         ),
     )
 
 
 def _distinct(answered: Sequence[Replayed], block: int) -> int:
-    """Tokens of all prompts, whole blocks that are equal counted once; without answers that became part of prompts."""
+    """Distinct tokens of all prompts: equal whole blocks count once, and blocks that answers wrote do not count."""
     prompts: list[bytes] = []
     answers: set[int] = set()
     tails = 0
@@ -190,7 +190,7 @@ def _distinct(answered: Sequence[Replayed], block: int) -> int:
         prompts.append(keys[:full].tobytes())
         answers.update(keys[full:].tolist())
         tails += replayed.text.prompt - full * block
-    # Keys name all blocks before them. So in lexicographic order the prompt before has all that was there already.
+    # A key stands for its block and all blocks before it. So in sorted order the prompt before has all known blocks.
     blocks, before = 0, b""
     for prompt in sorted(prompts):
         new = np.frombuffer(prompt, np.int64)[alike(prompt, before) // 8 :].tolist()

@@ -34,22 +34,26 @@ if TYPE_CHECKING:
 
 _OPTIMUM = "belady"
 _LEGEND = (
-    "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured, but for the rate of "
-    "copies where a manager swaps",
+    "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured, except the rate "
+    "of copies where a manager swaps",
     "normalized latency = (last token - due) / tokens, mean over requests, median over arrival seeds",
-    "used, reserved, lost: shares of the memory that sequences have taken, mean over time. used: holds tokens; "
-    "reserved: will hold tokens later; internal fragmentation: allocated, but no token will come; external: in gaps",
-    "saved by sharing: slots that sequences would need by themselves and do not, over their tokens",
+    "used, reserved, internal, external: shares of the memory that sequences have taken, mean over time. used: holds "
+    "tokens; reserved: will hold tokens later; internal fragmentation: allocated, but no token will come; external "
+    "fragmentation: in gaps",
+    (
+        "saved by sharing: slots that sequences would need without sharing and do not take, over the tokens of all "
+        "sequences"
+    ),
     "cached: prompt tokens that a request found when it was first admitted; computed, over the least: prompt tokens "
-    "computed, preempted ones again, over the different tokens of all prompts",
+    "computed, counted again after a preemption, over the distinct tokens of all prompts",
 )
 _OF_OPTIMUM = (
-    "cached, of the optimum: over what belady caches, which knows all requests; no other choice of the blocks that "
-    "leave caches more. Trees have chunks of their own size"
+    "cached, of the optimum: cached tokens over those that belady caches. Belady knows all future requests, and no "
+    "other choice of blocks to evict caches more. Trees have chunks of another size"
 )
 _ANSWERS = (
-    "requests have several answers of one length behind one prompt. Beam search: after each token, each place "
-    "continues a beam that is drawn at equal chances; real beams follow the model's scores, which no trace has"
+    "requests have several answers of one length to one prompt. Beam search: after each token, each place continues "
+    "a beam that is drawn with equal chances; real beams follow the model's scores, which no trace has"
 )
 
 
@@ -70,7 +74,7 @@ def _sustained(view: View) -> list[Table]:
 
 
 def _sustained_of_lengths(view: View) -> list[Table]:
-    """The paper's Figure 5 in numbers, where prompts of one length share one prefix at several rates."""
+    """Tables of sustained rates where prompts of one length share one prefix: the paper's Figure 5 in numbers."""
     known = [group for group in view.groups if group.axes["n_p"] and group.axes["rate"]]
     points = [group for group in known if shares_one_prefix(group.axes)]
     blocks = []
@@ -92,11 +96,13 @@ def _sustained_of_lengths(view: View) -> list[Table]:
 
 
 _SAME = ("traffic", "samples", "beams", "n_s", "prompts", "memory", "schedule", "batch_size", "block_size")
-"""Axes that differ between the lines of `_sustained_of_traffic`."""
+"""Axes on which all rates of one line of `_sustained_of_traffic` agree."""
 
 
 def _sustained_of_traffic(view: View) -> list[Table]:
-    """The PagedAttention paper's Figures 12, 14, 16 and 17 in numbers, where traffic comes at several rates."""
+    """Tables of sustained rates where traffic comes at several rates: the PagedAttention paper's Figures 12, 14, 16 and
+    17 in numbers.
+    """
     known = [group for group in view.groups if group.axes["traffic"] and group.axes["rate"]]
     alike: dict[tuple[Any, ...], list[Group]] = {}
     for group in known:
@@ -131,7 +137,7 @@ def _sustained_of_traffic(view: View) -> list[Table]:
 
 
 def _median_rate(rows: Sequence[Row]) -> SustainedRate | None:
-    """Over the arrival seeds; a lower bound if it is one in any of them."""
+    """Median sustained rate over the arrival seeds; a lower bound if the rate of any seed is one."""
     known = [rate for rate in rates_by_seed(rows, OBJECTIVE_S) if rate]
     if not known:
         return None
@@ -180,18 +186,18 @@ def _memory(view: View) -> Table:
 def _computed(view: View) -> Table:
     cached, *others = (METRICS[name] for name in ("hit_share", "over_bound", "preemptions", "evicted_blocks"))
     lines: list[Quantity | Metric] = [cached, ("  cached, of the optimum", _of_optimum), *others]
-    return quantities(view, "What was cached and computed in the replay", lines)
+    return quantities(view, "Cached and computed prompt tokens in the replay", lines)
 
 
 def _of_optimum(group: Group, row: Row) -> Cell:
-    """Cached prompt tokens over the optimum's at the same point; nothing where it has none."""
+    """Cached prompt tokens over those of the optimum at the same point; empty if the optimum has none."""
     optimum, cached = group.rows.get(_OPTIMUM), METRICS["hit_share"]
     share, best = cached.value(row.facts), cached.value(optimum.facts) if optimum is not None else None
     return Cell(percent(share / best) if share is not None and best else NOTHING)
 
 
 def _paged_attention(metric: str) -> Quantity:
-    """What the PagedAttention paper prints of this metric at this point."""
+    """A line of what the PagedAttention paper prints for this metric at each point."""
 
     def stated(group: Group, row: Row) -> str | None:
         value = stated_by_paged_attention(group.axes, row.facts.implementation, metric)

@@ -1,4 +1,4 @@
-"""How replays are computed: each manager and arrival seed by itself, as many at a time as there are cores."""
+"""Measures replays: each manager and arrival seed is a job of its own; as many run at a time as there are cores."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps,
 
 _POLL_S = 0.2
 PAPER_HOST_S = 0.004
-"""Time of each step outside of the kernels that the paper prints. Fitted: with it, replays come closest to Table 4."""
+"""Seconds of each step outside of the kernels that the paper prints. With this fitted value, replays come closest to
+Table 4.
+"""
 
 
 class ReplayMeasurer:
-    """Computes the points of a run."""
+    """Computes the replays of a run's points."""
 
     def __init__(self, experiment: ReplayExperiment, target: Target) -> None:
-        """Fit the step times, if they come from a run. Raises `RunError` if that is impossible."""
+        """Fit the step times if a run of servers gives them. Raises `RunError` if they cannot be fitted."""
         self._experiment, self._target, self._times = experiment, target, step_times(experiment)
         self.styles = MANAGERS.styles(experiment.implementations)
         self._pool: ProcessPoolExecutor | None = None
@@ -51,7 +53,7 @@ class ReplayMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[ReplayPoint, Sequence[ReplayResult]]:
-        """Replay all managers at a point, every arrival seed."""
+        """Replay all managers at a point with every arrival seed."""
         (point,) = points
         started_at = now()
         experiment = self._experiment
@@ -81,18 +83,18 @@ class ReplayMeasurer:
         }
 
     def _step_time(self, manager: str, point: ReplayPoint) -> StepTime:
-        """The model of step times of a manager; with copies, where it swaps."""
+        """A manager's model of step times; if the manager swaps, with the time of copies."""
         time = self._times[manager]
         if not MANAGERS.load(manager).swaps:
             return time
-        # A piece is K, or V, of a block in one layer.
+        # A piece is the K, or the V, of a block in one layer.
         piece_bytes = point.block_size * point.layer_token_bytes // 2
         rate = copy_rate(piece_bytes)
         words = f"this machine copies pieces of swapped blocks of {piece_bytes / 1024:.3g} KiB at {rate / 1e9:.3g} GB/s"
         return WithSwaps(time, token_bytes(point) / rate, words)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the worker processes."""
         if self._pool is not None:
             for process in list(cast("dict[int, Any]", self._pool._processes).values()):
                 process.kill()
@@ -105,12 +107,12 @@ class ReplayMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> dict[tuple[str, int], Answered | tuple[Status, str]]:
-        """The answer of each job, or why it has none."""
+        """The answer of each job, or the status and reason if it has none."""
         answers: dict[tuple[str, int], Answered | tuple[Status, str]] = {}
         lost = False
         while len(answers) < len(jobs):
             left = {name: job for name, job in jobs.items() if name not in answers}
-            if lost:  # one by one, so that the next lost process says which replay was in it
+            if lost:  # one by one, so that if a process is lost again, its replay is known
                 left = dict([next(iter(left.items()))])
             kept = self._compute_until_limit(left, answers, len(jobs), budget, announce)
             lost = lost or not kept
@@ -124,13 +126,14 @@ class ReplayMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> bool:
-        """Add the answers of these jobs; `asked` are there in all. When one takes too long, all processes end, and the
-        rest is left for later.
+        """Add the answers of these jobs; `asked` is the number of answers that the point needs. If a job exceeds the
+        time limit, all processes are ended, and the unfinished jobs are left for later.
 
-        Returns False if a process was lost, which ends all others, too; a job that was alone is then `crashed`.
+        Returns False if a process died. That ends all other processes too; if the job was the only one, its status is
+        `crashed`.
         """
         if self._pool is None:
-            # Forked processes would inherit locks of this one's threads.
+            # Forked processes would inherit the locks of this process's threads.
             context = multiprocessing.get_context("spawn")
             try:
                 self._pool = ProcessPoolExecutor(usable_threads(), context, _follow, (os.getpid(),))
@@ -155,7 +158,7 @@ class ReplayMeasurer:
             if broken:
                 self.close()
                 if len(jobs) == 1:
-                    answers[futures[broken[0]]] = "crashed", "the process of the replay was lost"
+                    answers[futures[broken[0]]] = "crashed", "the process of the replay died"
                 return False
             for future in pending:
                 if future.running():
@@ -174,12 +177,12 @@ class ReplayMeasurer:
         self, case: Case[ReplayPoint], answers: Sequence[Answered | tuple[Status, str]], started_at: str
     ) -> ReplayResult:
         kind = MANAGERS.load(case.implementation)
-        good = [answer for answer in answers if isinstance(answer, Answered)]
+        computed = [answer for answer in answers if isinstance(answer, Answered)]
         failures = [answer for answer in answers if not isinstance(answer, Answered)]
         status, reason = failures[0] if failures else ("ok", "")
-        latencies = [answer.normalized_s for answer in good if answer.normalized_s is not None]
-        if not failures and not latencies and good:
-            status, reason = "unsupported", good[0].reason
+        latencies = [answer.normalized_s for answer in computed if answer.normalized_s is not None]
+        if not failures and not latencies and computed:
+            status, reason = "unsupported", computed[0].reason
         complete = not failures and len(latencies) == len(answers)
         return ReplayResult.of_case(
             case,
@@ -191,17 +194,19 @@ class ReplayMeasurer:
             seed=self._experiment.seed,
             started_at=started_at,
             machine=self._target.machine,
-            requests_per_s=good[0].requests_per_s if good else None,
-            capacity=good[0].capacity if good else 0,
-            block_tokens=good[0].block_tokens if good else 0,
+            requests_per_s=computed[0].requests_per_s if computed else None,
+            capacity=computed[0].capacity if computed else 0,
+            block_tokens=computed[0].block_tokens if computed else 0,
             token_bytes=token_bytes(case.point),
             step_time=self._step_time(case.implementation, case.point).words,
-            replays=tuple(answer.replay for answer in good if answer.replay is not None),
+            replays=tuple(answer.replay for answer in computed if answer.replay is not None),
         )
 
 
 def _follow(parent: int) -> None:
-    """Ctrl-C reaches all processes of the terminal. The parent ends the others, and they end when it dies."""
+    """Set up a worker process. Ctrl-C reaches all processes of the terminal, so the worker ignores it: the parent ends
+    its workers, and they end when the parent dies.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
 
@@ -216,7 +221,7 @@ def _answer(future: Future[Answered]) -> Answered | tuple[Status, str]:
 
 
 def step_times(experiment: ReplayExperiment) -> dict[str, StepTime]:
-    """The model of step times for each manager. Raises `RunError`."""
+    """The model of step times for each manager. Raises `RunError` if step times cannot be fitted."""
     kinds = {name: MANAGERS.load(name) for name in experiment.implementations}
     if experiment.step_time == PAGED_ATTENTION:
         return dict.fromkeys(kinds, Opt13bA100())
@@ -230,7 +235,7 @@ def step_times(experiment: ReplayExperiment) -> dict[str, StepTime]:
 
 
 def token_bytes(point: ReplayPoint) -> int:
-    """Bytes of K and V of a token, all layers."""
+    """Bytes of K and V of a token in all layers."""
     return point.layer_token_bytes * point.model.num_hidden_layers
 
 

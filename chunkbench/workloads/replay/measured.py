@@ -1,4 +1,4 @@
-"""Step times fitted to the steps of a server that was measured."""
+"""Step times fitted to the steps of a measured server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chunkbench.workloads.serving.result import Measurement, ServingResult
 
 
 def fitted(directory: str) -> FittedStepTime:
-    """Step times fitted to all steps that the servers of a run wrote down. Raises `RunError`."""
+    """Fit step times to all steps that the servers of a run recorded. Raises `RunError`."""
     run = open_run(Path(directory))
     rows = [
         step
@@ -46,7 +46,7 @@ def _steps(measurement: Measurement, shared: int) -> list[TimedStep]:
     ]
     try:
         return served_steps(server.every_step, requests, shared)
-    except ValueError:  # its steps do not follow from its requests, as after a preemption
+    except ValueError:  # the steps do not follow from the requests, for example after a preemption
         return []
 
 
@@ -57,7 +57,7 @@ class ServedRequest(NamedTuple):
     prompt: int
     """Tokens of the prompt."""
     cached: int
-    """Of these, tokens that were not computed."""
+    """Tokens of the prompt that were found in the cache and not computed."""
     answer: int
     """Tokens of the answer."""
 
@@ -66,9 +66,9 @@ class ServedRequest(NamedTuple):
 class _Live:
     request: ServedRequest
     computed: int
-    """Tokens of the prompt whose K and V are there."""
+    """Tokens of the prompt whose K and V are computed."""
     tokens: int = 0
-    """Tokens of the answer so far."""
+    """Tokens of the answer that exist so far."""
 
     @property
     def decoding(self) -> bool:
@@ -78,13 +78,13 @@ class _Live:
 def served_steps(
     steps: Sequence[tuple[float, int, int, float]], requests: Sequence[ServedRequest], shared: int
 ) -> list[TimedStep]:
-    """Shapes of the steps of one measurement, with the seconds that they took.
+    """Shapes of the steps of one measurement, with the seconds that each took.
 
-    A step is what the server wrote down: when it was, batch, prompt tokens, seconds (`every_step` of the facts). The
-    rest follows if it computed prompts in the order in which they were sent, each decoding sequence got one token in
-    each step, and the first token of an answer came from the step that ended its prompt. `shared`: leading tokens that
-    the cache holds once for all requests. Raises ValueError if the batches that follow are not those that the server
-    wrote down, as after a preemption.
+    The server recorded each step's time, batch, prompt tokens and seconds (`every_step` of the facts). The rest follows
+    under these assumptions: prompts were computed in the order in which they were sent, each decoding sequence got one
+    token in each step, and the first token of an answer came from the step that ended its prompt. `shared`: leading
+    tokens that the cache holds once for all requests. Raises ValueError if the resulting batches are not those that the
+    server recorded, for example after a preemption.
     """
     waiting = deque(sorted(requests, key=lambda request: request.sent))
     live: list[_Live] = []
@@ -92,23 +92,23 @@ def served_steps(
     for number, (_, batch, prompt_tokens, seconds) in enumerate(steps):
         decoding = [entry for entry in live if entry.decoding]
         reads = _reads(decoding, shared)
-        left, prompts, prompt_reads = prompt_tokens, 0, 0
+        tokens_left, prompts, prompt_reads = prompt_tokens, 0, 0
         ahead = deque(entry for entry in live if not entry.decoding)
-        while left and (ahead or waiting):
+        while tokens_left and (ahead or waiting):
             if not ahead:
                 joined = waiting.popleft()
                 ahead.append(_Live(joined, joined.cached))
                 live.append(ahead[0])
             entry = ahead.popleft()
-            last = min(entry.computed + left, entry.request.prompt)
+            last = min(entry.computed + tokens_left, entry.request.prompt)
             prompt_reads += sum(range(entry.computed + 1, last + 1))
-            left -= last - entry.computed
+            tokens_left -= last - entry.computed
             entry.computed = last
             prompts += 1
-        if left or len(decoding) + prompts != batch:
+        if tokens_left or len(decoding) + prompts != batch:
             raise ValueError(
                 f"step {number} of the server had {batch} sequences and {prompt_tokens} prompt tokens; its requests, "
-                f"in the order in which they were sent, give {len(decoding) + prompts} and {prompt_tokens - left}"
+                f"in the order of sending, give {len(decoding) + prompts} and {prompt_tokens - tokens_left}"
             )
         ready = [entry for entry in live if entry.decoding]
         shapes.append((StepShape(len(decoding), reads, prompt_tokens, prompt_reads, len(ready)), seconds))
@@ -119,7 +119,7 @@ def served_steps(
 
 
 def _reads(decoding: Sequence[_Live], shared: int) -> Reads:
-    """What these sequences attend to; one sequence alone shares nothing."""
+    """Tokens that these sequences attend to; a sequence that decodes alone shares nothing."""
     covered = sum(entry.request.prompt + entry.tokens for entry in decoding)
     held = shared if len(decoding) > 1 else 0
     return Reads(covered - held * len(decoding), held, held * len(decoding))
@@ -129,10 +129,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def non_negative(columns: Floats, target: Floats) -> Floats:
-    """Coefficients x >= 0 with the smallest sum of squares of `columns @ x - target`; `columns` is [rows, few].
+    """Coefficients x >= 0 with the smallest sum of squares of `columns @ x - target`; `columns` is [rows, columns],
+    with few columns.
 
-    The best x is the plain least-squares solution for the columns where it is not 0. So all sets of columns are tried,
-    of which five have 31. Columns of zeros get 0.
+    The best x is the plain least-squares solution over the columns where x is not 0. So all sets of columns are tried;
+    five columns have 31 sets. Columns of zeros get 0.
     """
     scale = np.abs(columns).max(axis=0)
     scale[scale == 0] = 1.0
@@ -151,39 +152,39 @@ def non_negative(columns: Floats, target: Floats) -> Floats:
 
 
 TimedStep = tuple[StepShape, float]
-"""What a step computed, and the seconds that it took."""
+"""The shape of a step, and the seconds that it took."""
 
 
 @dataclass(frozen=True)
 class FittedStepTime:
-    """Seconds of a step: a constant, and a share for each decoding sequence, prompt token and token read.
+    """Seconds of a step: a constant, plus a time for each decoding sequence, prompt token and token read.
 
-    It holds for the machine, the model and the server that were measured, and for steps like theirs. The attention of
-    prompts is not a column (`prompt_reads`): on the recorded steps it did not make the prediction of others better.
+    The fit holds for the measured machine, model and server, and for steps like the measured ones. The attention of
+    prompts (`prompt_reads`) is not a column: on recorded steps it did not improve the prediction of other steps.
     """
 
     constant_s: float
     decoding_s: float
-    """For each decoding sequence."""
+    """Seconds for each decoding sequence."""
     prompt_token_s: float
-    """For each prompt token that is computed."""
+    """Seconds for each prompt token that is computed."""
     read_once_s: float
-    """For each token that decoding reads, shared ones once."""
+    """Seconds for each token that decoding reads; a shared token counts once."""
     read_again_s: float
-    """For each further sequence that reads a shared token."""
+    """Seconds for each further sequence that reads a shared token."""
     steps: int
-    """Steps of the fit."""
+    """Number of steps that the fit used."""
     median_error: float
-    """Half of these steps are predicted better than this; a share of their time."""
+    """Error of the predicted time that half of these steps stay below, as a share of the measured time."""
     p95_error: float
-    """95% of these steps are predicted better than this; a share of their time."""
+    """Error of the predicted time that 95% of these steps stay below, as a share of the measured time."""
 
     @classmethod
     def fit(cls, rows: Sequence[TimedStep]) -> FittedStepTime:
-        """Fit to measured steps by least squares of seconds, without negative coefficients.
+        """Fit to measured steps by least squares of the error in seconds, without negative coefficients.
 
-        Errors are not taken as shares, because then long steps would count less, and the sum of the predicted times
-        would come out too small; a replay adds times up. Raises ValueError for fewer than 10 steps.
+        Relative errors are not used: long steps would then count less, and the sum of the predicted times would come
+        out too small, but a replay adds up times. Raises ValueError for fewer than 10 steps.
         """
         if len(rows) < 10:
             raise ValueError(f"{len(rows)} steps are too few to fit step times to; 10 are the least")

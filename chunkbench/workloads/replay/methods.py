@@ -20,7 +20,7 @@ from chunkbench.workloads.replay.paper_a100 import PaperSystem
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that a manager gets."""
+    """The memory of a manager."""
 
     slots: int
     """Token slots."""
@@ -31,28 +31,28 @@ class Memory:
     longest: int
     """Tokens of the longest sequence that the server takes."""
     texts: Sequence[Text] = ()
-    """Of all requests, in order of arrival."""
+    """The texts of all requests, in order of arrival."""
 
     @property
     def blocks(self) -> int:
-        """Blocks of the paged managers."""
+        """Number of blocks of the paged managers."""
         return self.slots // self.block_size
 
 
 @dataclass(frozen=True)
 class ManagerKind:
-    """A manager as experiments name it."""
+    """A manager that experiments can name."""
 
     label: str
     make: Callable[[Memory], AccountedManager]
-    """A manager of this memory, empty."""
+    """Build an empty manager with this memory."""
     style: Style
     kernel: PaperSystem = "paged_attn"
-    """Whose decode attention it has in the paper's model of step times."""
+    """The system whose decode attention the manager has, in the paper's model of step times."""
     swaps: bool = False
-    """Whether preempted sequences are swapped, not computed again."""
+    """Whether preempted sequences are swapped to host memory instead of computed again."""
     one_at_a_time: bool = False
-    """Whether it is defined only for requests that run one after the other in order of arrival."""
+    """Whether the manager is defined only for requests that run one after the other, in order of arrival."""
     compiles = False
 
     def availability(self, device: str) -> Answer:
@@ -64,12 +64,12 @@ _GREY, _BLUE = "#6E6E6E", "#0072B2"
 
 
 def _with_policy(policy: Callable[[Memory], Policy]) -> Callable[[Memory], AccountedManager]:
-    """Blocks with keys that leave as a policy says."""
+    """Build blocks with keys whose evictions follow a policy."""
     return lambda memory: HashedBlocks(memory.blocks, memory.block_size, PolicyBlocks(memory.blocks, policy(memory)))
 
 
 def _belady(memory: Memory) -> Belady:
-    """Requests that never fit are refused, so the optimum does not count on them."""
+    """Build the optimum without requests that never fit: they are refused, so the optimum must not plan for them."""
     fitting = [text for text in memory.texts if text.total <= memory.blocks * memory.block_size]
     return Belady(fitting, memory.block_size)
 
@@ -126,7 +126,7 @@ KINDS: Mapping[str, ManagerKind] = {
         lambda memory: Paged(memory.blocks, memory.block_size),
         Style(
             heading=("paged", "swap"),
-            meaning="the same, and preempted sequences are copied out and back, at this machine's rate",
+            meaning="as Paged, but preempted sequences are copied out and back, at this machine's rate",
             column_order=205,
             colour=_BLUE,
             marker="X",
@@ -152,7 +152,7 @@ KINDS: Mapping[str, ManagerKind] = {
         _with_policy(lambda memory: LeastFrequent()),
         Style(
             heading=("paged", "LFU"),
-            meaning="the same; blocks that were used least often leave first",
+            meaning="as Paged with prefix caching, but blocks that were used least often are evicted first",
             column_order=220,
             colour="#CC79A7",
             marker="^",
@@ -165,7 +165,7 @@ KINDS: Mapping[str, ManagerKind] = {
         _with_policy(lambda memory: Adaptive(memory.blocks)),
         Style(
             heading=("paged", "ARC"),
-            meaning="the same; the cache learns how many blocks to keep that were used once",
+            meaning="as Paged with prefix caching, but the cache learns how many blocks that were used once to keep",
             column_order=230,
             colour="#E69F00",
             marker="X",
@@ -177,7 +177,10 @@ KINDS: Mapping[str, ManagerKind] = {
         _with_policy(_belady),
         Style(
             heading=("paged", "Belady"),
-            meaning="the same; it knows all requests, and the block that is needed last leaves first: the optimum",
+            meaning=(
+                "as Paged with prefix caching, but it knows all requests and evicts the block whose next use is "
+                "furthest: the optimum"
+            ),
             column_order=240,
             colour="#000000",
             marker="*",
@@ -203,7 +206,7 @@ KINDS: Mapping[str, ManagerKind] = {
         lambda memory: PrefixManager(memory.slots // memory.chunk_size, memory.chunk_size, retain=True),
         Style(
             heading=("radix", "tree"),
-            meaning="the same, and finished ones stay until memory is needed (RadixAttention)",
+            meaning="as the prefix tree, but chunks of finished requests stay until memory is needed (RadixAttention)",
             column_order=910,
             colour="#009E73",
             marker="P",
@@ -211,7 +214,7 @@ KINDS: Mapping[str, ManagerKind] = {
         kernel="chunk_attn",
     ),
 }
-"""By the names that experiments use, in the order in which they are listed."""
+"""Name in experiments -> manager, in the order in which they are listed."""
 
 MANAGERS: Registry[ManagerKind] = Registry(KINDS)
-"""Managers of experiments of `kind: replay`."""
+"""The managers that experiments of `kind: replay` can name."""

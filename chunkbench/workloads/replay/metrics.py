@@ -1,4 +1,4 @@
-"""Figures of replays."""
+"""Metrics of replays."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ONE_DECIMAL = Unit("", "{:.1f}".format)
 
 
 def _each(value: Callable[[ReplaySeed], float | None]) -> Callable[[ReplayResult], list[float | None]]:
-    """[arrival seed] a figure."""
+    """Build a metric that has a value for each arrival seed."""
     return lambda facts: [value(seed) for seed in facts.replays]
 
 
 def _memory(label: str, kind: str) -> Metric:
-    """Share of the memory that sequences have taken, mean over time."""
+    """A metric: share of this kind in the memory that sequences have taken, mean over time."""
 
     def share(seed: ReplaySeed) -> float | None:
         slots = seed.slot_seconds
@@ -29,7 +29,7 @@ def _memory(label: str, kind: str) -> Metric:
 
 
 def _saved(seed: ReplaySeed) -> float:
-    """Slots that sharing saves, over the tokens of all live sequences, mean over time."""
+    """Slots that sharing saves, over the tokens of all live sequences; mean over time."""
     slots = seed.slot_seconds
     return (slots["covered"] - slots["used"]) / slots["covered"] if slots["covered"] else 0.0
 
@@ -55,7 +55,7 @@ METRICS = by_name(
     _memory("  internal fragmentation", "internal_fragmentation"),
     _memory("  external fragmentation", "external_fragmentation"),
     Metric("saved", "saved by sharing", _each(_saved), SHARE, "higher"),
-    Metric("prompt_share", "prompts, of what is used", _each(lambda seed: seed.prompt_share), SHARE, ""),
+    Metric("prompt_share", "prompts' share of memory used", _each(lambda seed: seed.prompt_share), SHARE, ""),
     Metric(
         "hit_share",
         "cached prompt tokens",

@@ -1,4 +1,4 @@
-"""Claims of the PagedAttention paper (SOSP 2023): its own evaluation, replayed, and its kernel, measured."""
+"""Claims of the PagedAttention paper (SOSP 2023): its evaluation, replayed, and its kernel, measured."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ from chunkbench.workloads.replay.result import ReplayResult
 _BASIC, _ANSWERS, _BLOCKS = "replay-paged", "replay-paged-answers", "replay-paged-blocks"
 _EXACT, _MAX = "contiguous_exact", "contiguous_max"
 _SLOTS = 12 * 2**30 // (800 * 2**10)
-"""Tokens whose K and V fit into 12 GB, of 800 KB each."""
+"""Number of tokens whose K and V fit into 12 GB, at 800 KB each."""
 _BEAMS = 0.55
 
 
 def throughput(evidence: Evidence) -> Judgement:
-    """Sustained rate of paged memory over that of an allocator that knows all lengths, with ShareGPT's lengths."""
+    """Sustained rate of paged memory over that of an allocator that knows all lengths, with the lengths of ShareGPT."""
     found = _rate_ratio(evidence, "paged", _EXACT, traffic="sharegpt")
     if found is None:
         return absent("replays at several rates", _BASIC)
     over_max = _rate_ratio(evidence, "paged", _MAX, traffic="sharegpt")
     low, high = (_stated("12", quantity=f"rate_over_exact_{end}") for end in ("low", "high"))
-    words = f"{found.value:.2f} times the rate of an allocator that knows all lengths ({low:g} to {high:g} there)"
+    words = f"{found.value:.2f} times the rate of an allocator that knows all lengths (printed: {low:g} to {high:g})"
     if over_max:
         low, high = (_stated("12", quantity=f"rate_over_max_{end}") for end in ("low", "high"))
-        words += f", {over_max.value:.2f} times that of reservation for the longest ({low:g} to {high:g})"
+        words += f", {over_max.value:.2f} times that of reservation for the longest (printed: {low:g} to {high:g})"
     return replayed(words, [found], Stated("at least", 2.0, 0).verdict(found.low, found.high) == "holds")
 
 
 def answers(evidence: Evidence) -> Judgement:
-    """How the gain of `throughput` grows from one answer to beam search of width 6, with Alpaca's lengths."""
+    """Growth of the ratio of `throughput` from one answer to beam search of width 6, with the lengths of Alpaca."""
     one = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca")
     beams = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca", beams=6)
     if one is None or beams is None:
         return absent("replays of one and of several answers", _ANSWERS)
     stated = _stated("14", beams="", quantity="rate_over_exact"), _stated("14", beams="6", quantity="rate_over_exact")
     words = (
-        f"{one.value:.2f} times the rate with one answer ({stated[0]:g} there), {beams.value:.2f} times with 6 beams "
-        f"({stated[1]:g}); beams are drawn"
+        f"{one.value:.2f} times the rate with one answer (printed: {stated[0]:g}), {beams.value:.2f} times with 6 "
+        f"beams (printed: {stated[1]:g}); beams are drawn"
     )
     return replayed(words, [beams, one], beams.value > one.value > 1)
 
 
 def prefix(evidence: Evidence, n_s: int) -> Judgement:
-    """Sustained rate with the prefix in memory once, over that of the allocator that knows all lengths."""
+    """Sustained rate with the shared prefix in memory once, over that of an allocator that knows all lengths."""
     found = _rate_ratio(evidence, "paged_prefix", _EXACT, n_s=n_s)
     if found is None:
-        return absent("replays behind a shared prefix", "replay-paged-prefix")
+        return absent("replays with a shared prefix", "replay-paged-prefix")
     stated = _stated("16", n_s=str(n_s))
     words = f"{found.value:.2f} times the rate; the lengths of the sentences are Alpaca's, the text prints none"
     return replayed(words, [found], abs(found.value / stated - 1) <= NEAR)
 
 
 def chat(evidence: Evidence) -> Judgement:
-    """The same for conversations whose prompts are cut to 1,024 tokens."""
+    """Ratio of sustained rates as in `throughput`, for conversations whose prompts are cut to 1,024 tokens."""
     found = _rate_ratio(evidence, "paged", _EXACT, traffic="chat")
     if found is None:
         return absent("replays of conversations", "replay-paged-chat")
@@ -74,18 +74,19 @@ def chat(evidence: Evidence) -> Judgement:
 
 
 def waste(evidence: Evidence, kind: str, manager: str = _MAX) -> Judgement:
-    """Share of the memory that sequences have taken, in the mean over time. Near: within 15% of the share, or of what
-    is left of the memory, whichever is less."""
+    """Share of a kind in the memory that sequences have taken, mean over time. It is near if it differs by at most 15%
+    of the stated share, or of the rest of the memory, whichever is less.
+    """
     stated = _stated("2", manager=manager, quantity=kind)
     found = _seeds(evidence, manager, kind, traffic="sharegpt", rate=120)
     if found is None:
         return absent("replays at 2 requests per second", _BASIC)
-    words = f"{found.value:.1%} of the memory ({stated:.1%} there, a transcribed label)"
+    words = f"{found.value:.1%} of the memory (printed: {stated:.1%}, a transcribed label)"
     return replayed(words, [found], abs(found.value - stated) <= NEAR * min(stated, 1 - stated))
 
 
 def batches(evidence: Evidence) -> Judgement:
-    """Requests in a batch with paged memory, over those of the allocator that knows all lengths."""
+    """Mean batch with paged memory, over that with an allocator that knows all lengths."""
     axes = {"traffic": "sharegpt", "rate": 120}
     paged, exact, most = (_seeds(evidence, manager, "mean_batch", **axes) for manager in ("paged", _EXACT, _MAX))
     if not (paged and exact and most and exact.low and most.value):
@@ -93,8 +94,8 @@ def batches(evidence: Evidence) -> Judgement:
     rows = (*paged.rows, *exact.rows, *most.rows)
     found = Figure(paged.value / exact.value, paged.low / exact.high, paged.high / exact.low, rows)
     words = (
-        f"{paged.value:.1f} requests (the step time is fitted to the 30.4 there): {found.value:.1f} times those with "
-        f"exact reservation (2.2 there), {paged.value / most.value:.1f} times those with the longest (4.3)"
+        f"{paged.value:.1f} requests (the step time is fitted to the printed 30.4): {found.value:.1f} times those with "
+        f"exact reservation (printed: 2.2), {paged.value / most.value:.1f} times those with the longest (printed: 4.3)"
     )
     return replayed(words, [found], abs(found.value / 2.2 - 1) <= NEAR)
 
@@ -107,13 +108,17 @@ def saved(evidence: Evidence, samples: int | None = None, beams: int | None = No
     found = _median([share for share in shares if share is not None], rows)
     if found is None:
         return absent("replays of several answers", _ANSWERS)
-    drawn = "; each beam goes on from a parent drawn at equal chances, which keeps fewer apart" if beams else ""
-    words = f"{found.value:.1%} of the memory ({stated:.1%} there, a transcribed label){drawn}"
+    drawn = (
+        "; each beam continues a parent drawn with equal chances, so fewer beams stay apart than with real scores"
+        if beams
+        else ""
+    )
+    words = f"{found.value:.1%} of the memory (printed: {stated:.1%}, a transcribed label){drawn}"
     return replayed(words, [found], abs(found.value / stated - 1) <= NEAR)
 
 
 def parallel(evidence: Evidence) -> Judgement:
-    """Share of prompts in parallel sampling, and what beams share."""
+    """Share of prompts in the memory of parallel sampling, and share of the memory that beams have in common."""
     paged = [(row, facts) for row, facts in replays(evidence) if facts.implementation == "paged"]
     prompts = [(METRICS["prompt_share"].value(facts) or 0.0, row) for row, facts in paged if facts.samples]
     beams = [(METRICS["saved"].value(facts) or 0.0, row) for row, facts in paged if facts.beams]
@@ -133,26 +138,30 @@ def _range(shares: Sequence[tuple[float, Row]]) -> str:
 
 
 def kernel(evidence: Evidence) -> Judgement:
-    """The paged kernel over the same kernel on contiguous K/V, at the worst of the points of Figure 18a."""
+    """Latency of the paged kernel over that of the same kernel on contiguous K/V; the worst point of Figure 18a
+    decides.
+    """
     axes: dict[str, Any] = dict.fromkeys(("n_p", "n_s", "n_c", "batch_size", "heads", "kv_heads", "head_dim"), ...)
     points = list(evidence.points("paged_attn_whole", **axes, chunk_size=...))
-    found = [(point, ratio) for point in points if (ratio := point.ratio("paged_attn", "paged_attn_whole")) is not None]
-    if not found:
+    ratios = [
+        (point, ratio) for point in points if (ratio := point.ratio("paged_attn", "paged_attn_whole")) is not None
+    ]
+    if not ratios:
         return absent("the paged kernel beside the same kernel on contiguous K/V", "paged-kernel")
-    point, worst = max(found, key=lambda pair: pair[1].value)
-    where = f"batch {point.axes['batch_size']}, {point.axes['n_p']} tokens; {len(found)} points"
+    point, worst = max(ratios, key=lambda pair: pair[1].value)
+    where = f"batch {point.axes['batch_size']}, {point.axes['n_p']} tokens; {len(ratios)} points"
     words = (
         f"blocks of {point.axes['block_size']} tokens take {worst.value:.2f} times as long at worst ({where}). The "
         "text's kernels run on a GPU; the bars of its figure lie partly outside 20% to 26% (transcribed)"
     )
     stated = Stated("at least", 1.20, 2) if worst.low < 1.20 else Stated("at most", 1.26, 2)
     cause = "this kernel reads tiles of 16 tokens in any case"
-    return decided(worst, stated, words, [figure for _, figure in found], cause)
+    return decided(worst, stated, words, [figure for _, figure in ratios], cause)
 
 
 def block(evidence: Evidence) -> Judgement:
-    """The largest block size whose latency is within 15% of the best one's, with both workloads' lengths."""
-    found: dict[str, int] = {}
+    """Largest block size whose latency is within 15% of the best, with the lengths of each of two workloads."""
+    block_sizes: dict[str, int] = {}
     used: list[Row] = []
     worst = 0.0
     for traffic in ("sharegpt", "alpaca"):
@@ -161,71 +170,74 @@ def block(evidence: Evidence) -> Judgement:
         if len(by_size) < 2:
             return absent("replays over sizes of blocks", _BLOCKS)
         best = min(by_size.values())
-        found[traffic] = max(size for size, us in by_size.items() if us <= (1 + NEAR) * best)
+        block_sizes[traffic] = max(size for size, us in by_size.items() if us <= (1 + NEAR) * best)
         worst = max(worst, by_size[max(by_size)] / best)
         used += [row for row, _ in rows]
     words = (
-        f"within {NEAR:.0%} of the best latency are blocks of up to {found['sharegpt']} tokens with ShareGPT's lengths "
-        f"and of up to {found['alpaca']} with Alpaca's; the largest take up to {worst:.1f} times as long. What small "
-        "blocks cost in the kernel is not in the replay"
+        f"blocks of up to {block_sizes['sharegpt']} tokens come within {NEAR:.0%} of the best latency with ShareGPT's "
+        f"lengths, of up to {block_sizes['alpaca']} with Alpaca's; the largest take up to {worst:.1f} times as long. "
+        "Replays omit the cost of small blocks in the kernel"
     )
-    agrees = found["sharegpt"] >= 128 and found["alpaca"] >= 32
-    return replayed(words, [Figure.counted(float(found["sharegpt"]), *used)], agrees)
+    agrees = block_sizes["sharegpt"] >= 128 and block_sizes["alpaca"] >= 32
+    return replayed(words, [Figure.counted(float(block_sizes["sharegpt"]), *used)], agrees)
 
 
 def recompute(evidence: Evidence) -> Judgement:
-    """Latency where preempted requests are computed again, over that where they are swapped; the worst block size."""
+    """Latency where preempted requests are computed again, over latency where they are swapped; the worst block size
+    decides.
+    """
     swapped = {
         facts.block_size: row
         for row, facts in _rows(evidence, "paged_swap", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
     }
-    found = [
+    ratios = [
         Figure.counted(value, row, swapped[facts.block_size])
         for row, facts in _rows(evidence, "paged", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
         if facts.block_size in swapped
         and (value := _over(row, swapped[facts.block_size])) is not None
         and any(seed.preemptions for seed in facts.replays)
     ]
-    if not found:
+    if not ratios:
         return absent("replays with swapping and without", _BLOCKS)
-    worst = max(found, key=lambda figure: figure.value)
+    worst = max(ratios, key=lambda figure: figure.value)
     words = (
-        f"requests computed again take at most {worst.value:.2f} times the latency of swapped ones over {len(found)} "
+        f"requests computed again take at most {worst.value:.2f} times the latency of swapped ones over {len(ratios)} "
         "sizes of blocks; read as 'at most 20% slower'. Copies at this machine's rate, computing as on an A100"
     )
-    return replayed(words, [worst, *found], Stated("at most", 1.2, 1).verdict(worst.low, worst.high) == "holds")
+    return replayed(words, [worst, *ratios], Stated("at most", 1.2, 1).verdict(worst.low, worst.high) == "holds")
 
 
 def _stated(figure: str, **named: str) -> float:
-    """The one value that the paper prints of a figure with these names."""
+    """The single value that the paper prints for this figure and these names."""
     wanted = {"figure": figure, **named}
     (row,) = (row for row in paged_attention() if all(row[name] == value for name, value in wanted.items()))
     return float(row["value"])
 
 
 def _rows(evidence: Evidence, manager: str, **axes: Any) -> list[tuple[Row, ReplayResult]]:
-    """Replays of a manager in the paper's setup: one answer, no shared prefix, blocks of 16 tokens, unless `axes` says
-    otherwise; `...`: any."""
+    """Replays of a manager in the paper's setup: one answer, no shared prefix, blocks of 16 tokens. `axes` overrides
+    the setup; `...` allows any value.
+    """
     blocks, step_time = {} if manager in (_EXACT, _MAX) else {"block_size": 16}, Opt13bA100().words
     wanted = {"samples": None, "beams": None, "n_s": 0, "schedule": None, **blocks, **axes}
     return [
         (row, facts)
         for row, facts in replays(evidence)
         if (str(facts.model), facts.memory, facts.implementation) == (*PAGED_ATTENTION_SETUP, manager)
-        and facts.step_time.startswith(step_time)  # the time of copies may follow
+        and facts.step_time.startswith(step_time)  # the description may continue with the time of copies
         and all(value is ... or (getattr(facts, name) or None) == (value or None) for name, value in wanted.items())
     ]
 
 
 def _rate_ratio(evidence: Evidence, manager: str, base: str, **axes: Any) -> Figure | None:
-    """Sustained rate over that of another manager, median of the arrival seeds, with their range."""
+    """Sustained rate over that of another manager: median and range over the arrival seeds."""
     found, base_found = (_rows(evidence, name, **axes) for name in (manager, base))
     if not found or not base_found:
         return None
     rates: dict[str, set[int | None]] = {}
     for _, facts in found:
         rates.setdefault(facts.experiment, set()).add(facts.rate)
-    name = max(rates, key=lambda name: len(rates[name]))  # of several experiments, the one with the most rates
+    name = max(rates, key=lambda name: len(rates[name]))  # of several experiments, take the one with the most rates
     sides = [[row for row, facts in side if facts.experiment == name] for side in (found, base_found)]
     ratios = rate_ratios(sides[0], sides[1], OBJECTIVE_S)
     if not ratios:
@@ -234,7 +246,7 @@ def _rate_ratio(evidence: Evidence, manager: str, base: str, **axes: Any) -> Fig
 
 
 def _seeds(evidence: Evidence, manager: str, metric: str, **axes: Any) -> Figure | None:
-    """A figure of each arrival seed: the median, with the range."""
+    """A metric over the arrival seeds: median and range."""
     rows = _rows(evidence, manager, **axes)
     return _median([value for _, facts in rows for value in METRICS[metric].known(facts)], rows)
 
@@ -252,12 +264,14 @@ _LABEL, _ALPACA = (
     _stated("13", traffic=traffic, manager=manager) for traffic, manager in (("sharegpt", _MAX), ("alpaca", "paged"))
 )
 _HELD = _SLOTS / (19.31 + math.e * 58.45 / 2 + 8)
-"""Requests that the memory holds. A request that is served has its prompt, half of its answer in the mean, and half a
-block. Long answers are served longer: with a log-normal law of sigma 1 (ours) their mean is e times that of all."""
+"""Requests that the memory holds, on average. A request in service has its prompt, half of its answer, and half a
+block. Long answers are served longer: for a log-normal law with sigma 1 (our assumption), their mean is e times the
+mean of all.
+"""
 _SHAPE = SHAPES["llama2-70b"]
 _GROUPED = _SHAPE.kv_bytes()
 _UNGROUPED = _SHAPE.model_copy(update={"num_key_value_heads": _SHAPE.num_attention_heads}).kv_bytes()
-"""Bytes of a token with 8 K/V heads, and with as many as there are query heads."""
+"""Bytes of a token with 8 K/V heads, and with as many K/V heads as query heads."""
 
 
 JUDGES: Mapping[str, Judge] = {

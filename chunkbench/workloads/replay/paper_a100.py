@@ -1,4 +1,4 @@
-"""Step times on A100 GPUs from printed numbers: Llama2-7B (ChunkAttention), OPT-13B (PagedAttention)."""
+"""Step times on A100 GPUs, derived from printed numbers: Llama2-7B (ChunkAttention), OPT-13B (PagedAttention)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from chunkbench.workloads.replay.measured import non_negative
 from chunkbench.workloads.replay.step_time import StepShape
 
 PaperSystem = Literal["paged_attn", "paged_attn_star", "chunk_attn"]
-"""Columns of Table 3. PagedAttn reads shared tokens like private ones; PagedAttn* has them
-in memory once, but every sequence reads them; ChunkAttn reads them once for all."""
+"""Columns of Table 3. PagedAttn reads shared tokens like private ones; PagedAttn* has shared tokens in memory once, but
+every sequence reads them; ChunkAttn reads shared tokens once for all sequences.
+"""
 
 TABLE_3_BATCH = 32
 TABLE_3_ANSWER = 32.5
-"""Tokens of the answer in the mean of the 64 steps that Table 3 averages: of 1, 2, ..., 64."""
+"""Mean number of answer tokens over the 64 steps that Table 3 averages (1, 2, ..., 64)."""
 
 PEAK_FLOPS = 312e12
 """FLOP/s of an A100's tensor cores with 16-bit numbers, from NVIDIA's data sheet."""
 SHARE_OF_PEAK = 0.6
-"""What products of many rows and the attention of prompts are assumed to reach of it. Table 1 ends at 64 rows, where
-the time is that of reading the weights: its 66 and 80 TFLOP/s would make prompts more than twice as slow."""
+"""Share of the peak that products of many rows and the attention of prompts are assumed to reach. Table 1 ends at 64
+rows, where reading the weights sets the time: its 66 and 80 TFLOP/s would make prompts more than twice as slow.
+"""
 
 VOCABULARY = 32_000
-"""Llama 2's, for the product that gives the logits."""
+"""Size of Llama 2's vocabulary, for the product that gives the logits."""
 
 _SHAPE = SHAPES["llama2-7b"]
 _HIDDEN = _SHAPE.hidden_size
@@ -41,20 +43,20 @@ _LOGITS_OF_MLP = _HIDDEN * VOCABULARY / _MLP_WEIGHTS
 
 @dataclass(frozen=True)
 class PaperA100:
-    """A step of Llama2-7B, 32 layers, 16-bit numbers, one A100.
+    """Step times of Llama2-7B with 32 layers and 16-bit numbers on one A100.
 
-    Printed: the QKV projection and the MLP at 1, 32 and 64 rows (Table 1; straight lines between them) and decode
-    attention of 32 sequences (Table 3). Fitted: microseconds per token that attention reads for the first time, and for
-    every further sequence that reads it (`attention_fit`). Assumed: at other batch sizes attention takes these times,
-    too; the output projection takes a third of QKV's time, and the logits 0.97 of an MLP's, as their weights do; above
-    64 rows products take the time of 64 rows or that of their FLOPs at `SHARE_OF_PEAK`, whichever is longer; attention
-    of prompts takes that of its FLOPs. Left out, because the paper prints nothing: norms, rotary positions, sampling,
-    and all time of the host, which `host_s` can add to each step.
+    Printed: times of the QKV projection and the MLP at 1, 32 and 64 rows (Table 1; interpolated linearly), and of
+    decode attention with 32 sequences (Table 3). Fitted: microseconds per token that attention reads for the first
+    time, and per further sequence that reads the token (`attention_fit`). Assumed: attention takes these times at other
+    batch sizes too; the output projection takes a third of QKV's time, and the logits 0.97 of an MLP's, in proportion
+    to their weights; above 64 rows, products take the time of 64 rows or the time of their FLOPs at `SHARE_OF_PEAK`,
+    whichever is longer; attention of prompts takes the time of its FLOPs. Left out, because the paper prints nothing:
+    norms, rotary positions, sampling, and all time of the host, which `host_s` can add to each step.
     """
 
     system: PaperSystem
     host_s: float = 0.0
-    """Seconds of each step outside of these kernels."""
+    """Seconds of each step outside of the modelled kernels."""
 
     def seconds(self, shape: StepShape) -> float:
         layer_us = (
@@ -66,7 +68,7 @@ class PaperA100:
         return self.host_s + (_SHAPE.num_hidden_layers * layer_us + logits_us) * 1e-6
 
     def products_us(self, rows: int) -> float:
-        """Microseconds of one layer's matrix products for this many tokens."""
+        """Microseconds of one layer's matrix products with this number of rows."""
         qkv, mlp = _product_us("qkv_projection", _QKV_WEIGHTS, rows), _product_us("mlp", _MLP_WEIGHTS, rows)
         return qkv * (1 + _OUTPUT_OF_QKV) + mlp
 
@@ -92,21 +94,23 @@ class AttentionFit(NamedTuple):
     """Microseconds of one layer's decode attention."""
 
     once: float
-    """For each token that is read, the first time."""
+    """Microseconds for the first read of each token."""
     again: float
-    """For each further sequence that reads it."""
+    """Microseconds for each further sequence that reads the token."""
     largest_error: float
-    """Of a row of Table 3, as a share of it. For PagedAttn* and ChunkAttn: of the row with n_p = n_s = 1024."""
+    """Largest relative error over the rows of Table 3. For PagedAttn* and ChunkAttn it is at the row with n_p = n_s =
+    1024.
+    """
 
 
 @cache
 def attention_fit(system: PaperSystem) -> AttentionFit:
-    """Fitted to the 12 rows of Table 3 by least squares of the errors as shares of the row.
+    """Fit decode attention to the 12 rows of Table 3 by least squares of relative errors.
 
-    A constant part, tried as well, comes out as zero. All rows have 32 sequences, so Table 3 alone gives only the sum
-    of one first and 31 further reads of a shared token; that its first read costs what a private token's does is
-    assumed. ChunkAttn's token rate then grows by 1.31 from 16 to 96 sequences. The paper's Figure 4 says 1.45, but its
-    times disagree with Table 3.
+    A constant term was tried and comes out as zero. All rows have 32 sequences, so Table 3 alone gives only the sum of
+    one first and 31 further reads of a shared token. Assumed: the first read of a shared token costs as much as that of
+    a private token. ChunkAttn's token rate then grows by a factor of 1.31 from 16 to 96 sequences. The paper's Figure 4
+    says 1.45, but its times disagree with Table 3.
     """
     rows = [(n_p, n_s, us) for (n_p, n_s, column), us in table3().items() if column == system]
     printed = np.array([us for _, _, us in rows])
@@ -119,7 +123,7 @@ def attention_fit(system: PaperSystem) -> AttentionFit:
 
 @lru_cache(4096)
 def _product_us(name: str, weights: int, rows: int) -> float:
-    """Microseconds of a product of `rows` rows with a layer's matrices of this many weights."""
+    """Microseconds of a product of `rows` rows with a layer's matrices, which have this number of weights."""
     if rows == 0:
         return 0.0
     sizes, latencies = _table1(name)
@@ -129,7 +133,7 @@ def _product_us(name: str, weights: int, rows: int) -> float:
 
 @cache
 def _table1(name: str) -> tuple[list[int], list[float]]:
-    """Rows of the products in Table 1, and the microseconds of one layer's `name` for so many."""
+    """(rows of Table 1, microseconds of one layer's module `name` with these rows)."""
     printed = [row for row in paper_rows("table1") if row["metric"] == "latency"]
     return [int(row["batch_size"]) for row in printed], [float(row[name]) for row in printed]
 
@@ -143,11 +147,12 @@ PARAMETERS = 13e9
 
 @dataclass(frozen=True)
 class Opt13bA100:
-    """A constant, and a time for each sequence that decodes, with which paged memory has the mean batches of Figure 13.
+    """Step times of OPT-13B: a constant plus a time per decoding sequence, fitted so that paged memory has the mean
+    batches of Figure 13.
 
-    In the mean a request is in as many steps as its answer has tokens. So batch = rate * answer * time from step to
-    step. Assumed: all requests are served at the rates of that figure, and prompts take the time of their FLOPs, 2 for
-    each parameter and token, at `SHARE_OF_PEAK`. The paper prints no step times. What others run at these rates is not
+    On average a request takes part in as many steps as its answer has tokens. So batch = rate * answer * time of a
+    step. Assumed: all requests are served at the rates of Figure 13, and prompts take the time of their FLOPs, 2 per
+    parameter and token, at `SHARE_OF_PEAK`. The paper prints no step times. The batches of other systems are not
     fitted.
     """
 
@@ -157,7 +162,7 @@ class Opt13bA100:
 
     @cached_property
     def _fit(self) -> tuple[float, float]:
-        """Seconds of a step, and for each sequence."""
+        """(seconds of a step, seconds for each decoding sequence)."""
         (few, few_s), (many, many_s) = map(_step, ("sharegpt", "alpaca"))
         sequence = (many_s - few_s) / (many - few)
         return few_s - sequence * few, sequence
@@ -175,9 +180,9 @@ _PROMPT_TOKEN_S = 2 * PARAMETERS / (PEAK_FLOPS * SHARE_OF_PEAK)
 
 
 def _step(traffic: str) -> tuple[float, float]:
-    """Printed mean batch, and the seconds of a step without prompts that give it."""
+    """(printed mean batch, seconds of a step without prompts that lead to that batch)."""
     names = ("figure", "traffic", "manager")
     (row,) = (row for row in paged_attention() if tuple(row[name] for name in names) == ("13", traffic, "paged"))
     batch, per_s, lengths = float(row["value"]), float(row["rate"]) / 60, LENGTHS[traffic]
-    prompts = per_s * lengths.prompt.mean * _PROMPT_TOKEN_S  # share of the time
+    prompts = per_s * lengths.prompt.mean * _PROMPT_TOKEN_S  # share of the time that prompts take
     return batch, batch * (1 - prompts) / (per_s * lengths.answer.mean)

@@ -1,4 +1,4 @@
-"""Claims on the K/V that a batch of requests must compute (RadixAttention), tested on the suite's own tree."""
+"""Claims on the K/V that a batch of requests must compute (RadixAttention), tested on the suite's own prefix tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Order = Callable[[PrefixTree, list[Request]], Request]
 
 
 def bound(evidence: Evidence) -> Judgement:
-    """The suite's own tree, and replays: none of them may compute less than the edges of its requests' radix tree."""
+    """Check the bound with the suite's own tree and with replays: no order computes less than the edges of the
+    requests' radix tree.
+    """
     own, least = _bound(), managers.least_computed(evidence)
     if least is None or own.verdict != "holds":
         return own
@@ -29,7 +31,7 @@ def bound(evidence: Evidence) -> Judgement:
 
 @cache
 def _bound() -> Judgement:
-    """Tokens computed with a cache that holds the longest request, against the edges of the batch's radix tree."""
+    """Compare tokens computed, with a cache for the longest request, with the edges of the batch's radix tree."""
     rng = random.Random(0)
     worst = 1.0
     for requests in _batches(rng):
@@ -48,7 +50,7 @@ def _bound() -> Judgement:
 
 
 def hit_rate(evidence: Evidence) -> Judgement:
-    """The suite's own tree, and replays without preemptions."""
+    """Check the sum of cached and computed tokens with the suite's own tree, and with replays without preemptions."""
     own, (replays, equal) = _hit_rate(), managers.hits(evidence)
     if not replays or own.verdict != "holds":
         return own
@@ -58,7 +60,7 @@ def hit_rate(evidence: Evidence) -> Judgement:
 
 @cache
 def _hit_rate() -> Judgement:
-    """Tokens found in the cache (counted by the tree) and tokens computed (counted by the chunks to fill)."""
+    """Compare tokens found in the cache (counted by the tree) with tokens computed (counted by the chunks to fill)."""
     rng = random.Random(1)
     total = cached = computed = 0
     for requests in _batches(rng):
@@ -69,7 +71,9 @@ def _hit_rate() -> Judgement:
 
 
 def _serve(requests: Sequence[Request], choose: Order) -> tuple[int, int, int]:
-    """(tokens computed, most tokens held at once, tokens found), when the cache keeps only the last request."""
+    """Serve requests with a cache that keeps only the last request. Returns (tokens computed, most tokens held at once,
+    tokens found).
+    """
     tree, waiting = PrefixTree(chunk_size=1), list(requests)
     computed = peak = cached = 0
     last: int | None = None
@@ -92,7 +96,7 @@ def _serve(requests: Sequence[Request], choose: Order) -> tuple[int, int, int]:
 
 
 def _batches(rng: random.Random) -> list[list[Request]]:
-    """Batches of requests that share prefixes of random lengths, in random order."""
+    """Random batches of requests that share prefixes of random lengths, each in random order."""
 
     def tokens(limit: int) -> Request:
         return tuple(rng.randrange(3) for _ in range(rng.randrange(1, limit)))

@@ -1,4 +1,4 @@
-"""What papers print of cache managers beside replays, and the rates that managers sustain."""
+"""Printed figures of cache managers that reports show beside replays, and the rates that managers sustain."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from chunkbench.workloads.replay.result import ReplayResult
 from chunkbench.workloads.serving.objective import SustainedRate, sustained_rate
 
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
-"""Manager -> the system of the paper's Table 4 that has it."""
+"""Manager -> the system in the paper's Table 4 that uses such a manager."""
 
 
 def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
-    """The rate over that of an allocator that knows all lengths, as the PagedAttention paper states it."""
+    """Sustained rate over that of an allocator that knows all lengths, as the PagedAttention paper states it. None if
+    it does not.
+    """
     low, high, one = (
         stated_by_paged_attention(axes, manager, f"rate_over_exact{end}") for end in ("_low", "_high", "")
     )
@@ -25,7 +27,9 @@ def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
 
 
 def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: str) -> float | None:
-    """What the PagedAttention paper prints for a system with this manager, in its setup of 12 GB beside OPT-13B."""
+    """The PagedAttention paper's value for a system with this manager, in its setup of 12 GB beside OPT-13B. None if it
+    prints none.
+    """
     if (str(axes["model"]), axes["memory"]) != PAGED_ATTENTION_SETUP:
         return None
     for row in paged_attention():
@@ -36,7 +40,7 @@ def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: s
 
 
 def printed(group: Group, row: Row, column: str) -> str | None:
-    """What the paper's Table 4 prints for the system with this manager at this point; None if it has no such row."""
+    """The paper's Table 4 for the system with this manager at this point; None if it has no such row."""
     axes = group.axes
     known = table4().get((axes["n_p"], axes["n_s"], SYSTEMS.get(row.facts.implementation, "")))
     if known is None or axes["rate"] is None or axes["batch_size"] != 32:
@@ -46,13 +50,14 @@ def printed(group: Group, row: Row, column: str) -> str | None:
 
 
 OBJECTIVE_S = 0.1
-"""Seconds per token up to which a rate of generated or recorded traffic counts as sustained. Our choice: the
-PagedAttention paper compares rates at similar latencies, on axes up to 1 s. Below it waits begin; far above it, rates
-depend on how long the traffic lasts."""
+"""Seconds per token up to which a rate of generated or recorded traffic counts as sustained. This is our choice: the
+PagedAttention paper compares rates at similar latencies, on axes up to 1 s. Below 0.1 s requests begin to wait; far
+above, rates depend on how long the traffic lasts.
+"""
 
 
 def rates_by_seed(rows: Sequence[Row], objective_s: float) -> list[SustainedRate | None]:
-    """Sustained requests per second of each arrival seed, from rows of one manager that differ in the rate alone."""
+    """Sustained requests per second of each arrival seed, from rows of one manager that differ only in the rate."""
     facts = [row.facts for row in rows if isinstance(row.facts, ReplayResult) and row.facts.rate is not None]
     seeds = min((len(one.us_per_token) for one in facts), default=0)
     return [
@@ -62,7 +67,7 @@ def rates_by_seed(rows: Sequence[Row], objective_s: float) -> list[SustainedRate
 
 
 def rate_ratios(rows: Sequence[Row], base_rows: Sequence[Row], objective_s: float) -> list[float]:
-    """Sustained rate over that of another manager, of each arrival seed in which both are more than a lower bound."""
+    """Sustained rate over that of another manager for each arrival seed, if neither rate is only a lower bound."""
     pairs = zip(rates_by_seed(rows, objective_s), rates_by_seed(base_rows, objective_s), strict=False)
     return [
         rate.per_s / base.per_s for rate, base in pairs if rate and base and not rate.at_least and not base.at_least

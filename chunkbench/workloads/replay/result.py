@@ -1,4 +1,4 @@
-"""The facts about a cache manager in replays of a point. Nothing in them was measured."""
+"""Results of replays: facts about a cache manager at a point. None of them is measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chunkbench.llama import SHAPES, LlamaShape
 
 
 class ReplayPoint(RequestPoint):
-    """Requests through a cache manager. Where `traffic` decides lengths, n_p and n_c are None."""
+    """Requests through a cache manager. If `traffic` sets the lengths, n_p and n_c are None."""
 
     model: LlamaShape = SHAPES["llama2-7b"]
     n_p: Count | None = None
@@ -37,16 +37,16 @@ class ReplayPoint(RequestPoint):
         return values if "tree" in given else values | {"n_s": values["n_s"] or 0}
 
     def as_json(self) -> dict[str, Any]:
-        # Keys have 0 where traffic decides.
+        # Keys have 0 in place of lengths that traffic sets.
         return {**super().as_json(), "n_p": self.n_p or 0, "n_c": self.n_c or 0}
 
 
 TAKEN = ("used", "reserved", "internal_fragmentation", "external_fragmentation")
-"""Kinds of slots that sequences have taken."""
+"""Kinds of slots that belong to sequences."""
 
 
 class MemoryMoment(NamedTuple):
-    """Where the memory is after a step was scheduled; token slots."""
+    """How the memory is used after a step was scheduled, in token slots."""
 
     at: float
     """Seconds on the virtual clock."""
@@ -59,7 +59,7 @@ class MemoryMoment(NamedTuple):
     evictable: Count
     free: Count
     covered: Count
-    """Tokens of all live sequences, each sequence by itself."""
+    """Sum of the tokens of all live sequences; shared tokens count for each sequence."""
 
 
 class ReplaySeed(Facts):
@@ -68,28 +68,30 @@ class ReplaySeed(Facts):
     arrival_seed: Count
     requests: Count
     refused: Count
-    """Requests that never fit into the memory; they are in no latency."""
+    """Requests that never fit into the memory; latencies do not contain them."""
     prompt_tokens: Count
-    """Of the requests that were answered."""
+    """Prompt tokens of the requests that were answered."""
     cached_tokens: Count
-    """Of these, tokens that were not computed when the request was first admitted."""
+    """Prompt tokens of answered requests that were found in the cache when the request was first admitted."""
     distinct_tokens: Count
-    """Tokens of their prompts, whole blocks that are equal counted once, without blocks that answers wrote: the least
-    that any order computes."""
+    """Distinct tokens of the answered requests' prompts: equal whole blocks count once, blocks that answers wrote do
+    not count. This is the least that any order computes.
+    """
     computed_tokens: Count
-    """Tokens that were computed as prompts; after a preemption again, answers' tokens too."""
+    """Tokens that were computed as prompts. After a preemption they count again, with the tokens of the answer."""
     preemptions: Count
     evicted_blocks: Count
     steps: Count
     end_s: NonNegativeFloat
     peak_slots: Count
-    """Most token slots that live sequences had, whole blocks."""
+    """Largest number of token slots that live sequences had, in whole blocks."""
     peak_batch: Count
     mean_batch: NonNegativeFloat = 0.0
     """Requests in a step, mean over the time until the last request is due."""
     prompt_share: NonNegativeFloat | None = None
-    """Where requests have several answers: share of the prompts, each counted once, in the memory that is used while
-    answers are decoded, over all steps."""
+    """Share of the prompts, each counted once, in the memory that is used while answers are decoded, over all steps.
+    None where requests have one answer.
+    """
     first_token_s: tuple[NonNegativeFloat, ...] = ()
     """Time to first token at the 50th, 90th and 99th percentile."""
     timeline: tuple[MemoryMoment, ...] = ()
@@ -115,15 +117,15 @@ class ReplayResult(ReplayPoint, Result):
     """Token slots of the memory."""
     block_tokens: Count = 0
     token_bytes: Count = 0
-    """Bytes of K and V of a token, all layers of the model."""
+    """Bytes of K and V of a token in all layers of the model."""
     step_time: str = ""
-    """The model of step times, in words."""
+    """Description of the model of step times."""
     replays: tuple[ReplaySeed, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _on_the_clock(cls, values: Any) -> Any:
-        """Before schema version 10, requests with several answers had no clock, and told what they share as `forks`."""
+        """Drop `forks` of results before schema version 10, when requests with several answers had no clock."""
         return (
             {name: value for name, value in values.items() if name != "forks"} if isinstance(values, dict) else values
         )
@@ -131,7 +133,7 @@ class ReplayResult(ReplayPoint, Result):
     @classmethod
     def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         older = super().from_older(values) | {"us_per_token": [sample for (sample,) in values.get("samples_us", ())]}
-        # Where traffic decides lengths, n_p and n_c were 0.
+        # In older results, n_p and n_c were 0 where traffic sets the lengths.
         return older | {name: older[name] or None for name in ("n_p", "n_c")}
 
     @property

@@ -12,31 +12,31 @@ from chunkbench.traffic.replayed import ReplayRequest
 from chunkbench.workloads.replay.step_time import StepShape, StepTime
 
 _MOMENTS = 100
-"""At least so many moments of the timeline are kept, if there are so many steps."""
+"""The timeline keeps at least this number of moments, if there are enough steps."""
 
 
 class Stuck(RuntimeError):
-    """Requests wait, nothing runs, and none of them is admitted: the manager or the rules are wrong."""
+    """Requests wait, but nothing runs and no request is admitted: the manager or the rules have an error."""
 
 
 @dataclass(eq=False)
 class Replayed(Entry):
-    """A request, and what the replay did with it. Times in seconds on the virtual clock."""
+    """A request and its times in the replay, in seconds on the virtual clock."""
 
     request: ReplayRequest
     length: int = 0
-    """Tokens so far: prompt and answer."""
+    """Tokens of prompt and answer so far."""
     total: int = 0
-    """Tokens at its end."""
+    """Tokens of prompt and answer at the end."""
     first: float | None = None
-    """When the first token of the answer was there."""
+    """Time of the first token of the answer."""
     last: float | None = None
     refused: str = ""
-    """Why it never fits into the memory; empty if it does."""
+    """Why the request never fits into the memory; empty if it fits."""
 
     @property
     def text(self) -> Text:
-        """Its tokens."""
+        """The text of prompt and answer."""
         return self.request.text
 
 
@@ -52,23 +52,23 @@ class ReplayMoment:
 
 @dataclass
 class Replay:
-    """What happened."""
+    """The outcome of a replay."""
 
     requests: list[Replayed]
     steps: int = 0
     end: float = 0.0
-    """Time of the last token, seconds."""
+    """Seconds on the virtual clock until the last token."""
     computed_tokens: int = 0
-    """Prompt tokens that were computed; those computed again after a preemption count again, answers' tokens too."""
+    """Prompt tokens that were computed. After a preemption they count again, with the tokens of the answer."""
     preemptions: int = 0
     swapped_tokens: int = 0
     peak_slots: int = 0
-    """Most slots that live sequences had, whole blocks."""
+    """Largest number of slots that live sequences had, in whole blocks."""
     peak_batch: int = 0
     mean_batch: float = 0.0
-    """Requests in a step, mean over the time until the last request is due; 0.0 if that is at once."""
+    """Requests in a step, mean over the time until the last request is due; 0.0 if all requests are due at time 0."""
     moments: list[ReplayMoment] = field(default_factory=list)
-    """Evenly spread over the steps."""
+    """Moments evenly spread over the steps."""
 
 
 def replay(
@@ -78,17 +78,17 @@ def replay(
     step_time: StepTime,
     answers: int = 1,
 ) -> Replay:
-    """Replay requests, which are in order of due time. Each has so many answers; with several, see `AnswerGroups`, and
-    the budget of a step counts the tokens of one of them.
+    """Replay requests, which must be in order of due time. Each request has `answers` answers. With several, `manager`
+    is an `AnswerGroups`, and the budget of a step counts the tokens of one answer per request.
 
     A request joins the queue at the first step that begins at or after its due time. A step takes the time that
-    `step_time` says; its tokens are there at its end. Raises Stuck.
+    `step_time` gives; its tokens appear at its end. Raises Stuck.
     """
     entries = [
         Replayed(number, request, request.text.prompt, request.text.total) for number, request in enumerate(requests)
     ]
     scheduler: Scheduler[Replayed] = Scheduler(manager, rules)
-    done = Replay(entries)
+    outcome = Replay(entries)
     clock, batch_time, arrived, every = 0.0, 0.0, 0, 1
     while arrived < len(entries) or not scheduler.idle:
         if scheduler.idle:
@@ -108,11 +108,11 @@ def replay(
         taken = step_time.seconds(shape)
         batch_time += step.batch * max(0.0, min(taken, entries[-1].request.due - clock))
         clock += taken
-        _count(done, step, shape, manager)
-        if done.steps % every == 0:
-            done.moments.append(ReplayMoment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
-            if len(done.moments) == 2 * _MOMENTS:
-                del done.moments[::2]
+        _count(outcome, step, shape, manager)
+        if outcome.steps % every == 0:
+            outcome.moments.append(ReplayMoment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
+            if len(outcome.moments) == 2 * _MOMENTS:
+                del outcome.moments[::2]
                 every *= 2
         for entry in sampled:
             if entry.first is None:
@@ -121,19 +121,19 @@ def replay(
             if entry.length == entry.total:
                 entry.last = clock
                 scheduler.finish(entry)
-    done.end = clock
+    outcome.end = clock
     if entries and entries[-1].request.due:
-        done.mean_batch = batch_time / entries[-1].request.due
-    return done
+        outcome.mean_batch = batch_time / entries[-1].request.due
+    return outcome
 
 
 def _shape(step: Step[Replayed], answers: int, manager: ReplayedManager) -> StepShape:
-    """What a step computes. After a preemption it computes the tokens of all answers again."""
+    """The work of a step. After a preemption a step computes the tokens of all answers again."""
     computed = reads = 0
     decoding = sampled = len(step.decoding) * answers
     for piece in step.prompts:
         first, last, prompt = piece.first, piece.first + piece.tokens, piece.entry.text.prompt
-        own = max(first, prompt)  # from here on, tokens of answers
+        own = max(first, prompt)  # tokens from here on belong to answers
         computed += last - first + (answers - 1) * max(0, last - own)
         reads += _reads(first, last) + (answers - 1) * _reads(own, last)
         if piece.sampled:
@@ -142,7 +142,7 @@ def _shape(step: Step[Replayed], answers: int, manager: ReplayedManager) -> Step
 
 
 def _reads(first: int, last: int) -> int:
-    """Tokens that the tokens `first` to `last - 1` attend to, each all up to itself."""
+    """Number of tokens that the tokens `first` to `last - 1` attend to; each attends to all tokens up to itself."""
     return (last - first) * (first + last + 1) // 2 if first < last else 0
 
 

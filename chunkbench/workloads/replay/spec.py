@@ -40,18 +40,21 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "float16"
     baseline: ImplementationId = Field("prefix_tree", validate_default=True, description=BASELINE)
     requests: Annotated[Whole, Field(ge=1)] = Field(300, description=REQUESTS)
-    prompt_budget: Annotated[Whole, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
+    prompt_budget: Annotated[Whole, Field(ge=1)] = Field(512, description="largest number of prompt tokens in a step")
     longest: Annotated[Whole, Field(ge=1)] | None = Field(
         None,
-        description="most tokens of a sequence; longer requests are left out; default: those of the longest request",
+        description=(
+            "largest number of tokens of a sequence; longer requests are left out; default: as many as the "
+            "longest request has"
+        ),
     )
     step_time: str = Field(
         PAPER,
-        description="time of a step: paper (Llama2-7B on the paper's A100), paged-attention (OPT-13B in that paper), a "
-        "duration such as 20ms, or the directory of a serving run, to whose steps it is fitted",
+        description="time of a step: paper (Llama2-7B on the paper's A100), paged-attention (OPT-13B in that paper), "
+        "a duration such as 20ms, or the directory of a serving run, to whose steps the times are fitted",
     )
     truncate_prompt_tokens: Annotated[Whole, Field(ge=1)] | None = Field(
-        None, description="prompts are cut to this number of tokens, their last ones"
+        None, description="keep only this number of a prompt's last tokens"
     )
 
     @field_validator("step_time")
@@ -83,11 +86,11 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
 
 
 def _traffic_conflicts(given: Mapping[str, Any], traffic: str) -> Iterator[Finding]:
-    """Conflicts where traffic decides the lengths of requests."""
-    found = os.path.isfile(traffic)  # False also for names that no file can have
+    """Conflicts if traffic sets the lengths of requests."""
+    found = os.path.isfile(traffic)  # `isfile` is also False for names that no file can have
     if traffic not in GENERATED and not found and not Path(traffic).suffix and "/" not in traffic:
         known = did_you_mean(traffic, list(GENERATED))
-        yield Finding(("traffic",), f"there is no traffic {traffic!r}, and no file has this name{known}")
+        yield Finding(("traffic",), f"there is no traffic {traffic!r}, and no file with this name{known}")
     elif traffic not in GENERATED and not found:
         yield Finding(("traffic",), f"there is no file {traffic!r} here: {Path(traffic).absolute().parent}")
     for axis in ("n_p", "n_c", "tree", *(() if traffic in DRAWN_SYSTEM_PROMPTS else ("n_s", "prompts"))):

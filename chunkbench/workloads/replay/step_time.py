@@ -15,50 +15,52 @@ from chunkbench.attention.manager import Reads
 
 @dataclass(frozen=True)
 class StepShape:
-    """What one step computes."""
+    """The work of one step."""
 
     decoding: int
-    """Sequences that decode one token."""
+    """Number of sequences that decode one token."""
     reads: Reads
-    """Tokens that the decoding sequences attend to, the new ones included. A manager counts all live sequences, so
-    also prompts that are not computed to their end."""
+    """Tokens that the decoding sequences attend to, the new ones included. Managers count all live sequences, so
+    prompts that are not fully computed count too.
+    """
     prompt_tokens: int = 0
-    """Prompt tokens that are computed, of all prompts."""
+    """Prompt tokens that the step computes, over all prompts."""
     prompt_reads: int = 0
-    """Sum over these tokens of the tokens that each attends to: `first + 1` up to `last` for tokens `first` to
-    `last - 1` of a prompt, cached ones before them included."""
+    """Sum, over the computed prompt tokens, of the tokens that each attends to: `first + 1` to `last` for tokens
+    `first` to `last - 1` of a prompt, cached tokens before them included.
+    """
     sampled: int = 0
-    """Rows whose logits are needed: the decoding sequences and the prompts that end in this step."""
+    """Number of rows whose logits are needed: decoding sequences, and prompts that end in this step."""
     swapped_tokens: int = 0
-    """Tokens whose K and V are copied out of this memory or back."""
+    """Tokens whose K and V are copied to host memory or back."""
 
     @property
     def read_once(self) -> int:
-        """Tokens that decoding reads at least once. 0 if nothing decodes, whatever else lives."""
+        """Tokens that decoding reads at least once; 0 if nothing decodes, even if sequences are live."""
         return self.reads.private + self.reads.shared if self.decoding else 0
 
     @property
     def read_again(self) -> int:
-        """Reads of shared tokens by further sequences: the second, the third, ... of each token."""
+        """Reads of shared tokens by further sequences: the second, the third, ... read of each token."""
         return self.reads.shared_covered - self.reads.shared if self.decoding else 0
 
 
 class StepTime(Protocol):
-    """A model of the time of steps."""
+    """A model of how long steps take."""
 
     def seconds(self, shape: StepShape) -> float:
-        """Time of a step."""
+        """Seconds of a step with this work."""
         ...
 
     @property
     def words(self) -> str:
-        """Where the numbers come from, in one line for reports."""
+        """The source of the numbers, in one line for reports."""
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Every step takes the same time. Raises ValueError unless it is above 0."""
+    """Every step takes the same time. Raises ValueError unless that time is above 0."""
 
     step_s: float
 
@@ -76,13 +78,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class WithSwaps:
-    """Another model, and the time of copies when sequences are swapped."""
+    """Another model, plus the time of copies when sequences are swapped."""
 
     inner: StepTime
     token_s: float
     """Seconds for each token whose K and V are copied out or back."""
     copies: str
-    """Where this number comes from."""
+    """The source of `token_s`, in words."""
 
     def seconds(self, shape: StepShape) -> float:
         return self.inner.seconds(shape) + shape.swapped_tokens * self.token_s
@@ -93,19 +95,20 @@ class WithSwaps:
 
 
 _BYTES = 1 << 28
-"""Larger than the caches of most machines."""
+"""Bytes copied from: more than the caches of most machines."""
 _COPIED = 1 << 26
 _TIMES = 5
 
 
 @cache
 def copy_rate(piece_bytes: int) -> float:
-    """Bytes per second at which pieces of so many bytes, in random order, become contiguous: the median of 5 copies.
+    """Bytes per second at which pieces of this size are copied from random places into one contiguous area: median of 5
+    copies.
 
-    One thread, one copy for each piece, as a server moves blocks between two memories; Python's call is in it. Measured
-    once per process.
+    One thread makes one copy for each piece, as a server moves blocks between two memories. The time of Python's call
+    is included. Each size is measured once per process.
     """
-    piece_bytes = min(piece_bytes, _COPIED)  # larger ones are no faster
+    piece_bytes = min(piece_bytes, _COPIED)  # larger pieces are copied no faster
     source, target = np.ones(_BYTES, np.uint8), np.ones(_COPIED, np.uint8)
     count = min(_COPIED // piece_bytes, 1 << 14)
     places = np.random.default_rng(0).permutation(_BYTES // piece_bytes)[:count] * piece_bytes

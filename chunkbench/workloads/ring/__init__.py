@@ -1,4 +1,4 @@
-"""Attention over several ranks: RingAttention, its successors, and other libraries' rings."""
+"""Kind of work `ring`: attention over several ranks, by RingAttention, its successors, and other libraries' rings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
-    """Ranks are processes. All schemes of a point take turns on the same ranks."""
+    """Measures schemes of several ranks, which are processes. All schemes of a point take turns on the same ranks."""
 
     name = "ring"
     summary = "attention over a context that several ranks hold"
@@ -31,7 +31,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         return METHODS
 
     def weight(self, point: RingPoint, seed: int) -> int:
-        """Pairs of query and key, and a constant for the start."""
+        """Number of pairs of query and key, plus a constant for the start."""
         queries = point.n_p if point.phase == "prefill" else 16 * point.batch_size
         return queries * point.n_p * point.heads // 1024 + (1 << 18)
 
@@ -43,13 +43,13 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         place: Workplace[RingResult],
         options: RunOptions,
     ) -> PointMeasurer[RingPoint, RingResult]:
-        """Ranks start when the first point needs them."""
+        """Make the measurer. Ranks start when the first point needs them."""
         from chunkbench.workloads.ring.measure import RingMeasurer
 
         return RingMeasurer(experiment, target, place)
 
     def follow(self, experiment: RingExperiment) -> bool:
-        """With RANK above 0, be that rank of the run that rank 0 leads."""
+        """If the environment sets RANK above 0, serve as that rank of the run that rank 0 leads."""
         from chunkbench.run_error import CannotRunError
         from chunkbench.workloads.ring.launch import world_from_environment
         from chunkbench.workloads.ring.rank import NoLeaderError
@@ -73,7 +73,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: RingExperiment, target: Target) -> str:
-        """Each point has three passes of each scheme; the budget limits the others."""
+        """Each point has at least three passes of each scheme; the budget limits the further passes."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"about its budget of {words_of(experiment.budget_s)}"

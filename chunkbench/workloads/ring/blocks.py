@@ -1,4 +1,4 @@
-"""Block kernels: attention of a rank's queries over a block of K and V, added to what they have read so far."""
+"""Block kernels: attention of a rank's queries over a block of K and V, added to the results of earlier blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK_SIZE = 64
 
 
 class Heads(NamedTuple):
-    """The shape of q, K and V without their tokens."""
+    """Shape and dtype of q, K and V, without the number of tokens."""
 
     heads: int
     kv_heads: int
@@ -27,18 +27,20 @@ class Heads(NamedTuple):
 
 
 class BlockKernel(Protocol):
-    """One way to compute a block. A block is one tensor, which travels as it is."""
+    """A kernel that computes attention over a block. A block is one tensor, which is sent between ranks unchanged."""
 
     def block(self, tokens: int) -> torch.Tensor:
-        """An empty block for K and V of so many tokens."""
+        """Allocate an empty block for K and V of this number of tokens."""
         ...
 
     def fill(self, block: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v `[n, h_kv, d]` to a block."""
+        """Write k and v `[n, h_kv, d]` into a block."""
         ...
 
     def add(self, q: torch.Tensor, block: torch.Tensor, tokens: int, seen: Ints, running: Running) -> None:
-        """Attention of q `[rows, h, d]`, each row over the first `seen[row]` of a block's tokens (`layout.visible`)."""
+        """Add to `running` the attention of q `[rows, h, d]`. Row i attends to the first `seen[i]` tokens of the block
+        (`placement.visible`).
+        """
         ...
 
 
@@ -68,7 +70,7 @@ class NativeBlocks:
         kernel.accumulate(q, running.outputs, running.stats)
 
     def sequences(self, sequences: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """A block with K and V `[n, h_kv, d]` of several sequences of one length, each in whole chunks."""
+        """Build a block with K and V `[n, h_kv, d]` of several sequences of the same length, each in whole chunks."""
         each = -(-len(sequences[0][0]) // CHUNK_SIZE) * CHUNK_SIZE
         block = self.block(len(sequences) * each)
         for part, (k, v) in zip(block.chunk(len(sequences)), sequences, strict=True):
@@ -76,7 +78,9 @@ class NativeBlocks:
         return block
 
     def add_sequences(self, q: torch.Tensor, block: torch.Tensor, tokens: int, rows: Ints, running: Running) -> None:
-        """Each of these rows over one of the sequences in a block of `sequences`, which have so many tokens."""
+        """Add the attention of these rows to `running`. Each row attends to one sequence of a block that `sequences`
+        built; every sequence has `tokens` tokens.
+        """
         each = -(-tokens // CHUNK_SIZE)
         store, chunks = self._chunks(block, len(rows) * each * CHUNK_SIZE)
         kernel = NativeDecode(store, self._shape.heads)
@@ -92,7 +96,7 @@ class NativeBlocks:
 
 
 class FlashBlocks:
-    """PyTorch's flash attention operator, which returns the logarithm of its sums, too."""
+    """PyTorch's flash attention operator, which also returns the log-sum-exp of the scores."""
 
     def __init__(self, shape: Heads, device: str = "cpu") -> None:
         self._shape, self._device = shape, device
@@ -125,9 +129,10 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tu
 
 
 def rectangles(seen: Ints) -> Iterator[tuple[slice, slice, bool]]:
-    """Rows and keys of calls that are full or causal, from how many keys each row sees.
+    """Split attention into calls that are full or causal. `seen[i]` is the number of leading keys that row i sees.
+    Yields (rows, keys, whether the call is causal).
 
-    Consecutive rows see either equally many keys, or each one more than the row before.
+    Consecutive rows must see equally many keys, or each row one key more than the row before.
     """
     first = int(np.argmax(seen > 0)) if seen.any() else len(seen)
     while first < len(seen):

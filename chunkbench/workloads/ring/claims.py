@@ -21,11 +21,11 @@ _OURS = ("ring", "striped", "zigzag", "all_gather", "tree_decode")
 _CONFIDENCE = 0.95
 _INFINIBAND = "A100 InfiniBand"
 _HIDDEN_SIZES = (9216, 12288)
-"""Of models of about 170e9 parameters; the text does not say which one."""
+"""Hidden sizes of models with about 170e9 parameters; the text does not say which model it means."""
 
 
 def exact(evidence: Evidence, stated: Stated) -> Judgement:
-    """Errors against float64 of every scheme that we wrote, over the tolerances."""
+    """Errors against float64 over the tolerances, for every scheme that is ours."""
     cases = [(_facts(row), row) for group in _points(evidence) for name, row in group.items() if name in _OURS]
     found = [
         Figure.counted(facts.max_error / facts.tolerance, row)
@@ -37,7 +37,7 @@ def exact(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def memory(evidence: Evidence, stated: Stated) -> Judgement:
-    """Peak memory of a rank in blocks, at the longest prefill in float32."""
+    """Peak memory of a rank, in blocks of the rank's tokens, at the longest prefill in float32."""
     rows = [row for _, row in _prefills(evidence, "ring") if _facts(row).dtype == "float32" and _blocks(row)]
     if not rows:
         return absent("the ring with peak memory", "ring")
@@ -48,7 +48,9 @@ def memory(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def overlap(evidence: Evidence, stated: Stated) -> Judgement:
-    """Exposed transfers of the ring on a slow link, at blocks of twice and of half the predicted size."""
+    """Share of transfers that the ring does not hide on a slow link, with blocks of twice and of half the break-even
+    size.
+    """
     found = []
     for _, row in _prefills(evidence, "ring", slow=True):
         facts = _facts(row)
@@ -62,29 +64,29 @@ def overlap(evidence: Evidence, stated: Stated) -> Judgement:
         return absent("the ring on a slow link with blocks of twice and of half the predicted size", "ring")
     words = ", ".join(f"{figure.value:.1%} of the transfer exposed at {at:.2f} c*" for at, figure in (below, above))
     if below[1].high < 0.40:
-        return judged("does not hold", f"{words}: the prediction is wrong below c*", [above[1], below[1]])
+        return judged("does not hold", f"{words}: below c* the prediction is wrong", [above[1], below[1]])
     return decided(above[1], stated, f"{words}; c* from probed rates", [below[1]])
 
 
 def balance(evidence: Evidence, stated: Stated) -> Judgement:
-    """Time of the ring over that of the zigzag ring, causal, and pairs per rank."""
+    """Time of the ring over that of the zigzag ring with a causal mask, and the balance of work over ranks."""
     prefills = [rows for rows, row in _prefills(evidence, "zigzag") if _facts(row).ranks > 1]
     ratios = [ratio for rows in prefills if (ratio := latency_ratio(rows, "ring", "zigzag"))]
     figure = max(ratios, key=lambda ratio: _facts(ratio.rows[0]).n_p, default=None)
     if figure is None:
-        return absent("the ring beside the zigzag ring", "ring")
+        return absent("the ring and the zigzag ring at the same point", "ring")
     one, other = (_facts(row) for row in figure.rows)
     most, even = (imbalance(facts) or 0.0 for facts in (one, other))
     share = ideal_share(one.ranks)
     reason = (
         f"{figure.value:.2f}x at {one.n_p:,} tokens on {one.ranks} ranks; the busiest rank computes {most:.3f} of the "
-        f"mean in the ring, {even:.3f} with zigzag; the ring can reach {share:.0%} of the ideal"
+        f"mean in the ring, {even:.3f} with zigzag; the ring can reach {share:.0%} of the ideal speed-up"
     )
     return decided(figure, stated, reason)
 
 
 def table2() -> Judgement:
-    """Blocks and sequences in thousands, with one decimal, without the row of `X-ring2`."""
+    """Compare Table 2 with F / B and 6 F / B, in thousands with one decimal. The row of claim `X-ring2` is left out."""
     wrong, count = [], 0
     for row in ring_devices():
         if row.name == _INFINIBAND:
@@ -107,18 +109,20 @@ def table2_disagrees() -> Judgement:
 
 
 def appendix_d() -> Judgement:
-    """The formula with the hidden sizes of such models, 4K and 10M read as powers of ten and of two."""
+    """The formula with hidden sizes of models with about 170e9 parameters; 4K and 10M are read as powers of ten and of
+    two.
+    """
     lengths = ((4_000, 10_000_000), (4_096, 10 * 2**20))
     ratios = [(6 * h + after) / (6 * h + before) for h in _HIDDEN_SIZES for before, after in lengths]
     low, high = min(ratios), max(ratios)
     reason = f"the formula gives {low:.1f} to {high:.1f} for hidden sizes of {_HIDDEN_SIZES[0]:,} to "
-    reason += f"{_HIDDEN_SIZES[1]:,}; 162.6 needs one of about 9,900, which we know of no such model"
+    reason += f"{_HIDDEN_SIZES[1]:,}; 162.6 needs a hidden size of about 9,900, and we know no such model"
     inside = low <= 162.6 <= high
     return Judgement("cannot tell" if inside else "does not hold", reason, low=low, high=high)
 
 
 def tree(evidence: Evidence, stated: Stated) -> Judgement:
-    """Bytes that a rank sends in a decode step, and rounds."""
+    """Bytes that a rank sends in a decode step, and rounds of communication, with the ring and with the tree."""
     found = []
     for group in _points(evidence):
         rows = [row for name in ("ring", "tree_decode") if (row := group.get(name)) and row.derived.latency_us]
@@ -126,7 +130,7 @@ def tree(evidence: Evidence, stated: Stated) -> Judgement:
         if len(sent) == 2 and sent[0] and sent[1]:
             found.append((sent[0], sent[1], rows))
     if not found:
-        return absent("the tree beside the ring in decoding", "ring")
+        return absent("the tree and the ring in decoding", "ring")
     ring, merged, rows = max(found, key=lambda sent: sent[0])
     facts = _facts(rows[0])
     time = ratio(rows[0].facts, rows[1].facts, _CONFIDENCE)
@@ -137,14 +141,16 @@ def tree(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
-    """Rows by scheme, of every point of a ring."""
+    """Scheme -> row, for each point of a ring experiment."""
     for group in evidence.groups:
         if any(isinstance(row.facts, RingResult) for row in group.rows.values()):
             yield group.rows
 
 
 def _prefills(evidence: Evidence, name: str, slow: bool = False) -> Iterator[tuple[Mapping[str, Row], Row]]:
-    """Points of prefill with a measured row of this scheme, and the row; `slow`: those with a slow link."""
+    """(rows of a point, row of this scheme) for each prefill where the scheme was measured. `slow`: only points with a
+    slow link.
+    """
     for rows in _points(evidence):
         row = rows.get(name)
         if row is None or row.derived.latency_us is None:
@@ -160,7 +166,7 @@ def _facts(row: Row) -> RingResult:
 
 
 def _blocks(row: Row) -> float:
-    """Peak memory in blocks of the rank's tokens; 0 if it is unknown."""
+    """Peak memory of a rank in blocks of its tokens; 0 if unknown."""
     return BLOCKS * (METRICS["of_six_blocks"].value(row.facts) or 0.0)
 
 
@@ -175,15 +181,15 @@ JUDGES: Mapping[str, Judge] = {
     "RG-balance": partial(balance, stated=Stated("at least", 1.0, 2)),
     "RG-table1": fixed(
         "holds",
-        "q, K, V, the arriving K and V, and the output: 6bch elements, which are 12bch bytes in 16-bit numbers; "
-        "less than the 2bsh elements of blockwise transformers where s > 3c, that is from 4 ranks on",
+        "q, K, V, the arriving K and V, and the output are 6bch elements, which take 12bch bytes in 16-bit numbers. "
+        "That is less than the 2bsh elements of blockwise transformers if s > 3c, so from 4 ranks on",
         float(BLOCKS),
     ),
     "RG-table2": lambda _: table2(),
     "RG-appendixD": lambda _: appendix_d(),
     "RG-tree": partial(tree, stated=Stated("at least", 1.0, 2)),
     "RG-context": fixed(
-        "not measured", "it needs several GPUs whose memory ends; ranks of one machine share its memory"
+        "not measured", "it needs several GPUs with memories of their own; ranks on one machine share its memory"
     ),
     "X-ring2": lambda _: table2_disagrees(),
 }

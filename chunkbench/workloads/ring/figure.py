@@ -1,4 +1,4 @@
-"""Figure of a ring: what each rank does when, and which transfers a slow link exposes."""
+"""Figure of a ring: what each rank does over time, and the share of transfers that a slow link exposes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _MOST_LINES = 12
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """A panel of timelines for the longest prefill and decode, then exposed transfers over c; None without any."""
+    """A panel of timelines for the longest prefill and one for the longest decode step, then exposed transfers over c.
+    None if there is no panel.
+    """
     longest = [_longest(report, phase) for phase in ("prefill", "decode")]
     panels: list[Group | list[Row]] = [group for group in longest if group is not None]
     slow = [row for group in report.groups if group.axes.get("link") and (row := group.rows.get("ring"))]
@@ -35,7 +37,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if not panels:
         return None
     handles: list[Patch | Line2D] = [Patch(color=colour, label=_NAMES[what]) for what, colour in _COLOURS.items()]
-    parts = ["Ranks are processes; timelines are of the last pass", conditions(report, manifest)]
+    parts = ["Ranks are processes; timelines show the last pass", conditions(report, manifest)]
     page = sheet(caption(parts, report), handles, len(panels), across=2, share_y=False)  # type: ignore[arg-type]
     for plot, content in zip(page.panels, panels, strict=True):
         if isinstance(content, Group):
@@ -53,7 +55,7 @@ def _longest(report: Report, phase: str) -> Group | None:
 
 
 def _moving(group: Group) -> list[RingResult]:
-    """Results of our kernel whose ranks exchange something."""
+    """Results of schemes with our kernel whose ranks exchange data."""
     rows = [row.facts for name, row in group.rows.items() if CHOICES[name].scheme.kernel == "native"]
     results = [facts for facts in rows if isinstance(facts, RingResult)]
     return [facts for facts in results if any(what == "transfer" for rank in facts.timeline for what, _, _ in rank)]

@@ -1,4 +1,4 @@
-"""Starts ranks, gives them jobs, and says which rank was lost if one dies, hangs or fails."""
+"""Starts ranks, gives them jobs, and names the rank that dies, hangs or fails."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PROGRAM = (sys.executable, "-m", "chunkbench.workloads.ring.rank")
 _POLL_S = 0.01
 _END_S = 3.0
 _SETTLE_S = 1.0
-"""After a rank's error, so much time for another one to show that it has ended: its end may be the cause."""
+"""Seconds to wait, after a rank's error, for another rank to turn out dead: its death may be the cause of the error."""
 
 
 class RankLostError(Exception):
-    """A rank ended, hangs or failed. The message names it; `status` is that of the case."""
+    """A rank died, hangs or failed. The message names the rank; `status` is the status of the case."""
 
     def __init__(self, message: str, status: Literal["crashed", "timeout", "error"] = "error") -> None:
         super().__init__(message)
@@ -34,13 +34,14 @@ class RankLostError(Exception):
 
 
 class Ranks:
-    """Ranks that wait for jobs. All are children of this process, or rank 0 alone where a launcher started the others
-    (`GivenWorld`)."""
+    """Ranks that wait for jobs. All are children of this process; if a launcher started the others, only rank 0 is
+    (`GivenWorld`).
+    """
 
     def __init__(
         self, ranks: int, threads: int | None, device: str, log: Path | None = None, given: GivenWorld | None = None
     ) -> None:
-        """Start them. Raises `RankLostError`."""
+        """Start the ranks. Raises `RankLostError`."""
         self.ranks, self.threads, self._number = ranks, threads, 0
         self._children: dict[int, ChildProcess] = {}
         self._store: Any = open_store(LOOPBACK, 0, leads=True) if given is None else given.store
@@ -72,7 +73,7 @@ class Ranks:
         warm: bool = False,
         repeats: int = 1,
     ) -> list[Answer]:
-        """Run a task on all ranks, `repeats` times. Raises `RankLostError`; the ranks are then closed."""
+        """Run a task on all ranks, `repeats` times. Raises `RankLostError` after closing the ranks."""
         job = {"scheme": asdict(scheme), "task": asdict(task), "link": link, "seed": seed}
         return [
             Answer(*answer)
@@ -80,11 +81,11 @@ class Ranks:
         ]
 
     def probe(self, task: Task, kernel: str, link: int | None, limit_s: float) -> list[Mapping[str, float]]:
-        """Rates of each rank. Raises `RankLostError`."""
+        """Measure FLOP/s and bytes/s of each rank. Raises `RankLostError`."""
         return self._ask("probe", {"task": asdict(task), "kernel": kernel, "link": link}, limit_s)
 
     def close(self, lost: bool = False) -> None:
-        """End the ranks, at once if one is `lost`. Does nothing if they have ended."""
+        """End the ranks; at once if a rank is `lost`. Does nothing if the ranks have ended."""
         if self._store is None:
             return
         with suppress(Exception):
@@ -93,7 +94,7 @@ class Ranks:
         for child in self._children.values():
             child.end(max(0.0, deadline - monotonic()))
         self._children.clear()
-        self._store = None  # closes its port
+        self._store = None  # closes the store's port
 
     def _ask(self, what: str, job: Mapping[str, Any], limit_s: float) -> list[Any]:
         number, self._number = self._number, self._number + 1
@@ -106,7 +107,7 @@ class Ranks:
         return [json.loads(answer)["answer"] for answer in answers]
 
     def _await(self, key: str, limit_s: float) -> list[bytes]:
-        """The values that all ranks set. Raises `RankLostError` if one fails."""
+        """Wait until every rank has set `key`, and return the values. Raises `RankLostError` if a rank fails."""
         deadline, missing = monotonic() + limit_s, set(range(self.ranks))
         failed: dict[int, str] = {}
         values: dict[int, bytes] = {}
@@ -127,12 +128,12 @@ class Ranks:
             sleep(_POLL_S)
         if failed:
             rank, error = min(failed.items())
-            if dead := self._dead(failed.keys()):  # its end may be what the others failed of
+            if dead := self._dead(failed.keys()):  # the dead rank may be the cause of the others' errors
                 raise RankLostError(f"{_named(dead)} {_verb(dead, 'does', 'do')} not run", "crashed")
             raise RankLostError(f"rank {rank}: {error}")
         if missing:
             dead = self._dead()
-            if dead and not missing & {*dead}:  # lost after its answer, so that the others wait for what it sent
+            if dead and not missing & {*dead}:  # the rank died after its answer, and the others wait for data from it
                 lost = f"{_named(dead)} {_verb(dead, 'does', 'do')} not run any more"
                 raise RankLostError(
                     f"{lost}; {_named(sorted(missing))} gave no answer within {limit_s:.0f} s", "timeout"
@@ -148,7 +149,7 @@ class Ranks:
                 raise RankLostError(f"rank {rank} {child.ended}", "crashed")
 
     def _dead(self, but: Collection[int] = ()) -> list[int]:
-        """The ranks, but these, that show no sign of life."""
+        """Ranks, except those of `but`, whose heartbeat has stopped."""
         before = self._beats()
         sleep(3 * BEAT_S)
         after = self._beats()
@@ -175,8 +176,9 @@ class GivenWorld:
 
     @cached_property
     def store(self) -> Any:
-        """The store of the process that leads: of `torchrun`, which has one at this port, or a new one. Raises
-        `RankLostError`."""
+        """The store of the process that leads: the store of `torchrun` at this port if there is one, else a new store.
+        Raises `RankLostError`.
+        """
         has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         try:
             return open_store(self.host, self.port, leads=not has_one)
@@ -184,7 +186,7 @@ class GivenWorld:
             raise RankLostError(str(error)) from None
 
     def dismiss(self) -> None:
-        """Let the ranks above 0 end without a job."""
+        """End the ranks above 0 without giving them a job."""
         waits = [("here", START_S), ("gone", _END_S)]
         for word, seconds in waits:
             deadline = monotonic() + seconds
@@ -194,14 +196,14 @@ class GivenWorld:
             self.store.set("go", END)
 
     def follow(self) -> None:
-        """Be a rank above 0 until the leader ends."""
+        """Serve as a rank above 0 until the leader ends."""
         from chunkbench.workloads.ring.rank import serve
 
         serve(Seat(self.host, self.port, self.rank, self.size, self.cpus))
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The share of this machine's CPUs; `torchrun` says how many ranks are here."""
+        """This rank's share of the machine's CPUs. `torchrun` sets the number of ranks on this machine."""
         local, size = (int(os.environ.get(name) or default) for name, default in _LOCAL)
         return share_of_cpus(local, size)
 
@@ -210,20 +212,24 @@ _LOCAL = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
 def share_of_cpus(rank: int, ranks: int) -> tuple[int, ...]:
-    """The CPUs of one of the ranks of this machine: an equal part; one that others have, too, if there are too few."""
+    """The CPUs of one of a machine's ranks: an equal part. With fewer CPUs than ranks, a single CPU that other ranks
+    use too.
+    """
     cpus = sorted(os.sched_getaffinity(0))
     share = cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks]
     return tuple(share or [cpus[rank % len(cpus)]])
 
 
 def world_from_environment() -> GivenWorld | None:
-    """None without the variables. Raises `ValueError` if some are missing or are no numbers."""
+    """The world that the environment describes; None without RANK or WORLD_SIZE. Raises `ValueError` if other variables
+    are missing or are not numbers.
+    """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
-        raise ValueError(f"RANK and WORLD_SIZE are set, and so must be {' and '.join(missing)}")
+        raise ValueError(f"RANK and WORLD_SIZE are set, so {' and '.join(missing)} must be set too")
     wrong = [
         f"{name}={os.environ[name]}" for name in names if name != "MASTER_ADDR" and not os.environ[name].isdecimal()
     ]

@@ -1,4 +1,6 @@
-"""The report of a ring: schemes of each point, what a slow link exposes, and what is counted beyond this machine."""
+"""The report of a ring: the schemes at each point, transfers that a slow link exposes, and times counted for more
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,18 @@ if TYPE_CHECKING:
 _RANKS = (4, 16, 64, 256, 1024)
 _TOKENS = 1 << 20
 _LEGEND = (
-    "ms: a pass, by the slowest rank; the median over rounds in which all schemes took turns, and the least and most "
-    "of the ratio to the baseline",
+    "ms: time of a pass, set by the slowest rank; median over rounds in which all schemes took turns. least..most: "
+    "lowest and highest ratio to the baseline",
     "of no exchange: rate over that of ranks that hold all K and V from the start",
-    "busy: share of the time in which a rank computes, of the least and the most busy one; work: the most pairs of "
-    "query and key that a rank computes, over the mean, counted",
+    "busy: share of the time in which a rank computes, for the least and the most busy rank; work: pairs of query "
+    "and key of the rank with most, over the mean of all ranks; counted from the layout",
     "exposed: share of the transfers' time in which a rank only waits for them",
     "of 6bch: peak memory of a rank, inputs included, over six blocks of its tokens (q, K, V, the arriving K and V, "
-    "out; the output is float32)",
-    "c*: tokens of a block whose compute takes as long as its transfer, from the probed rates F and B: "
+    "and the output, which is float32)",
+    "c*: number of tokens for which computing a block takes as long as its transfer, from the probed rates F and B: "
     "(e/2) (KV heads / heads) F / B",
-    "counted: computed from rates, never measured; one layer, causal, compute and transfer hide each other as far as "
-    "the order allows",
+    "counted: computed from rates, never measured; for one causal layer; computing and transfers hide each other as "
+    "far as the order allows",
 )
 
 
@@ -64,12 +66,16 @@ def body(view: View) -> Body:
 
 def _timing(view: View) -> str:
     hosts = max((row.facts.hosts for row in view.rows if isinstance(row.facts, RingResult)), default=1)
-    where = f"on {hosts} machines" if hosts > 1 else "on one machine, which share its memory: no figure of a network"
+    where = (
+        f"on {hosts} machines"
+        if hosts > 1
+        else "on one machine and share its memory, so no figure is that of a network"
+    )
     return f"ranks are processes {where}; every scheme was checked against float64 in its first pass"
 
 
 def _schemes(view: View) -> Table:
-    """A line that names each point, and below it a line for each scheme that can do it."""
+    """A table with a line that names each point, followed by a line for each scheme that supports the point."""
     items: list[tuple[Group, Row | None]] = []
     breaks = []
     for group in view.groups:
@@ -102,7 +108,7 @@ def _schemes(view: View) -> Table:
 
 
 def _point(view: View, group: Group) -> str:
-    """A point in words."""
+    """A description of a point."""
     axes = group.axes
     words = [str(axes["phase"]), f"{axes['n_p']:,} tokens"]
     if axes["phase"] == "decode":
@@ -137,7 +143,7 @@ def _of_no_exchange(group: Group, row: Row) -> str:
 
 
 def _links(view: View) -> Table:
-    """The ring at each point with a slow link: c against the predicted break-even block."""
+    """A table of the ring at points with a slow link: block size c beside the predicted break-even block c*."""
 
     def lines(group: Group) -> list[Row]:
         row = group.rows.get("ring")
@@ -151,7 +157,7 @@ def _links(view: View) -> Table:
         Column("predicted", lambda row: Cell(_predicted(_facts(row)), "quiet")),
         Column("busy", lambda row: _busy(_facts(row))),
     )
-    return view.table("A slow link: exposed transfers of the ring", lines, columns)
+    return view.table("The ring on a slow link: exposed transfers", lines, columns)
 
 
 def _facts(row: Row) -> RingResult:
@@ -181,7 +187,7 @@ class _Count:
 
 
 def _counted(view: View) -> list[Table]:
-    """Time, bytes and break-even blocks of 4 to 1,024 ranks; empty without probed rates."""
+    """Tables of time, bytes and break-even blocks for 4 to 1,024 ranks; empty without probed rates."""
     probed = [
         row.facts
         for row in view.rows
@@ -193,11 +199,11 @@ def _counted(view: View) -> list[Table]:
     facts = max(free, key=lambda facts: facts.n_p)
     alike = [other for other in free if (other.n_p, other.dtype) == (facts.n_p, facts.dtype)]
     rates = (median(getattr(other, name) or 0.0 for other in alike) for name in ("flops_per_s", "bytes_per_s"))
-    here = Device("a rank here", *rates)
-    given = [Device.of_rates(**entry) for entry in view.experiment.accelerators]
-    others = [Device.of_rates(row.name, row.tflops, row.gb_per_s) for row in ring_devices()]
+    probed_device = Device("a rank here", *rates)
+    accelerators = [Device.of_rates(**entry) for entry in view.experiment.accelerators]
+    printed_devices = [Device.of_rates(row.name, row.tflops, row.gb_per_s) for row in ring_devices()]
     shape = Shape(_TOKENS, facts.heads, facts.kv_heads, facts.head_dim, facts.element_bytes)
-    items = [_Count(device, ranks) for device in (here, *given, others[0]) for ranks in _RANKS]
+    items = [_Count(device, ranks) for device in (probed_device, *accelerators, printed_devices[0]) for ranks in _RANKS]
     times_columns: tuple[Column[_Count], ...] = (
         Column("device", lambda item: item.device.name if item.ranks == _RANKS[0] else "", align="left"),
         Column("ranks", lambda item: f"{item.ranks:,}"),
@@ -216,8 +222,8 @@ def _counted(view: View) -> list[Table]:
         Column("6 c*", lambda line: significant(BLOCKS * line[2], 3)),
     )
     group = facts.heads / facts.kv_heads
-    blocks = [(here, facts.element_bytes, here.break_even(facts.element_bytes, group))]
-    blocks += [(device, 2, device.break_even()) for device in (*given, *others)]
+    blocks = [(probed_device, facts.element_bytes, probed_device.break_even(facts.element_bytes, group))]
+    blocks += [(device, 2, device.break_even()) for device in (*accelerators, *printed_devices)]
     return [
         Table(f"Counted, not measured: a pass of {words}", times_columns, items, 2, gaps),
         Table("Counted, not measured: break-even blocks and least sequences, tokens", devices, blocks),
@@ -232,7 +238,7 @@ def _seconds_column(shape: Shape, name: str, order: Any) -> Column[_Count]:
 
 
 def _headline(view: View) -> str:
-    """How the balanced ring compares with one process, where most tokens are."""
+    """A sentence that compares the zigzag ring with the baseline, at the point with most tokens."""
     found = [
         (group.axes["n_p"], row)
         for group in view.groups

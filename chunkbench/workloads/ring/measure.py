@@ -1,4 +1,4 @@
-"""How schemes of several ranks are measured: all schemes of a point in turns, on the same ranks."""
+"""Measures schemes of several ranks: all schemes of a point take turns on the same ranks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from chunkbench.workloads.ring.spec import RingExperiment
 from chunkbench.workloads.ring.task import Task
 
 _LEAST_S = 0.1
-"""A short pass is repeated until a sample takes so long."""
+"""Short passes are repeated until a sample takes this many seconds."""
 _WARM_S = 1.0
-"""Before shorter passes there is one that is not timed; the first pass of all, which is checked, is then not timed."""
+"""If passes take fewer seconds than this, each is preceded by an untimed pass, and the first pass of all, which is
+checked, is not timed.
+"""
 _MOST_REPEATS = 200
 
 
 @dataclass
 class _Tried:
-    """What is known of a scheme at a point."""
+    """A scheme at a point: its status and the answers of its ranks so far."""
 
     method: RingMethod
     status: Status = "ok"
@@ -48,7 +50,7 @@ class _Tried:
 
 
 class RingMeasurer:
-    """Measures the points of a run; the ranks stay from one point to the next with as many ranks and threads."""
+    """Measures the points of a run. Ranks are kept for the next point if it needs as many."""
 
     def __init__(self, experiment: RingExperiment, target: Target, place: Workplace[RingResult]) -> None:
         self._experiment, self._target, self._place = experiment, target, place
@@ -57,7 +59,7 @@ class RingMeasurer:
         self._ranks: Ranks | None = None
         self._started = False
         self._lost: RankLostError | None = None
-        """How the probe lost a rank, until a pass reports it."""
+        """The error with which the probe lost a rank, until a pass reports the error."""
 
     def measure(
         self,
@@ -66,7 +68,7 @@ class RingMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[RingPoint, Sequence[RingResult]]:
-        """Pass by pass of every scheme in seeded random order; the first pass of each is checked."""
+        """Run passes of all schemes in rounds, in seeded random order. The first pass of each scheme is checked."""
         (point,) = points
         started_at = now()
         tried = {case.implementation: self._survey(case.implementation, point) for case in cases_of[point]}
@@ -94,22 +96,22 @@ class RingMeasurer:
 
     def _survey(self, name: str, point: RingPoint) -> _Tried:
         method = METHODS.load(name)
-        one, answer = _Tried(method), method.availability(point.device)
+        state, answer = _Tried(method), method.availability(point.device)
         size = point.ranks if self._given is None else self._given.size
         if not answer.ok:
-            one.failed("unavailable", answer.reason)
+            state.failed("unavailable", answer.reason)
         elif point.device == "cuda" and len(self._target.environment.gpus) < point.ranks and self._given is None:
-            one.failed("unavailable", f"{point.ranks} ranks need as many GPUs")
+            state.failed("unavailable", f"{point.ranks} ranks need as many GPUs")
         elif told := lacking(task_of(point).bytes(method.scheme, point.ranks), usable(available_memory())):
-            one.failed("oom", told)
+            state.failed("oom", told)
         elif size != point.ranks:
-            one.failed("unsupported", f"this run was started with WORLD_SIZE={size}")
+            state.failed("unsupported", f"this run was started with WORLD_SIZE={size}")
         elif reason := method.supports(point):
-            one.failed("unsupported", reason)
-        return one
+            state.failed("unsupported", reason)
+        return state
 
     def _world(self, point: RingPoint) -> Ranks:
-        """The ranks for a point. Raises `RankLostError`."""
+        """The ranks for a point, started if necessary. Raises `RankLostError`."""
         if self._ranks is not None and self._ranks.ranks != point.ranks:
             self._ranks.close()
             self._ranks = None
@@ -125,7 +127,9 @@ class RingMeasurer:
     def _probe(
         self, point: RingPoint, tried: Mapping[str, _Tried], announce: Callable[[str], None]
     ) -> list[Mapping[str, float]]:
-        """Rates of the ranks; empty if nothing runs, or if a rank is lost, which the first pass then reports."""
+        """Measure rates of the ranks. Empty if no scheme can run, or if a rank is lost; the first pass then reports the
+        loss.
+        """
         if not any(one.runs for one in tried.values()):
             return []
         announce(f"starting {point.ranks} ranks")
@@ -136,11 +140,11 @@ class RingMeasurer:
             self._ranks, self._lost = None, error
             return []
 
-    def _pass(self, one: _Tried, point: RingPoint, first: bool) -> None:
-        took = min((max(answer.seconds for answer in answers) for answers in one.rounds), default=_LEAST_S)
+    def _pass(self, state: _Tried, point: RingPoint, first: bool) -> None:
+        took = min((max(answer.seconds for answer in answers) for answers in state.rounds), default=_LEAST_S)
         try:
             answers = self._world(point).run(
-                one.method.scheme,
+                state.method.scheme,
                 task_of(point),
                 point.link,
                 self._experiment.seed,
@@ -151,58 +155,58 @@ class RingMeasurer:
             )
         except RankLostError as error:
             self._ranks = None
-            one.failed(error.status, str(error))
+            state.failed(error.status, str(error))
             return
-        one.rounds.append(answers)
+        state.rounds.append(answers)
         if first:
-            self._judge(one, point)
+            self._judge(state, point)
 
     @staticmethod
-    def _judge(one: _Tried, point: RingPoint) -> None:
-        for rank, answer in enumerate(one.rounds[0]):
+    def _judge(state: _Tried, point: RingPoint) -> None:
+        for rank, answer in enumerate(state.rounds[0]):
             if answer.error is None or not answer.error <= TOLERANCE[point.dtype]:
                 what = "NaN" if answer.error is None or math.isnan(answer.error) else f"an error of {answer.error:.2g}"
-                one.failed("incorrect", f"rank {rank} returned {what}; allowed is {TOLERANCE[point.dtype]:g}")
+                state.failed("incorrect", f"rank {rank} returned {what}; allowed is {TOLERANCE[point.dtype]:g}")
                 return
 
     def _facts(
-        self, case: Case[RingPoint], one: _Tried, probe: Sequence[Mapping[str, float]], started_at: str
+        self, case: Case[RingPoint], state: _Tried, probe: Sequence[Mapping[str, float]], started_at: str
     ) -> RingResult:
         point = case.point
-        short = one.rounds and min(max(answer.seconds for answer in answers) for answers in one.rounds) < _WARM_S
-        timed = one.rounds[1:] if short else one.rounds
+        short = state.rounds and min(max(answer.seconds for answer in answers) for answers in state.rounds) < _WARM_S
+        timed = state.rounds[1:] if short else state.rounds
         rates = {name: median(rank[name] for rank in probe) for rank in probe[:1] for name in rank}
-        errors = [answer.error for answer in one.rounds[0] if answer.error is not None] if one.rounds else []
+        errors = [answer.error for answer in state.rounds[0] if answer.error is not None] if state.rounds else []
         return RingResult.of_case(
             case,
             experiment=self._experiment.name,
-            label=one.method.label,
-            status=one.status,
-            reason=one.reason,
+            label=state.method.label,
+            status=state.status,
+            reason=state.reason,
             seed=self._experiment.seed,
             started_at=started_at,
             machine=self._target.machine,
-            times=tuple(tuple(map(_times, answers)) for answers in timed) if one.runs else (),
-            ranks_facts=self._rank_facts(one, point) if one.rounds else (),
-            timeline=tuple(answer.events for answer in one.rounds[-1]) if one.rounds else (),
+            times=tuple(tuple(map(_times, answers)) for answers in timed) if state.runs else (),
+            ranks_facts=self._rank_facts(state, point) if state.rounds else (),
+            timeline=tuple(answer.events for answer in state.rounds[-1]) if state.rounds else (),
             flops_per_s=rates.get("flops_per_s"),
             bytes_per_s=rates.get("bytes_per_s"),
             max_error=max(errors, key=lambda error: math.inf if math.isnan(error) else error) if errors else None,
             tolerance=TOLERANCE[point.dtype],
-            hosts=len({answer.host for answer in one.rounds[0]}) if one.rounds else 1,
+            hosts=len({answer.host for answer in state.rounds[0]}) if state.rounds else 1,
         )
 
     @staticmethod
-    def _rank_facts(one: _Tried, point: RingPoint) -> tuple[RankFacts, ...]:
-        scheme, facts = one.method.scheme, []
-        peaks = [[answers[rank].peak_bytes for answers in one.rounds] for rank in range(point.ranks)]
-        for rank, answer in enumerate(one.rounds[-1]):
+    def _rank_facts(state: _Tried, point: RingPoint) -> tuple[RankFacts, ...]:
+        scheme, facts = state.method.scheme, []
+        peaks = [[answers[rank].peak_bytes for answers in state.rounds] for rank in range(point.ranks)]
+        for rank, answer in enumerate(state.rounds[-1]):
             ranks = scheme.ranks or point.ranks
             computed = task_of(point).pairs(scheme, ranks, rank) if rank < ranks else 0
             known = [peak for peak in peaks[rank] if peak is not None]
             facts.append(
                 RankFacts(
-                    sent_bytes=None if one.method.is_peer and scheme.ranks is None else answer.sent_bytes,
+                    sent_bytes=None if state.method.is_peer and scheme.ranks is None else answer.sent_bytes,
                     peak_bytes=int(median(known)) if known else None,
                     pairs=computed,
                 )
@@ -211,7 +215,7 @@ class RingMeasurer:
 
 
 def task_of(point: RingPoint) -> Task:
-    """What a point computes."""
+    """The task of a point."""
     return Task(
         point.heads,
         point.kv_heads,

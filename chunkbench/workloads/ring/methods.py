@@ -1,4 +1,4 @@
-"""The schemes that a ring experiment can name: ours, and those of other libraries."""
+"""The schemes that experiments of `kind: ring` can name: our own, and those of other libraries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.schemes import missing
 from chunkbench.workloads.ring.task import Scheme
 
-_BALANCED = "balances the work of a causal mask; there is none here"
+_BALANCED = "balances the work of a causal mask; a full mask needs no balance"
 _PYTORCH = ("pytorch-ring", "pytorch-tree")
 
 
 @dataclass(frozen=True)
 class RingMethod:
-    """A scheme, its name and how reports show it."""
+    """A scheme with its name and its style in reports."""
 
     label: str
     scheme: Scheme
@@ -28,7 +28,7 @@ class RingMethod:
 
     @property
     def is_peer(self) -> bool:
-        """Whether another library moves the bytes, or computes alone."""
+        """Whether another library moves the bytes or, in one process, does the computing."""
         return self.scheme.kernel not in ("native", "flash")
 
     def availability(self, device: str) -> Answer:
@@ -38,7 +38,7 @@ class RingMethod:
         return Answer(False, lacking) if lacking else YES
 
     def supports(self, point: RingPoint) -> str:
-        """Why the scheme cannot do a point; empty if it can."""
+        """Why the scheme does not support a point; empty if it does."""
         scheme = self.scheme
         if point.phase not in self.phases:
             return f"is for phase: {self.phases[0]}"
@@ -84,7 +84,11 @@ CHOICES: Mapping[str, RingMethod] = {
         "No exchange",
         Scheme("zigzag", "none", "native"),
         _style(
-            "no exchange", "#999999", "x", 130, meaning="every rank holds all K/V from the start: the bound of speed"
+            "no exchange",
+            "#999999",
+            "x",
+            130,
+            meaning=("every rank holds all K/V from the start: an upper bound of speed"),
         ),
         _BOTH,
     ),
@@ -107,7 +111,7 @@ CHOICES: Mapping[str, RingMethod] = {
     "all_gather": RingMethod(
         "All-gather",
         Scheme("zigzag", "gather", "native"),
-        _style("All gather", "#CC79A7", "D", 230, meaning="every rank gathers all K/V, then computes"),
+        _style("All gather", "#CC79A7", "D", 230, meaning="every rank first gathers all K/V, then computes"),
         _BOTH,
     ),
     "tree_decode": RingMethod(
@@ -160,4 +164,4 @@ CHOICES: Mapping[str, RingMethod] = {
 }
 
 METHODS: Registry[RingMethod] = Registry(CHOICES)
-"""Implementations of experiments of `kind: ring`."""
+"""The schemes that experiments of `kind: ring` can name."""

@@ -1,6 +1,6 @@
-"""Figures of attention over several ranks; medians over rounds.
+"""Metrics of attention over several ranks; medians over rounds.
 
-Source: RingAttention (arXiv 2310.01889), section 3, for the six blocks.
+Source of the six blocks: RingAttention (arXiv 2310.01889), section 3.
 """
 
 from __future__ import annotations
@@ -11,41 +11,47 @@ from chunkbench.report.metric import BYTES, SHARE, Metric, Unit, by_name, one
 from chunkbench.workloads.ring.result import RingResult
 
 BLOCKS = 6
-"""Blocks of c tokens that a rank holds: q, K, V, the K and V that arrive, and the output."""
+"""Number of blocks of c tokens that a rank holds: q, K, V, the K and V that arrive, and the output."""
 
 
 def exposed_shares(facts: RingResult) -> list[float]:
-    """[round] share of the transfers' time in which a rank only waits, of the rank that waits most; empty without."""
+    """[round] share of the transfers' time in which a rank only waits, for the rank that waits most; empty without
+    transfers.
+    """
     if not all(rank.transfer_s for times in facts.times for rank in times):
         return []
     return [max(rank.wait_s / rank.transfer_s for rank in times) for times in facts.times]
 
 
 def most_sent(facts: RingResult) -> int | None:
-    """Bytes that a rank sends in a pass, the most of all ranks; None if nothing is sent, or nobody knows."""
+    """Bytes that the rank with most transfers sends in a pass; None if no bytes are sent or counted."""
     return max((rank.sent_bytes or 0 for rank in facts.ranks_facts), default=0) or None
 
 
 def imbalance(facts: RingResult) -> float | None:
-    """Pairs of query and key that the busiest rank computes, over the mean of all ranks; None if nothing is counted."""
+    """Pairs of query and key that the busiest rank computes, over the mean of all ranks; None if no pairs are
+    counted.
+    """
     pairs: list[int] = [rank.pairs for rank in facts.ranks_facts]
     return max(pairs) * len(pairs) / sum(pairs) if sum(pairs) else None
 
 
 def block_bytes(facts: RingResult) -> int:
-    """Six blocks of c tokens: q, and K and V twice, in the point's dtype; the output and its sums are float32."""
+    """Bytes of six blocks of c tokens: q, and K and V twice, in the point's dtype; the output and its sums in
+    float32.
+    """
     wide = facts.heads * facts.head_dim
     return facts.n_p // facts.ranks * (wide * facts.element_bytes + 2 * facts.token_bytes + 4 * wide)
 
 
 def peak_bytes(facts: RingResult) -> int | None:
-    """Of the rank that takes most; None if it was not timed, or the system does not say."""
+    """Peak memory of the rank that takes most; None if the point was not timed, or the system reports no memory."""
     known = [rank.peak_bytes for rank in facts.ranks_facts if rank.peak_bytes is not None]
     return max(known, default=None) if facts.times else None
 
 
 def busy(facts: RingResult) -> list[float]:
-    """[rank] share of the time in which it computes, the median over rounds; empty if it was not timed."""
+    """[rank] share of the time in which the rank computes, median over rounds; empty if the point was not timed."""
     ranks = zip(*facts.times, strict=True)
     return [median(rank.compute_s / rank.total_s for rank in rounds) for rounds in ranks]
 

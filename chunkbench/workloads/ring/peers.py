@@ -1,4 +1,6 @@
-"""Other libraries' ways: PyTorch's private ring, ring-attention-pytorch, and PyTorch's attention in one process."""
+"""Schemes of other libraries: PyTorch's private ring, ring-attention-pytorch, and PyTorch's attention in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from chunkbench.workloads.ring.world import World
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _BUCKET = 1024
-"""Most rows and keys that ring-attention-pytorch multiplies at once: its default."""
+"""Largest number of rows and keys that ring-attention-pytorch multiplies at once: its default."""
 
 
 class PeerSession:
-    """A call of q, k and v `[1, h, n, d]` that returns `[1, h, rows, d]`; or `[1, n, h, d]` if `tokens_first`."""
+    """A session that calls another library with q, k and v `[1, h, n, d]` and gets `[1, h, rows, d]`; with
+    `tokens_first` both are `[1, n, h, d]`.
+    """
 
     def __init__(
         self, world: World, inputs: ContextInputs, rows: Ints, tokens: Ints, call: Call, tokens_first: bool = False
@@ -46,14 +50,14 @@ class PeerSession:
 
 
 class Peer(NamedTuple):
-    """How another library's way is opened, and the module that it needs."""
+    """How to open a session of another library, and the module that the session needs."""
 
     open: Callable[[World, Scheme, Task, ContextInputs], PeerSession]
     module: str = "torch"
     install: str = ""
 
     def missing(self) -> str:
-        """What to install; empty if it is there."""
+        """How to install the missing module; empty if it is installed."""
         return "" if importlib.util.find_spec(self.module) else self.install
 
 
@@ -68,7 +72,9 @@ def _sdpa(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> Pe
 
 
 def _torch_ring(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> PeerSession:
-    """`_templated_ring_attention`, which balances with the zigzag layout; K and V as `scheme.movement` says."""
+    """Open a session of `_templated_ring_attention`. The zigzag layout turns on its load balance; `scheme.movement`
+    says whether K and V travel or are gathered.
+    """
     import torch.distributed as dist
     from torch.distributed.tensor.experimental import _attention
     from torch.distributed.tensor.experimental._context_parallel import _attention as ring
@@ -88,7 +94,7 @@ def _torch_ring(world: World, scheme: Scheme, task: Task, inputs: ContextInputs)
 
 
 def _pytorch_ring(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> PeerSession:
-    """`ring_flash_attn`. Where it is striped, each of its buckets is a stripe."""
+    """Open a session of `ring_flash_attn`. In the striped layout each of its buckets is a stripe."""
     from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
     each, striped = task.tokens // world.size, scheme.layout == "striped"
@@ -110,7 +116,7 @@ def _pytorch_ring(world: World, scheme: Scheme, task: Task, inputs: ContextInput
 
 
 def _pytorch_tree(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> PeerSession:
-    """`tree_attn_decode`; the sequences share their K and V, which stand in memory once."""
+    """Open a session of `tree_attn_decode`. The sequences share K and V, which are in memory once."""
     from ring_attention_pytorch.tree_attn_decoding import tree_attn_decode
 
     part = task.shared // world.size
@@ -131,4 +137,4 @@ PEERS: Mapping[str, Peer] = {
     "pytorch-ring": Peer(_pytorch_ring, *_PYTORCH),
     "pytorch-tree": Peer(_pytorch_tree, *_PYTORCH),
 }
-"""Kernel of a scheme -> another library's way."""
+"""`kernel` of a scheme -> the other library that computes it."""

@@ -1,4 +1,4 @@
-"""Which tokens a rank holds, and which keys of another rank's block its queries see. Integers only."""
+"""Which tokens a rank holds, and which keys of another rank's block its queries see. Only integers, no tensors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 from chunkbench.kernels.integers import Ints
 
 Layout = Literal["contiguous", "striped", "zigzag"]
-"""Rank r of N holds: one block in token order; the tokens r, r + N, r + 2N, ...; of 2N blocks those numbered r and
-2N - 1 - r."""
+"""The tokens that rank r of N holds. contiguous: one block of consecutive tokens; striped: the tokens r, r + N, r + 2N,
+...; zigzag: the blocks r and 2N - 1 - r of 2N blocks.
+"""
 
 
 def positions(layout: Layout, tokens: int, ranks: int, rank: int) -> Ints:
-    """The tokens of a rank in ascending order; `tokens` is a multiple of 2 * ranks."""
+    """The tokens of a rank in ascending order; `tokens` must be a multiple of 2 * ranks."""
     if layout == "striped":
         return np.arange(rank, tokens, ranks)
     if layout == "contiguous":
@@ -24,13 +25,13 @@ def positions(layout: Layout, tokens: int, ranks: int, rank: int) -> Ints:
 
 
 def visible(queries: Ints, keys: Ints, causal: bool) -> Ints:
-    """How many of a block's keys each query sees: its first ones, since both are in ascending order."""
+    """Number of leading keys of a block that each query sees. Both `queries` and `keys` must be in ascending order."""
     if causal:
         return np.searchsorted(keys, queries, side="right")
     return np.full(len(queries), len(keys))
 
 
 def pairs(layout: Layout, tokens: int, ranks: int, rank: int, causal: bool) -> int:
-    """Pairs of query and key that a rank computes in all: 4 * heads * head_dim FLOPs each."""
+    """Pairs of query and key that a rank computes in a pass, at 4 * heads * head_dim FLOPs each."""
     own = positions(layout, tokens, ranks, rank)
     return int((own + 1).sum()) if causal else len(own) * tokens

@@ -1,6 +1,7 @@
-"""A rank: a process that joins the others and does the jobs that `launch` gives to all of them.
+"""A rank: a process that joins the other ranks and does the jobs that `launch` gives to all of them.
 
-`python -m chunkbench.workloads.ring.rank`, started with `Seat` in the environment variable `CHUNKBENCH_RANK`.
+Start it as `python -m chunkbench.workloads.ring.rank`, with a `Seat` as JSON in the environment variable
+`CHUNKBENCH_RANK`.
 """
 
 from __future__ import annotations
@@ -27,61 +28,61 @@ from chunkbench.malloc import give_back
 SEAT = "CHUNKBENCH_RANK"
 FOREVER = timedelta(days=30)
 START_S = 120.0
-"""So long ranks and their leader wait for each other."""
+"""Seconds that ranks and their leader wait for each other at the start."""
 BEAT_S = 0.2
 END = "end"
-"""What the leader says first, if there is nothing to do; else the device."""
+"""The leader's first message: `end`, or the name of the device to use."""
 _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
-"""Most tokens of the block that is probed."""
+"""Largest number of tokens in the probed block."""
 _LEAST_PROBES, _MOST_PROBES, _PROBED_FLOPS = 5, 50, 2e10
-"""Calls of the kernel, and FLOPs of all of them: about 0.2 s. The fastest call counts."""
+"""Least and most calls of the probed kernel, and the FLOPs to spend on them: about 0.2 s. The fastest call counts."""
 _PROBE_BYTES = 1 << 25
-"""Most bytes of a probed transfer; on a slowed link it takes a quarter of a second."""
+"""Largest number of bytes in a probed transfer. On a slowed link, a probe sends what takes a quarter of a second."""
 
 
 class NoLeaderError(Exception):
-    """The process that leads the ranks is not there."""
+    """The process that leads the ranks is not there or does not answer."""
 
 
 class Seat(NamedTuple):
-    """Where a rank sits."""
+    """Where and as which rank a process joins the others."""
 
     host: str
     port: int
-    """Of the store through which all ranks meet."""
+    """Port of the store through which all ranks meet."""
     rank: int
     ranks: int
     cpus: tuple[int, ...]
 
 
 class Answer(NamedTuple):
-    """What a rank says about a pass of attention. Times in seconds."""
+    """A rank's answer after a pass of attention. Times in seconds."""
 
     seconds: float
-    """From the moment when all ranks were ready, mean of the repeats."""
+    """Time from when all ranks were ready, mean over the repeats."""
     compute_s: float
     wait_s: float
     transfer_s: float
     sent_bytes: int
     peak_bytes: int | None
-    """Most memory that the session took, its inputs included; None if the system does not say."""
+    """Peak memory of the session, its inputs included; None if the system does not report memory."""
     error: float | None
-    """Largest difference to float64 of sampled rows, over the largest value; None unless asked."""
+    """Largest difference to float64 over the sampled rows, over their largest value; None if no check was asked for."""
     events: tuple[tuple[str, float, float], ...]
-    """What the rank did when, from the start of the last repeat."""
+    """(activity, start, end), counted from the start of the last repeat."""
     host: str
-    """The name of its machine."""
+    """Name of the rank's machine."""
 
 
 def main() -> None:
-    """Join the others, and do jobs until told to end."""
+    """Join the other ranks, and do jobs until the leader ends."""
     end_with_parent(int(os.environ[PARENT]))
     serve(Seat(*json.loads(os.environ[SEAT])))
 
 
 def serve(seat: Seat) -> None:
-    """Do the jobs of a seat until told to end, or until the leader is gone."""
+    """Join the other ranks at this seat, and do jobs until the leader says to end or is gone."""
     os.sched_setaffinity(0, seat.cpus)
     import torch
     import torch.distributed as dist
@@ -124,13 +125,16 @@ def serve(seat: Seat) -> None:
 
 
 def is_loopback(host: str, port: int) -> bool:
-    """Whether the address is this machine's own, which no other machine reaches."""
+    """Whether the address is a loopback, which other machines do not reach."""
     return ipaddress.ip_address(_address(host, port)[1]).is_loopback
 
 
 def interface_to(host: str, port: int) -> str:
-    """The network interface that leads to rank 0. Gloo by itself takes that of the machine's name, which may be the
-    loopback. Raises OSError if GLOO_SOCKET_IFNAME names none of this machine."""
+    """The network interface that leads to rank 0. Raises OSError if GLOO_SOCKET_IFNAME names an interface that this
+    machine lacks.
+
+    Without this choice Gloo takes the interface of the machine's name, which may be the loopback.
+    """
     addresses = psutil.net_if_addrs()
     if chosen := os.environ.get("GLOO_SOCKET_IFNAME"):
         if unknown := [name for name in chosen.split(",") if name not in addresses]:
@@ -139,7 +143,7 @@ def interface_to(host: str, port: int) -> str:
         return chosen
     family, address = _address(host, port)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # sends nothing
+        probe.connect((address, port))  # a datagram socket sends nothing here
         own = probe.getsockname()[0]
     if ipaddress.ip_address(own).is_loopback:
         return "lo"
@@ -147,7 +151,7 @@ def interface_to(host: str, port: int) -> str:
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
-    """Raises OSError that names MASTER_ADDR."""
+    """Family and IP address of a host. Raises OSError with a message that names MASTER_ADDR."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -156,15 +160,17 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
 
 
 def open_store(host: str, port: int, leads: bool, deadline: float | None = None) -> Any:
-    """The store through which ranks meet. `leads`: this process has it, at a port of the system's choice if 0.
+    """The store through which ranks meet. `leads`: this process creates the store, at `port`, or at a free port if
+    `port` is 0.
 
-    Raises OSError, and NoLeaderError after the deadline (of `monotonic`; None: START_S from now).
+    Raises OSError if the address cannot be used, and NoLeaderError after the deadline (a time of `monotonic`; None:
+    START_S from now).
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not leads:
         return _joined(host, port, deadline or monotonic() + START_S)
-    # By itself the store would listen to all addresses of this machine.
+    # Without a socket of its own, the store would listen on all addresses of this machine.
     family, address = _address(host, port)
     try:
         listener = socket.create_server((address, port), family=family)
@@ -177,30 +183,30 @@ def open_store(host: str, port: int, leads: bool, deadline: float | None = None)
 
 
 def _joined(host: str, port: int, deadline: float) -> Any:
-    """The store of rank 0. A stranger at its port may never answer, so a thread asks."""
+    """Connect to the store of rank 0. Another program at that port may never answer, so a thread connects."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     _address(host, port)
-    seconds, found = max(1.0, deadline - monotonic()), list[Any]()
+    seconds, stores = max(1.0, deadline - monotonic()), list[Any]()
 
     def ask() -> None:
         with suppress(Exception):
             store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds))
             store.check(["go"])
             store.set_timeout(FOREVER)
-            found.append(store)
+            stores.append(store)
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(seconds)
-    if not found:
+    if not stores:
         where = f"MASTER_ADDR={host}, MASTER_PORT={port}"
         raise NoLeaderError(f"no rank 0 at {where} within {START_S:.0f} s: {_reason(host, port)}")
-    return found[0]
+    return stores[0]
 
 
 def _reason(host: str, port: int) -> str:
-    """Why nothing of ours answers there."""
+    """Why the store of rank 0 does not answer at this address."""
     try:
         socket.create_connection((host, port), 3).close()
     except OSError as error:
@@ -210,7 +216,7 @@ def _reason(host: str, port: int) -> str:
 
 
 def _beat(store: Any, rank: int, ended: threading.Event) -> None:
-    """Show that this process runs. Ends the process if the leader is gone."""
+    """Set a heartbeat until `ended`. Ends the process if the leader is gone."""
     count = 0
     while not ended.wait(BEAT_S):
         count += 1
@@ -222,7 +228,9 @@ def _beat(store: Any, rank: int, ended: threading.Event) -> None:
 
 
 def _run(device: str, job: Mapping[str, Any]) -> Answer:
-    """Open a session, run it `repeats` times, and check it if `check` asks. `warm`: once more before, untimed."""
+    """Open a session, run it `repeats` times, and check its results if the job has `check`. With `warm`, an untimed run
+    comes first.
+    """
     import torch.distributed as dist
 
     from chunkbench.workloads.ring.schemes import open_session
@@ -232,7 +240,7 @@ def _run(device: str, job: Mapping[str, Any]) -> Answer:
     task, scheme = Task(**job["task"]), Scheme(**job["scheme"])
     world = World(job["link"], device)
     inputs = task.inputs(job["seed"], device)
-    inputs.queries(task.rows(1, 0)[:1])  # the pool is there before memory is counted
+    inputs.queries(task.rows(1, 0)[:1])  # creates the random numbers before memory is counted
     resident = _memory("VmRSS", trim=True)
     session = open_session(world, scheme, task, inputs)
     seconds, started, repeats, earlier, peak = 0.0, 0.0, job["repeats"], 0, None
@@ -250,7 +258,7 @@ def _run(device: str, job: Mapping[str, Any]) -> Answer:
         if number >= 0:
             seconds += (perf_counter() - started) / repeats
         if number == 0:
-            peak = _memory("VmHWM")  # before `restore` needs memory again
+            peak = _memory("VmHWM")  # read before `restore` needs more memory
     dist.barrier()
     totals = {
         what: sum(end - start for name, start, end in world.events if name == what) / repeats
@@ -270,7 +278,9 @@ def _run(device: str, job: Mapping[str, Any]) -> Answer:
 
 
 def _error(session: Any, task: Any, inputs: Any) -> float:
-    """Of some rows, the first and the last among them; NaN if any output of this rank is NaN, 0 if it has no row."""
+    """Error of sampled rows, the first and the last among them. NaN if any output of this rank is NaN; 0 if the rank
+    has no row.
+    """
     import numpy as np
     import torch
 
@@ -292,7 +302,9 @@ def _error(session: Any, task: Any, inputs: Any) -> float:
 
 
 def _probe(device: str, job: Mapping[str, Any]) -> dict[str, float]:
-    """FLOP/s of the block kernel on a block as the task has, while all ranks compute; bytes/s around the ring."""
+    """Measure FLOP/s of the block kernel on a block of the task's size while all ranks compute, and bytes/s of a
+    transfer around the ring.
+    """
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -312,7 +324,7 @@ def _probe(device: str, job: Mapping[str, Any]) -> dict[str, float]:
     running = Running(len(tokens), task.heads, task.head_dim, device)
     flops = 4 * task.heads * task.head_dim * len(tokens) ** 2
     rates = []
-    for _ in range(max(_LEAST_PROBES, min(_MOST_PROBES, int(_PROBED_FLOPS / flops)))):  # as many on every rank
+    for _ in range(max(_LEAST_PROBES, min(_MOST_PROBES, int(_PROBED_FLOPS / flops)))):  # the same number on every rank
         dist.barrier()
         with world.span("compute"):
             kernel.add(q, block, len(tokens), np.full(len(tokens), len(tokens)), running)
@@ -333,11 +345,13 @@ def _probe(device: str, job: Mapping[str, Any]) -> dict[str, float]:
 
 
 JOBS: Mapping[str, Callable[[str, dict[str, Any]], Any]] = {"run": _run, "probe": _probe}
-"""What a leader may ask."""
+"""Name of a job that a leader may ask for -> the function that does the job."""
 
 
 def _memory(name: str, trim: bool = False) -> int | None:
-    """Bytes in physical memory now (`VmRSS`), or at most since `_reset_peak` (`VmHWM`). `trim`: frees what it can."""
+    """Bytes in physical memory now (`VmRSS`), or the peak since `_reset_peak` (`VmHWM`). `trim`: first return free
+    memory to the system.
+    """
     if trim:
         give_back()
     try:
@@ -356,4 +370,4 @@ def _reset_peak() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # threads of the transport would keep the process
+    os._exit(0)  # otherwise threads of the transport would keep the process alive

@@ -1,7 +1,7 @@
-"""What rates of compute and transfer imply for attention over several ranks.
+"""Times and sizes that follow from rates of computing and transfer, for attention over several ranks.
 
-Source: RingAttention (arXiv 2310.01889), section 3, for the break-even block; the causal schemes' shares of the ideal
-follow from the layouts.
+Source of the break-even block: RingAttention (arXiv 2310.01889), section 3. The shares of the ideal that causal schemes
+reach follow from the layouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Order = Literal["ring", "zigzag", "all_gather"]
 
 @dataclass(frozen=True)
 class Device:
-    """What is counted for: FLOP/s of attention, and bytes/s to the next device."""
+    """Rates of a device: FLOP/s of attention, and bytes/s to the next device."""
 
     name: str
     flops_per_s: float
@@ -24,16 +24,20 @@ class Device:
 
     @classmethod
     def of_rates(cls, name: str, tflops: float, gb_per_s: float) -> Device:
-        """From rates in 10^12 FLOP/s and 10^9 bytes/s."""
+        """A device with rates in 10^12 FLOP/s and 10^9 bytes/s."""
         return cls(name, tflops * 1e12, gb_per_s * 1e9)
 
     def break_even(self, element_bytes: int = 2, heads_per_kv_head: float = 1.0) -> float:
-        """Tokens of a block whose compute takes as long as its transfer: c* = (e/2) (h_kv/h) F/B."""
+        """The break-even block: the number of tokens for which computing takes as long as the transfer, c* = (e/2)
+        (h_kv/h) F/B.
+        """
         return element_bytes / 2 / heads_per_kv_head * self.flops_per_s / self.bytes_per_s
 
 
 def break_even(facts: RingResult) -> float | None:
-    """c* of a point from its probed rates. Twice as much for a causal mask, which hides half of a rank's own block."""
+    """The break-even block c* of a point, from its probed rates. It is twice as large for a causal mask, under which a
+    rank computes only half of the pairs.
+    """
     if facts.flops_per_s is None or facts.bytes_per_s is None:
         return None
     device = Device("here", facts.flops_per_s, facts.bytes_per_s)
@@ -43,7 +47,7 @@ def break_even(facts: RingResult) -> float | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is counted of: causal prefill of one layer."""
+    """A causal prefill of one layer, for which times are counted."""
 
     tokens: int
     heads: int
@@ -52,25 +56,27 @@ class Shape:
     element_bytes: int
 
     def block_bytes(self, ranks: int) -> float:
-        """K and V of a rank's tokens."""
+        """Bytes of K and V of a rank's tokens."""
         return 2 * self.tokens / ranks * self.kv_heads * self.head_dim * self.element_bytes
 
     def sent_bytes(self, ranks: int) -> float:
-        """By each rank in a pass, whatever the order."""
+        """Bytes that each rank sends in a pass; the same for every order."""
         return (ranks - 1) * self.block_bytes(ranks)
 
     def seconds(self, device: Device, ranks: int, order: Order) -> float:
-        """A pass if compute and transfer hide each other as far as the order allows. Counted, not measured."""
+        """Seconds of a pass if computing and transfers hide each other as far as the order allows. Counted, not
+        measured.
+        """
         block = 4 * self.heads * self.head_dim * (self.tokens / ranks) ** 2 / device.flops_per_s
         transfer = self.block_bytes(ranks) / device.bytes_per_s
         if order == "all_gather":
             return (ranks - 1) * transfer + ranks * block / 2
         step = block if order == "ring" else block / 2
-        # The first step is a rank's own block, half of which a causal mask hides; the last step sends nothing.
+        # The first step is the rank's own block, half of which a causal mask hides. The last step sends nothing.
         own = block / 2
         return max(own, transfer) + (ranks - 2) * max(step, transfer) + step if ranks > 1 else own
 
 
 def ideal_share(ranks: int) -> float:
-    """Of the ideal speed-up that a causal ring of consecutive blocks can reach: N / (2N - 1)."""
+    """Share of the ideal speed-up that a causal ring of consecutive blocks can reach: N / (2N - 1)."""
     return ranks / (2 * ranks - 1)

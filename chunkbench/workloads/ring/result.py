@@ -1,4 +1,4 @@
-"""The facts about attention over several ranks."""
+"""Points and results of kind `ring`: attention over several ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from chunkbench.bench.store.results import Facts, Result, Samples
 
 
 class RingPoint(Point):
-    """A context of n_p tokens over several ranks: the prefill of one sequence, or a decode step of `batch_size`.
+    """A context of n_p tokens over several ranks: the prefill of one sequence, or a decode step of `batch_size`
+    sequences.
 
-    Sequences that decode share their first n_s tokens, which are split over the ranks. `link` in bytes per second.
-    `threads` are those of one rank.
+    Sequences that decode share their first n_s tokens, which are split over the ranks. `link` is in bytes per second;
+    `threads` is the number of threads of each rank.
     """
 
     batch_size: Size = 1
@@ -45,53 +46,53 @@ class RingPoint(Point):
 
 
 class RankTimes(Facts):
-    """What one rank did in one round, in seconds."""
+    """The times of one rank in one round, in seconds."""
 
     total_s: PositiveFloat
-    """From the moment when all ranks were ready."""
+    """Time from when all ranks were ready."""
     compute_s: NonNegativeFloat
     wait_s: NonNegativeFloat
-    """For transfers: their exposed part."""
+    """Time that the rank waited for transfers: the exposed part of them."""
     transfer_s: NonNegativeFloat
-    """While a transfer was under way, computing or not."""
+    """Time in which a transfer was under way, whether the rank computed or not."""
 
 
 class RankFacts(Facts):
-    """What does not change between rounds, of one rank."""
+    """Facts about one rank that are the same in all rounds."""
 
     sent_bytes: Count | None
-    """In one pass; None where another library moves the bytes."""
+    """Bytes sent in one pass; None where another library moves the bytes."""
     peak_bytes: Count | None
-    """Most memory that its share took, inputs included; None if the system does not say."""
+    """Peak memory of the rank's session, inputs included; None if the system does not report memory."""
     pairs: Count
-    """Of query and key that it computes: 4 * heads * head_dim FLOPs each. Counted from the layout."""
+    """Pairs of query and key that the rank computes, at 4 * heads * head_dim FLOPs each. Counted from the layout."""
 
 
 Activity = tuple[Literal["compute", "transfer", "wait"], float, float]
-"""What, from, to; seconds after the start of a pass."""
+"""(activity, start, end) in seconds after the start of a pass."""
 
 
 class RingResult(RingPoint, Result):
-    """One scheme at a point."""
+    """The times and facts of one scheme at a point."""
 
     times: tuple[Annotated[tuple[RankTimes, ...], Field(min_length=1)], ...] = ()
-    """[round][rank]"""
+    """[round][rank] times of a pass."""
     ranks_facts: tuple[RankFacts, ...] = ()
-    """[rank]"""
+    """[rank] facts that are the same in all rounds."""
     timeline: tuple[tuple[Activity, ...], ...] = ()
-    """[rank] of the last round."""
+    """[rank] activities in the last round."""
     flops_per_s: PositiveFloat | None = None
-    """Probed: what the block kernel reaches on one rank while all ranks compute."""
+    """Probed rate of the block kernel on one rank while all ranks compute."""
     bytes_per_s: PositiveFloat | None = None
-    """Probed: what a transfer around the ring reaches, `link` included; None for one rank."""
+    """Probed rate of a transfer around the ring, `link` included; None for one rank."""
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
     hosts: Count = 1
-    """Machines that the ranks ran on; on one machine they share its memory and its links."""
+    """Number of machines that the ranks ran on. Ranks on one machine share its memory and links."""
 
     @property
     def rounds(self) -> Samples:
-        """The slowest rank's time."""
+        """[round] time of the slowest rank, microseconds."""
         return tuple((1e6 * max(rank.total_s for rank in ranks),) for ranks in self.times)
 
     @property
@@ -100,7 +101,7 @@ class RingResult(RingPoint, Result):
 
     @model_validator(mode="after")
     def _every_rank_is_there(self) -> Self:
-        """Raise ValueError where a round lacks a rank."""
+        """Raise ValueError if a round lacks the times of a rank."""
         if any(len(ranks) != len(self.ranks_facts) for ranks in self.times):
             raise ValueError(f"a round of times does not have one entry for each of {len(self.ranks_facts)} ranks")
         return self

@@ -1,4 +1,4 @@
-"""Results of rows that have read a part of their context (section 3.2 of the ChunkAttention paper)."""
+"""Attention results of rows that have read only a part of their context (section 3.2 of the ChunkAttention paper)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch.distributed as dist
 
 
 class Running:
-    """`outputs` `[rows, h, d]`, sums of weights times V; `stats` `[rows, h, 2]`, largest score m and sum of weights n.
+    """Partial results. `outputs` `[rows, h, d]`: sums of weights times V; `stats` `[rows, h, 2]`: largest score m and
+    sum of weights n.
 
-    Both float32. A weight is exp(scale (score - m)), with scale 1/sqrt(d).
+    Both are float32. A weight is exp(scale (score - m)), with scale 1/sqrt(d).
     """
 
     def __init__(self, rows: int, heads: int, head_dim: int, device: str = "cpu") -> None:
@@ -19,12 +20,14 @@ class Running:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing has been read."""
+        """Forget all that was read."""
         self.outputs.zero_()
         self.stats.zero_()[..., 0] = -torch.inf
 
     def add(self, rows: slice, outputs: torch.Tensor, log_sums: torch.Tensor) -> None:
-        """Add attention over another part of the context: outputs `[n, h, d]` and log-sum-exp `[n, h]` of some rows."""
+        """Add attention over a further part of the context: outputs `[n, h, d]` and log-sum-exp `[n, h]` of some
+        rows.
+        """
         total, stats = self.outputs[rows], self.stats[rows]
         peaks, sums = stats[..., 0], stats[..., 1]
         others = log_sums / self._scale
@@ -35,7 +38,9 @@ class Running:
         peaks.copy_(peak)
 
     def merge(self) -> None:
-        """Merge the results of all ranks, which hold the same rows: three all-reduces (tree attention, 2408.04093)."""
+        """Merge the results of all ranks, which must hold the same rows, with three all-reduces (tree attention,
+        2408.04093).
+        """
         peaks, sums = (part.contiguous() for part in self.stats.unbind(-1))
         peak = peaks.clone()
         dist.all_reduce(peak, dist.ReduceOp.MAX)
@@ -47,5 +52,7 @@ class Running:
         torch.stack([peak, sums], -1, out=self.stats)
 
     def finish(self) -> torch.Tensor:
-        """The attention of all rows `[rows, h, d]`, in the place of `outputs`; NaN for a row that has read nothing."""
+        """Divide `outputs` by the sums, and return the attention of all rows `[rows, h, d]`. NaN for a row that has
+        read nothing.
+        """
         return self.outputs.div_(self.stats[..., 1:])

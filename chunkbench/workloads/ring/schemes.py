@@ -1,4 +1,4 @@
-"""The ways to compute attention over a context that several ranks hold."""
+"""Sessions that compute attention over a context that several ranks hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chunkbench.workloads.ring.world import World
 
 
 def missing(scheme: Scheme) -> str:
-    """What has to be installed for it; empty if nothing."""
+    """How to install what a scheme lacks; empty if nothing is missing."""
     if scheme.kernel == "native":
         return why_missing()
     return PEERS[scheme.kernel].missing() if scheme.kernel in PEERS else ""
@@ -29,16 +29,16 @@ class Session(Protocol):
     """A rank's share of a task, ready to run."""
 
     rows: Ints
-    """The rows whose attention this rank has afterwards (`Task.context`)."""
+    """The rows whose attention this rank has after a run (see `Task.context`)."""
     out: torch.Tensor
-    """`[rows, h, d]`"""
+    """Attention of these rows, `[rows, h, d]`."""
 
     def restore(self) -> None:
-        """Put back what `run` uses up. Untimed."""
+        """Restore the data that `run` overwrites. Not timed."""
         ...
 
     def run(self) -> None:
-        """Compute it once; all ranks call at the same time."""
+        """Compute the attention once. All ranks call this at the same time."""
         ...
 
 
@@ -48,7 +48,9 @@ def kernel_of(scheme: Scheme, task: Task, device: str) -> BlockKernel:
 
 
 class PrefillSession:
-    """A rank's queries, and the block of K and V that it holds at first. It is overwritten where K and V travel."""
+    """Prefill on a rank: its queries, and blocks of K and V. Where K and V travel, the rank's own block is
+    overwritten.
+    """
 
     def __init__(self, world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> None:
         ranks = scheme.ranks or world.size
@@ -100,11 +102,12 @@ class PrefillSession:
 
 
 class DecodeSession:
-    """A decode step: two-phase partition over ranks. The shared tokens are split, a sequence's own stay on its rank.
+    """A decode step: two-phase partition over ranks. The shared tokens are split over the ranks; a sequence's own
+    tokens stay on one rank.
 
     Where partial results are merged, every rank computes the rows of all sequences over its part of the shared tokens.
-    Otherwise a rank computes its own rows over all tokens, and the outputs are gathered. All ranks have all rows
-    afterwards.
+    Otherwise a rank computes its own rows over all tokens, and the outputs are gathered. In the end every rank has all
+    rows.
     """
 
     def __init__(self, world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> None:
@@ -179,7 +182,7 @@ Opener = Callable[[World, Scheme, Task, ContextInputs], Session]
 
 
 def open_session(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> Session:
-    """This rank's share of a task."""
+    """Open a session for this rank's share of a task."""
     if scheme.kernel in PEERS:
         return PEERS[scheme.kernel].open(world, scheme, task, inputs)
     kind: Opener = PrefillSession if task.phase == "prefill" else DecodeSession

@@ -17,29 +17,29 @@ from chunkbench.workloads.ring.result import RingPoint
 
 
 class Accelerator(BaseModel):
-    """A device for what is counted: its rates."""
+    """A device that times are counted for, with its rates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=40)]
     tflops: Positive = Field(description="10^12 FLOP/s in 16-bit numbers")
-    gb_per_s: Positive = Field(description="10^9 bytes/s that it can send to the next one")
+    gb_per_s: Positive = Field(description="10^9 bytes/s that the device can send to the next one")
 
 
 class RingExperiment(Experiment[RingPoint]):
-    """Schemes of several ranks, in turns; one case for each point and scheme."""
+    """Schemes of several ranks, measured in turns; one case for each point and scheme."""
 
     POINT = RingPoint
     REQUIRED = (N_P,)
 
     baseline: ImplementationId = Field("one_process", validate_default=True, description=BASELINE)
     ring_rounds: Annotated[Whole, Field(ge=3)] = Field(
-        5, alias="rounds", description="most passes of each scheme; the budget may end them"
+        5, alias="rounds", description="largest number of passes of each scheme; the budget may end them earlier"
     )
     accelerators: tuple[Accelerator, ...] = Field(
         (),
         max_length=20,
-        description="devices that times are counted for, besides those of the text: name, tflops, gb_per_s",
+        description="devices that times are counted for, besides those that the text names: name, tflops, gb_per_s",
     )
 
     @classmethod
@@ -55,7 +55,7 @@ class RingExperiment(Experiment[RingPoint]):
                 known = False
                 yield Finding((axis,), f"{show(given[axis])} is not known here{did_you_mean(given[axis][:60], words)}")
         if isinstance(given["n_p"], LengthRange):
-            yield Finding(("n_p",), "a ring has contexts of one length; give a list for several")
+            yield Finding(("n_p",), "has one length for each context; give a list for several lengths")
         elif known:
             yield from _conflicts(given, values)
         if values["heads"] % values["kv_heads"]:
@@ -73,9 +73,9 @@ def _conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[
         if n_p % (2 * ranks):
             yield Finding(("n_p",), f"{n_p} tokens do not divide into 2 equal parts for each of {ranks} ranks")
         if "n_s" in given:
-            yield Finding(("n_s",), "is for phase: decode; a prefill is of one sequence, all of it split", True)
+            yield Finding(("n_s",), "is for phase: decode; a prefill has one sequence, all of it split", True)
         if values["batch_size"] != 1:
-            yield Finding(("batch_size",), "is 1 for phase: prefill, which is of one sequence; leave it out")
+            yield Finding(("batch_size",), "is 1 for phase: prefill, which has one sequence; leave it out")
         return
     if "mask" in given:
         yield Finding(("mask",), "is for phase: prefill; a decoded token attends to all before it", True)

@@ -1,4 +1,4 @@
-"""What a ring computes, and how: scheme, task, and q, K and V of the context, which every rank draws for itself."""
+"""The work of a ring: schemes, tasks, and the q, K and V of a context, which every rank draws for itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from chunkbench.workloads.ring.blocks import Heads
 from chunkbench.workloads.ring.placement import Layout, pairs
 
 Movement = Literal["ring", "gather", "none", "merge"]
-"""How ranks come to what they do not hold: K and V travel from rank to rank while they are used; every rank gathers all
-K and V first; every rank has had all of it from the start; partial results are merged instead."""
+"""How ranks get what they do not hold. ring: K and V travel from rank to rank while they are used; gather: every rank
+first gathers all K and V; none: every rank holds all K and V from the start; merge: K and V stay, and partial results
+are merged.
+"""
 
 _POOL = 1 << 22
 _STRIDE = 16
@@ -27,7 +29,7 @@ def _pool(seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 class ContextInputs:
-    """`tokens` keys and values, and `queries` queries, of standard normal numbers."""
+    """Random inputs: `tokens` keys and values and `queries` queries, drawn from a standard normal distribution."""
 
     def __init__(self, shape: Heads, tokens: int, queries: int, seed: int, device: str = "cpu") -> None:
         self._shape = shape
@@ -54,7 +56,7 @@ class ContextInputs:
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way. `ranks`: how many of the ranks compute, None: all of them."""
+    """A way to compute attention on several ranks. `ranks`: how many ranks compute; None: all of them."""
 
     layout: Layout
     movement: Movement
@@ -65,9 +67,10 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Task:
-    """What is computed: the prefill of one sequence of `tokens`, or a decode step of `sequences`.
+    """The attention to compute: the prefill of one sequence of `tokens` tokens, or a decode step of `sequences`
+    sequences.
 
-    Sequences that decode share their first `shared` tokens, which are split over the ranks; the other tokens of a
+    Sequences that decode share their first `shared` tokens, which are split over the ranks. The other tokens of a
     sequence, and its row, belong to one rank.
     """
 
@@ -83,16 +86,16 @@ class Task:
 
     @property
     def shape(self) -> Heads:
-        """Of q, K and V."""
+        """Shape and dtype of q, K and V."""
         return Heads(self.heads, self.kv_heads, self.head_dim, getattr(torch, self.dtype))
 
     @property
     def own(self) -> int:
-        """Tokens of a decoding sequence that it does not share."""
+        """Number of tokens of a decoding sequence that are not shared."""
         return self.tokens - self.shared
 
     def inputs(self, seed: int, device: str) -> ContextInputs:
-        """All of K, V and q. The tokens that a decoding sequence has for itself come behind the shared ones."""
+        """All of K, V and q. The own tokens of decoding sequences follow the shared tokens."""
         if self.phase == "prefill":
             return ContextInputs(self.shape, self.tokens, self.tokens, seed, device)
         return ContextInputs(self.shape, self.shared + self.sequences * self.own, self.sequences, seed, device)
@@ -112,7 +115,7 @@ class Task:
         return mine * self.tokens
 
     def bytes(self, scheme: Scheme, ranks: int) -> int:
-        """About what all ranks of one machine hold: K and V, queries and outputs."""
+        """Bytes that all ranks together hold, approximately: K and V, queries and outputs."""
         shape, ranks = self.shape, scheme.ranks or ranks
         decodes = self.phase == "decode"
         rows, tokens = (self.sequences, self.shared + self.sequences * self.own) if decodes else (self.tokens,) * 2
@@ -122,7 +125,7 @@ class Task:
         return library * (kv * copies + rows * self.heads * self.head_dim * (4 + shape.dtype.itemsize))
 
     def context(self, row: int) -> Ints:
-        """The tokens that a row attends to; `row` is a token of the prefilled sequence, or a decoding sequence."""
+        """The tokens that a row attends to. A row is a token of the prefilled sequence, or a decoding sequence."""
         if self.phase == "prefill":
             return np.arange(row + 1 if self.causal else self.tokens)
         own = self.shared + row * self.own

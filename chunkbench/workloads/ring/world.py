@@ -1,4 +1,4 @@
-"""What a rank knows of the others: collectives, a link that may be slowed down, and a record of what it did when."""
+"""A rank's view of the others: collectives, a link that may be slowed down, and a record of activities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Doing = Literal["compute", "transfer", "wait"]
 
 
 class Event(NamedTuple):
-    """What a rank did, on the clock of `time.perf_counter`. Transfers run beside the rest."""
+    """An activity of a rank, on the clock of `time.perf_counter`. Transfers run at the same time as the rest."""
 
     what: Doing
     start: float
@@ -25,10 +25,10 @@ class Event(NamedTuple):
 
 
 class World:
-    """This rank among the others, in the default process group of `torch.distributed`.
+    """This rank in the default process group of `torch.distributed`.
 
-    `link`: bytes a second that a rank can send. A transfer then ends no earlier than its bytes allow; it waits, and
-    copies no slower. Collectives move bytes as rings do.
+    `link`: bytes per second that a rank can send; None: not limited. A limited transfer copies at full speed, then
+    waits until its bytes could have passed. Collectives count bytes as if they were rings.
     """
 
     def __init__(self, link: int | None = None, device: str = "cpu") -> None:
@@ -39,7 +39,7 @@ class World:
 
     @contextmanager
     def span(self, what: Doing) -> Iterator[None]:
-        """Record what happens inside."""
+        """Record the time of the block as an activity."""
         start = perf_counter()
         yield
         if what == "compute" and self.device == "cuda":
@@ -47,24 +47,24 @@ class World:
         self.events.append(Event(what, start, perf_counter()))
 
     def exchange(self, block: torch.Tensor, incoming: torch.Tensor) -> Transfer:
-        """Begin to send a block to the next rank, and to receive one from the rank before."""
+        """Start to send a block to the next rank and to receive one from the previous rank."""
         self.sent_bytes += block.nbytes
-        with self.span("wait"):  # on a busy CPU the transport copies first
+        with self.span("wait"):  # on a busy CPU, starting already copies
             return Transfer(self, block, incoming)
 
     def all_gather(self, blocks: Sequence[torch.Tensor]) -> None:
-        """Fill `blocks`, one for each rank; this rank's one is filled already."""
+        """Fill `blocks`, which has one block per rank; this rank's own block must be filled already."""
         with self._collective((self.size - 1) * blocks[0].nbytes):
             dist.all_gather(list(blocks), blocks[self.rank])
 
     def merge(self, running: Running) -> None:
-        """Merge all ranks' results of the same rows, with three all-reduces."""
+        """Merge the results of all ranks, which hold the same rows, with three all-reduces."""
         reduced = 4 * running.outputs.numel() + 4 * running.stats.numel()
         with self._collective(2 * (self.size - 1) * reduced // self.size):
             running.merge()
 
     def not_before(self, start: float, sent: int) -> None:
-        """Wait until so many bytes can have passed since then, if the link is slowed down."""
+        """If the link is limited, wait until `sent` bytes can have passed since `start`."""
         if self._link is not None:
             sleep(max(0.0, start + sent / self._link - perf_counter()))
 
@@ -79,7 +79,7 @@ class World:
 
 
 class Transfer:
-    """A block on its way in both directions. A thread waits for it, so that the record says when it ended."""
+    """A block that is sent and one that is received. A thread waits for both, so that the record has their end."""
 
     def __init__(self, world: World, block: torch.Tensor, incoming: torch.Tensor) -> None:
         self._world, self._start = world, perf_counter()
@@ -92,7 +92,7 @@ class Transfer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until both are there. Raises what the transfer raised."""
+        """Wait until both blocks have arrived. Raises the error of the transfer if it failed."""
         start = perf_counter()
         self._thread.join()
         if self._error is not None:

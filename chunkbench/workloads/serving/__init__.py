@@ -1,4 +1,6 @@
-"""Servers under load: normalized latency, K/V memory and batch (section 4.2 of the paper)."""
+"""Kind of work `serving`: servers under load, with normalized latency, K/V memory and batch (section 4.2 of the
+paper).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
-    """Systems under test, each a server that answers the same requests."""
+    """Measures systems, each a server that answers the same requests."""
 
     name = "serving"
     summary = "servers under load"
@@ -44,7 +46,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         place: Workplace[ServingResult],
         options: RunOptions,
     ) -> PointMeasurer[ServingPoint, ServingResult]:
-        """Ask each system whether it runs here. Raises `CannotRunError` if none does."""
+        """Check which systems run here. Raises `CannotRunError` if none does."""
         try:
             from chunkbench.workloads.serving.measure import ServingMeasurer
         except ModuleNotFoundError as error:
@@ -57,7 +59,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         return describe(experiment, target)
 
     def estimate(self, experiment: ServingExperiment, target: Target) -> str:
-        """The budget bounds it: what does not fit is cut."""
+        """The run keeps to its budget: work that does not fit is cut."""
         from chunkbench.bench.runner.dry_run import words_of
 
         if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):

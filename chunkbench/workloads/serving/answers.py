@@ -1,4 +1,4 @@
-"""Whether servers give the answers that transformers computes: the same questions, greedy, in float32."""
+"""Check that servers give the answers that transformers computes: the same questions, greedy, in float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from chunkbench.workloads.serving.result import EqualAnswers
 
 Ids = tuple[int, ...]
 _BATCH, _ALIKE = 8, 32
-"""Most questions that transformers answers together, and the first tokens that they have in common."""
+"""Largest number of questions that transformers answers together, and the number of first tokens that they must have in
+common.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,21 @@ class Question:
     """A question, and what transformers answers in float32."""
 
     prompt: Ids
-    said: str
-    """Its last message."""
+    last_message: str
+    """The last message of the question, as text."""
     answer: Ids
-    """Up to the end of the text, which is not in it."""
+    """Token ids of the answer, without the id that ends the text."""
     gaps: Sequence[float]
-    """[token] by how much its logit is above the second best; one more where a text ended."""
+    """[token] difference of the two largest logits; if the text ended, with one entry for the end."""
 
 
 class QuestionSet:
-    """What every system is asked: texts, as prompts of token ids."""
+    """The questions for every system: texts, as prompts of token ids."""
 
     def __init__(self, texts: Texts, folder: Path, count: int, longest: int, n_c: int) -> None:
-        """`count` of the texts, taken evenly from those of at most `longest` tokens; answers have up to `n_c` tokens.
-        `folder`: the checkpoint. Raises `RunError`."""
+        """Take `count` texts evenly from those with at most `longest` tokens. Answers have up to `n_c` tokens; `folder`
+        holds the checkpoint. Raises `RunError`.
+        """
         found: dict[Ids, str] = {}
         try:
             self.text = CheckpointTokenizer(folder)
@@ -57,13 +60,13 @@ class QuestionSet:
         fitting = [(ids, said) for ids, said in found.items() if len(ids) <= longest]
         if len(fitting) < count:
             raise RunError(f"equal_answers: needs {count} texts of at most {longest} tokens, and finds {len(fitting)}")
-        self.said = dict(fitting[number * len(fitting) // count] for number in range(count))
-        """Prompt -> its last message in words."""
+        self.last_messages = dict(fitting[number * len(fitting) // count] for number in range(count))
+        """Prompt -> the question's last message, as text."""
         self.folder, self.n_c = folder, n_c
 
     def batches(self) -> Iterator[dict[Ids, str]]:
-        """`said` in parts that begin alike: transformers computes what they share once."""
-        ordered = sorted(self.said.items())
+        """Parts of `last_messages` whose prompts begin alike, so that transformers computes the common tokens once."""
+        ordered = sorted(self.last_messages.items())
         while ordered:
             begin = ordered[0][0][:_ALIKE]
             batch = [prompt for prompt in ordered[:_BATCH] if prompt[0][:_ALIKE] == begin]
@@ -72,10 +75,10 @@ class QuestionSet:
 
 
 class Answers:
-    """Questions with transformers' answers, to compare those of servers with."""
+    """The answers of transformers to a set of questions, for comparison with servers' answers."""
 
     def __init__(self, asked: QuestionSet) -> None:
-        """Holds the model in float32 while it works. Raises `RunError`."""
+        """Compute the answers; the model is loaded in float32 meanwhile. Raises `RunError`."""
         try:
             module = load_module(asked.folder, torch.float32, "sdpa")
             self._ends = ModelNumbers(module).eos_ids
@@ -84,40 +87,49 @@ class Answers:
         found = [_answered(module, part, asked.n_c, self._ends) for part in asked.batches()]
         self.questions = [question for questions, _ in found for question in questions]
         self.error = max(error for _, error in found)
-        """See `EqualAnswers.near_tie_below`."""
+        """Largest change of a gap, see `EqualAnswers.near_tie_below`."""
         self._text = asked.text
 
-    def compare(self, told: Mapping[Ids, Sequence[int]]) -> EqualAnswers:
-        """Compare a server's answers, prompt -> token ids. A prompt without an answer is not compared."""
-        compared = [(question, told[question.prompt]) for question in self.questions if told.get(question.prompt)]
+    def compare(self, server_answers: Mapping[Ids, Sequence[int]]) -> EqualAnswers:
+        """Compare a server's answers, given as prompt -> token ids, with those of transformers. A prompt without an
+        answer is not compared.
+        """
+        compared = [
+            (question, server_answers[question.prompt])
+            for question in self.questions
+            if server_answers.get(question.prompt)
+        ]
         places = [(question, self._first_other(question.answer, tokens)) for question, tokens in compared]
         others = [question.gaps[place] for question, place in places if place is not None]
         ties = sum(gap < self.error for gap in others)
-        shown = min(self.questions, key=lambda question: len(question.said))
+        shown = min(self.questions, key=lambda question: len(question.last_message))
         return EqualAnswers(
             compared=len(compared),
             near_ties=ties,
             different=len(others) - ties,
             near_tie_below=self.error,
-            question=shown.said,
-            answer=self._text.decode([*told.get(shown.prompt, ())]).strip(),
+            question=shown.last_message,
+            answer=self._text.decode([*server_answers.get(shown.prompt, ())]).strip(),
         )
 
     def _first_other(self, wanted: Ids, got: Sequence[int]) -> int | None:
-        """The first place where two answers differ. Some servers tell the id that ended a text, some do not."""
+        """First place where two answers differ; None if they are equal. An id that ends the text is ignored, because
+        not all servers return it.
+        """
         told = tuple(got[:-1] if got[-1] in self._ends else got)
         return None if told == wanted else alike(told, wanted)
 
 
 @torch.inference_mode()
 def _answered(module: Any, prompts: Mapping[Ids, str], n_c: int, ends: Collection[int]) -> tuple[list[Question], float]:
-    """The questions of a batch with their answers, and by how much the gaps of their tokens change where all tokens
-    are computed at once."""
+    """Questions of a batch with their answers, and the largest change of a token's gap if all tokens are computed at
+    once.
+    """
     first = next(iter(prompts))
     shared = min(alike(first, prompt[:-1]) for prompt in prompts)
     begin, *rests = first[:shared], *(prompt[shared:] for prompt in prompts)
     longest = max(map(len, rests))
-    # Behind what is shared, shorter prompts are padded at the left.
+    # After the shared tokens, shorter prompts are padded on the left.
     ids = torch.tensor([[*begin, *[0] * (longest - len(rest)), *rest] for rest in rests])
     mask = torch.tensor([[1] * shared + [0] * (longest - len(rest)) + [1] * len(rest) for rest in rests])
     made = module.generate(
@@ -155,7 +167,7 @@ def _answered(module: Any, prompts: Mapping[Ids, str], n_c: int, ends: Collectio
 
 
 def _cache(module: Any, begin: Ids, count: int) -> Any:
-    """K/V of what `count` prompts share; None of nothing."""
+    """K/V of the tokens `begin`, repeated for `count` prompts; None if there are no tokens."""
     if not begin:
         return None
     cache = module(torch.tensor([begin]), use_cache=True, logits_to_keep=1).past_key_values

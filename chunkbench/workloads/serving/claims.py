@@ -19,26 +19,28 @@ _HERE = "a smaller model, shorter answers and this machine's ratio of prefill to
 
 
 def sustained(evidence: Evidence, n_p: int, stated: Stated) -> Judgement:
-    """Request rate that ChunkLlama sustains under the objective, over vLLM's, with the whole prompt shared."""
+    """Request rate that ChunkLlama sustains under the objective, over the rate that vLLM sustains, with the whole
+    prompt shared.
+    """
     pairs = [pair for pair in evidence.last(_pair) if pair.axes["n_p"] == n_p]
     objective = objective_s((pair.rows[THEIRS] for pair in pairs), n_p)
     shared = [pair.rows for pair in pairs if pair.axes["n_s"] == n_p]
     if objective is None or len(shared) < 2:
         return absent(f"ChunkLlama and vLLM at n_p = n_s = {n_p} at several rates, and vLLM at n_s = 0", "figure5")
-    ours, theirs = (sustained_rate(spots(rows[name] for rows in shared), objective) for name in (OURS, THEIRS))
+    our_rate, vllm_rate = (sustained_rate(spots(rows[name] for rows in shared), objective) for name in (OURS, THEIRS))
     keys = tuple(rows[name].facts.key for rows in shared for name in (OURS, THEIRS))
     limit = f"{objective * 1e3:.3g} ms/token"
-    if ours is None or theirs is None:
-        name = "ChunkLlama" if ours is None else "vLLM"
+    if our_rate is None or vllm_rate is None:
+        name = "ChunkLlama" if our_rate is None else "vLLM"
         return Judgement("different here", f"{name} does not meet {limit} at any measured rate; {_HERE}", rows=keys)
-    words = f"{_words(ours)} against {_words(theirs)} requests/s below {limit}"
-    if theirs.at_least and ours.at_least:
-        return Judgement("cannot tell", f"{words}: both meet it at all measured rates", rows=keys)
-    gain = ours.per_s / theirs.per_s
-    bound: Bound = "at least" if ours.at_least else "at most" if theirs.at_least else ""
-    if not theirs.at_least and stated.verdict(gain, gain) == "holds":
+    words = f"{_words(our_rate)} against {_words(vllm_rate)} requests/s below {limit}"
+    if vllm_rate.at_least and our_rate.at_least:
+        return Judgement("cannot tell", f"{words}: both meet the objective at all measured rates", rows=keys)
+    gain = our_rate.per_s / vllm_rate.per_s
+    bound: Bound = "at least" if our_rate.at_least else "at most" if vllm_rate.at_least else ""
+    if not vllm_rate.at_least and stated.verdict(gain, gain) == "holds":
         return Judgement("holds", words, gain, gain, gain, keys, bound)
-    if ours.at_least:
+    if our_rate.at_least:
         return Judgement("cannot tell", f"{words}: the highest rate is too low to tell", gain, gain, gain, keys, bound)
     return Judgement("different here", f"{words}; {_HERE}", gain, gain, gain, keys, bound)
 
@@ -51,7 +53,7 @@ def no_regression(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def reduction(evidence: Evidence, what: str, metric: str, stated: Stated) -> Judgement:
-    """How much smaller a peak of ChunkLlama's is than vLLM's, with the whole prompt shared."""
+    """Share by which a peak of ChunkLlama is smaller than that of vLLM, with the whole prompt shared."""
     found = evidence.last(partial(_saved, metric))
     words = f"ChunkLlama's {what} is smaller than vLLM's by {{each}}"
     needs = f"the {what} of ChunkLlama and vLLM at n_s = n_p", "table4"
@@ -59,7 +61,9 @@ def reduction(evidence: Evidence, what: str, metric: str, stated: Stated) -> Jud
 
 
 def bookkeeping(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share of the steps' time that the tree of our engine with retention takes; the largest decides."""
+    """Share of the steps' time that the prefix tree of our engine takes when chunks are retained; the largest share
+    decides.
+    """
     needs = "the steps of ChunkLlama, radix, with the time of its prefix tree", "table4"
     cause = "the steps of a smaller model are shorter"
     return bounded(evidence.last(_tree_share), stated, "share of the steps' time: {each}", needs, "{:.2%}", cause)
@@ -78,7 +82,7 @@ def _saved(metric: str, point: Group) -> Figure | None:
 
 
 def _tree_share(point: Group) -> Figure | None:
-    """The median over the arrival seeds, and their range."""
+    """Share of the prefix tree in the steps' time: median and range over the arrival seeds."""
     row = point.rows.get(RADIX)
     if row is None or not isinstance(row.facts, ServingResult):
         return None
@@ -90,15 +94,16 @@ def _tree_share(point: Group) -> Figure | None:
 
 
 def _pair(point: Group) -> Group | None:
-    """A point where our system and vLLM were measured under load."""
+    """The point, if our system and vLLM were both measured there under load; else None."""
     rows = [point.rows.get(name) for name in (OURS, THEIRS)]
     one_length = isinstance(point.axes["n_p"], int) and point.axes["n_s"] is not None
     return point if one_length and all(row and row.derived.latency_us for row in rows) else None
 
 
 def _in_table4(point: Group, n_s: int) -> bool:
-    """Whether requests share n_s tokens and do not come faster than vLLM answers them: then both batches would hold all
-    that wait."""
+    """Whether requests share n_s tokens and arrive at most as fast as vLLM can answer them. Beyond that rate all
+    waiting requests would fill both batches.
+    """
     return _pair(point) is not None and point.axes["n_s"] == n_s and (point.axes["load"] or 0) <= 100
 
 

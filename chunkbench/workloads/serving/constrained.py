@@ -1,4 +1,6 @@
-"""Answers that follow constraints, of closed-loop clients: how many per second, and what following them took."""
+"""Answers that follow constraints, for closed-loop clients: answers per second, and the cost of following a
+constraint.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ MASK, JUMP, RETOKENIZE, COMPILED = (
     "chunk_llama_jump_retokenize",
     "chunk_llama_jump_compiled",
 )
-"""Systems; the answers of all others are compared with those of the first."""
+"""Ids of systems. The answers of the others are compared with those of `MASK`."""
 
 
 class SpeedRatio(NamedTuple):
-    """Answers per second over another system's: of the medians, and the interval of single arrival seeds."""
+    """Answers per second over those of another system: ratio of the medians, and an interval over the ratios of arrival
+    seeds.
+    """
 
     value: float
     low: float
@@ -34,22 +38,22 @@ class SpeedRatio(NamedTuple):
 
 
 def measurements(row: Row) -> tuple[Measurement, ...]:
-    """What was measured of a system at a point."""
+    """The measurements of a system at a point; empty if there are none."""
     return row.facts.measurements if isinstance(row.facts, ServingResult) else ()
 
 
 def answers(row: Row) -> list[ConstrainedAnswers]:
-    """[arrival seed] of a system that got constraints; empty of others."""
+    """[arrival seed] answers of a system that got constraints; empty for other systems."""
     return [measurement.constrained for measurement in measurements(row) if measurement.constrained]
 
 
 def answers_per_s(measurement: Measurement) -> float:
-    """Answered requests per second."""
+    """Answered requests per second of a measurement."""
     return measurement.numbers.requests_per_s
 
 
 def speed_ratio(row: Row, base: Row, confidence: float) -> SpeedRatio | None:
-    """Answers per second of `row` over those of `base`; None if one of them has none."""
+    """Answers per second of `row` over those of `base`; None if either has no answers."""
     if base.derived.latency_us is None or row.derived.latency_us is None:
         return None
     mine, theirs = ({m.arrival_seed: answers_per_s(m) for m in measurements(side)} for side in (row, base))
@@ -62,7 +66,9 @@ def speed_ratio(row: Row, base: Row, confidence: float) -> SpeedRatio | None:
 
 
 def equal_answers(row: Row, reference: Row) -> tuple[int, int] | None:
-    """How many answers of the first arrival seed are equal, of how many; None if they have no seed in common."""
+    """(equal answers, compared answers) of the first arrival seed; None if the two rows do not have the same first
+    seed.
+    """
     mine, theirs = answers(row), answers(reference)
     if not mine or not theirs or measurements(row)[0].arrival_seed != measurements(reference)[0].arrival_seed:
         return None
@@ -71,20 +77,26 @@ def equal_answers(row: Row, reference: Row) -> tuple[int, int] | None:
 
 
 LEGEND = (
-    "answers per second: median over arrival seeds; the ratio's interval is over seeds; vllm's masks are xgrammar's",
-    "steps = tokens that the model chose; pieces = texts that were appended without it; forced = their tokens",
+    (
+        "answers per second: median over arrival seeds; the ratio's interval is over seeds; xgrammar computes "
+        "vllm's masks"
+    ),
+    (
+        "steps = tokens that the model chose; pieces = texts that were appended without the model; forced = tokens of "
+        "these pieces"
+    ),
     f"equal = the answers of {MASK}'s first arrival seed, letter for letter; a cut answer had n_c tokens",
 )
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def asked(view: View) -> bool:
-    """Whether the run has constrained answers."""
+    """Whether the run has answers with a constraint."""
     return any(answers(row) for group in view.groups for row in group.rows.values())
 
 
 def headline(view: View) -> str:
-    """Answers per second of all systems over the baseline's."""
+    """A sentence on the answers per second of each system over those of the baseline."""
     parts = []
     for name in view.columns.ids:
         found = [_over(group, row, view) for group in view.groups if (row := group.rows.get(name))]
@@ -96,7 +108,7 @@ def headline(view: View) -> str:
 
 
 def tables(view: View) -> list[Table]:
-    """Speed, work, answers, and steps by their batch."""
+    """Tables of speed, of the work for constraints, of answers, and of step times by batch."""
 
     def over(text: Callable[[SpeedRatio], str]) -> Callable[[Group, Row], Cell]:
         def cell(group: Group, row: Row) -> Cell:
@@ -108,7 +120,7 @@ def tables(view: View) -> list[Table]:
     speed: list[Quantity | Metric] = [
         ("answers per second", METRICS["answered_per_s"].line),
         (f"  over {view.columns.name(view.baseline)}", over(lambda found: times(found.value))),
-        ("    its interval", over(lambda found: f"{ratio(found.low)} to {ratio(found.high)}")),
+        ("    interval of the ratio", over(lambda found: f"{ratio(found.low)} to {ratio(found.high)}")),
         METRICS["answer_s"],
         METRICS["answer_tokens"],
     ]
@@ -123,7 +135,10 @@ def tables(view: View) -> list[Table]:
         return bool(answers(row))
 
     steps = view.line_table("Time of a step without prompt tokens, ms", lambda group: _steps(group, view), apart=True)
-    parts = [quantities(view, "Constrained answers", speed), quantities(view, "Following it", work, measured)]
+    parts = [
+        quantities(view, "Constrained answers", speed),
+        quantities(view, "Work for the constraint", work, measured),
+    ]
     return [*parts, *([steps] if steps.items else [])]
 
 
@@ -139,7 +154,9 @@ def _equal(group: Group, row: Row) -> Cell:
 
 
 def _steps(group: Group, view: View) -> list[Line]:
-    """A line for each batch: the median time of steps that only decode, of the servers that tell."""
+    """Lines with the median time of steps that only decode, one for each batch size. Systems whose servers record no
+    steps are left out.
+    """
     times_of = {
         name: [(batch, s) for m in measurements(row) if m.server for _, batch, ids, s in m.server.every_step if not ids]
         for name, row in group.rows.items()

@@ -16,7 +16,7 @@ _CONFIDENCE = 0.95
 
 
 def faster(evidence: Evidence, system: str, base: str, stated: Stated, words: str, cause: str) -> Judgement:
-    """JSONs per second of a system over those of another one; the largest number of clients decides."""
+    """Answers per second of a system over those of another one; the point with the most clients decides."""
 
     def figure(point: Group) -> Figure | None:
         rows = _rows(point, system, base) if point.axes["forced"] is None else []
@@ -29,7 +29,7 @@ def faster(evidence: Evidence, system: str, base: str, stated: Stated, words: st
 
 
 def retokenize(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share of the time that tokenising answers again takes, the largest of all arrival seeds and points."""
+    """Share of the time that tokenising answers again takes; the largest over arrival seeds and points decides."""
 
     def figure(point: Group) -> Figure | None:
         rows = _rows(point, RETOKENIZE)
@@ -41,7 +41,7 @@ def retokenize(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def faster_than_free(evidence: Evidence, stated: Stated) -> Judgement:
-    """Time per token with jumps over the time without a constraint, by the share of bytes without a choice."""
+    """Time per token with jumps over the time without a constraint, for each share of bytes without a choice."""
 
     def figure(point: Group) -> Figure | None:
         rows = _rows(point, RETOKENIZE, "unconstrained") if point.axes["forced"] is not None else []
@@ -50,13 +50,13 @@ def faster_than_free(evidence: Evidence, stated: Stated) -> Judgement:
     found = _sorted(evidence, figure, lambda figure: figure.rows[0].facts.axis("forced"))
     faster = [figure.rows[0].facts.axis("forced") for figure in found if figure.high < 1]
     words = "time per token over that of unconstrained answers: {each}"
-    words += f"; faster from {faster[0]}% of forced bytes on" if faster else ""
+    words += f"; jumps are faster from {faster[0]}% of forced bytes on" if faster else ""
     needs = "jumps and unconstrained answers at several shares of forced bytes", "constrained-share"
     return bounded(found, stated, words, needs, order=smallest)
 
 
 def same(evidence: Evidence) -> Judgement:
-    """Answers that jumping leaves as they are, greedy."""
+    """Number of greedy answers that are equal with jumps and with masks alone."""
     points = evidence.last(lambda point: point if _rows(point, MASK) else None, each_experiment=True)
     pairs = [rows for point in points for name in (JUMP, RETOKENIZE) if (rows := _rows(point, name, MASK))]
     counts = [(counted, rows) for rows in pairs if (counted := equal_answers(*rows)) is not None]
@@ -64,19 +64,19 @@ def same(evidence: Evidence) -> Judgement:
         return absent("answers with jumps and with masks alone", "constrained")
     equal, compared = (sum(counted[place] for counted, _ in counts) for place in (0, 1))
     figure = Figure.counted(equal / compared, *(row for _, rows in counts for row in rows))
-    reason = f"{equal} of {compared} answers with jumps are those of masks alone, letter for letter"
+    reason = f"{equal} of {compared} answers with jumps equal those with masks alone, letter for letter"
     return judged(held(equal == compared), reason, [figure])
 
 
 def _sorted(
     evidence: Evidence, figure: Callable[[Group], Figure | None], rank: Callable[[Figure], float]
 ) -> list[Figure]:
-    """The figure of each point of each experiment, by rank."""
+    """The figures of all points of all experiments, sorted by rank."""
     return sorted(evidence.last(figure, each_experiment=True), key=rank)
 
 
 def _rows(point: Group, *systems: str) -> list[Row]:
-    """The rows of these systems at a point with closed-loop clients; empty if one is missing."""
+    """The rows of these systems at a point with closed-loop clients; empty if any row is missing."""
     measured = point.axes["clients"] is not None and all(name in point.rows for name in systems)
     return [point.rows[name] for name in systems] if measured else []
 
@@ -101,8 +101,8 @@ JUDGES: Mapping[str, Judge] = {
         system=JUMP,
         base=COMPILED,
         stated=Stated("at least", 2.4, 1),
-        words="answers per second where a constraint is compiled once, over once for each request",
-        cause="the automaton of this JSON compiles in tens of milliseconds",
+        words="answers per second where a constraint is compiled once, over those where each request compiles it",
+        cause="the automaton of this JSON format compiles in tens of milliseconds",
     ),
     "FSM-faster-than-free": partial(faster_than_free, stated=Stated("at most", 0.99, 2)),
     "FSM-same": same,

@@ -1,4 +1,6 @@
-"""Figure of a serving run: normalized latency against load, as the paper's Figure 5, K/V memory and batch over time."""
+"""Figure of a serving run: normalized latency against load as in the paper's Figure 5, and K/V memory and batch over
+time.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,15 @@ from chunkbench.workloads.serving.objective import OBJECTIVE_LOAD, objective_s, 
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 
 Spot = tuple[float, float, float, float]
-"""Rate, latency, and the latencies of the fastest and the slowest seed."""
+"""(rate, latency, latency of the fastest seed, latency of the slowest seed)."""
 _MOST_POINTS = 4
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Latency against load where systems have several rates, and K/V memory and batch over time; None without both."""
-    points = _told(report)
+    """Draw latency against load where systems have several rates, and K/V memory and batch over time. None without any
+    panel.
+    """
+    points = _servers_at_points(report)
     panels = _by_length(report.groups, report.columns.ids)
     closed = _by_clients(report)
     pieces: list[strip.Written] = []
@@ -86,14 +90,14 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 def _latencies(
     plot: Axes, n_p: int, lines: Mapping[tuple[str, int], Sequence[Spot]], objective: float | None, report: Report
 ) -> None:
-    """Latency against the rate, a line for each system and n_s."""
+    """Draw latency against the rate, with a line for each system and n_s."""
     most = max(n_s for _, n_s in lines)
     for (name, n_s), spots in lines.items():
         style = report.columns.line_style(name)
         rates, middles, lows, highs = zip(*sorted(spots), strict=True)
         plot.plot(rates, middles, **style.line2d(markersize=5, **sharing(n_s == most)))
         plot.fill_between(rates, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
-        # Labels of the baseline are below its lines, those of the others above: the lines often lie together.
+        # Labels of the baseline are below its lines, other labels are above: the lines often lie close together.
         above = name != report.baseline
         plot.annotate(
             f"$n_s = {n_s}$",
@@ -118,7 +122,7 @@ def _latencies(
 
 
 def _answered(plot: Axes, axes: Mapping[str, Any], lines: Mapping[str, Sequence[Spot]], report: Report) -> None:
-    """Answers per second of a closed loop, a line for each system."""
+    """Draw answers per second of a closed loop, with a line for each system."""
     across = _across(report)
     for name, spots in lines.items():
         style = report.columns.line_style(name)
@@ -130,7 +134,7 @@ def _answered(plot: Axes, axes: Mapping[str, Any], lines: Mapping[str, Sequence[
     if across == "clients":
         plot.set_xscale("log", base=2)
     ticks = sorted({spot[0] for spots in lines.values() for spot in spots})
-    apart = 0 if across == "clients" else (ticks[-1] - ticks[0]) / 15  # so that their numbers do not overlap
+    apart = 0 if across == "clients" else (ticks[-1] - ticks[0]) / 15  # so that the tick labels do not overlap
     ticks_at(
         plot.xaxis, [tick for tick, next in zip(ticks, [*ticks[1:], math.inf], strict=True) if next - tick >= apart]
     )
@@ -139,12 +143,12 @@ def _answered(plot: Axes, axes: Mapping[str, Any], lines: Mapping[str, Sequence[
 
 
 def _across(report: Report) -> str:
-    """The axis of the panels of closed loops."""
+    """The x-axis of the panels of closed loops."""
     return "forced" if "forced" in report.varying else "clients"
 
 
 def _by_clients(report: Report) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Sequence[Spot]]]]:
-    """The points of a closed loop: the other axes that vary, and system -> answers per second over one of them."""
+    """Panels of a closed loop: (values of the other axes that vary, system -> answers per second along the x-axis)."""
     found: dict[tuple[Any, ...], dict[str, list[Spot]]] = defaultdict(lambda: defaultdict(list))
     others = [axis for axis in report.varying if axis != _across(report)]
     for group in report.groups:
@@ -157,12 +161,14 @@ def _by_clients(report: Report) -> Sequence[tuple[Mapping[str, Any], Mapping[str
     return [(dict(zip(others, chosen, strict=True)), lines) for chosen, lines in found.items()][:MOST_PANELS]
 
 
-Told = tuple[Group, Mapping[str, ServerFacts]]
+ServersAtPoint = tuple[Group, Mapping[str, ServerFacts]]
 
 
-def _told(report: Report) -> list[Told]:
-    """The points where servers told about themselves: system -> what it did during its first arrival seed."""
-    found: list[Told] = []
+def _servers_at_points(report: Report) -> list[ServersAtPoint]:
+    """(point, system -> facts of its server during the first arrival seed) for each point where servers recorded a
+    timeline.
+    """
+    found: list[ServersAtPoint] = []
     for group in report.groups:
         servers = {}
         for name in report.columns.ids:
@@ -176,8 +182,8 @@ def _told(report: Report) -> list[Told]:
     return found
 
 
-def _closest(points: Sequence[Told]) -> Told | None:
-    """The point with most sharing whose load is closest to the objective's."""
+def _closest(points: Sequence[ServersAtPoint]) -> ServersAtPoint | None:
+    """The point with the largest n_s, and among those the load that is closest to the objective's."""
     return min(
         points,
         key=lambda point: (-(point[0].axes["n_s"] or 0), abs((point[0].axes["load"] or 0) - OBJECTIVE_LOAD)),
@@ -197,7 +203,7 @@ def _batch(moment: Moment) -> float | None:
 
 
 def _by_length(groups: Sequence[Group], names: Sequence[str]) -> dict[int, dict[tuple[str, int], list[Spot]]]:
-    """n_p -> (system, n_s) -> its spots, for those with more than one rate."""
+    """n_p -> (system, n_s) -> rates and latencies, for lines with more than one rate."""
     panels: dict[int, dict[tuple[str, int], list[Spot]]] = defaultdict(lambda: defaultdict(list))
     for group in filter(lambda group: shares_one_prefix(group.axes), groups):
         for name in names:
@@ -218,7 +224,9 @@ def _by_length(groups: Sequence[Group], names: Sequence[str]) -> dict[int, dict[
 def _caption(report: Report, manifest: Manifest, latencies: bool, timelines: bool, closed: bool) -> str:
     parts = ["Median over arrival seeds, smallest and largest seed shaded"] if closed else []
     if latencies:
-        parts.append("Median over arrival seeds, smallest and largest seed shaded; latency counts from the due time")
+        parts.append(
+            "Median over arrival seeds, smallest and largest seed shaded; latency counts from when a request was due"
+        )
     if timelines:
         parts.append("K/V of blocks or chunks that live requests refer to; K/V and batch: first arrival seed")
     return caption([*parts, conditions(report, manifest, timed=False)], report)

@@ -1,4 +1,4 @@
-"""The report of a serving run: the paper's Table 4 for this machine, and what explains it."""
+"""The report of a serving run: the paper's Table 4 for this machine, and figures that explain the latencies."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
 
 _LEGEND = (
     "normalized latency = (last token - due) / tokens, mean over the requests of an arrival seed, median over seeds; "
-    "it counts from when a request was due, so it counts queueing (section 4.2 of the paper)",
+    "time counts from when a request was due, so queueing is included (section 4.2 of the paper)",
     "first token = first token - due; each token = (last - first) / (tokens - 1); medians over seeds",
-    "peak K/V = most bytes of blocks or chunks that live requests refer to, without what is kept for later requests",
-    "overhead = the part of a step that is not the model: scheduling, tree, plan, sampling; of it prefix tree = "
-    "match, join, append, leave, evict, without plan, K and V",
+    (
+        "peak K/V = largest number of bytes in blocks or chunks that live requests refer to, without those kept for "
+        "later requests"
+    ),
+    "overhead = the part of a step outside of the model: scheduling, tree, plan, sampling; prefix tree = the part of "
+    "overhead for match, join, append, leave, evict, without plan, K and V",
 )
 
 
 _NEAR_TIE = (
-    "equal answers = greedy answers in float32 with the tokens that transformers generates, before the clock; near tie"
-    " = the first other token is where its two best logits differ by less than {}, the error of float32"
+    "equal answers = greedy answers in float32 with the tokens that transformers generates, compared before the "
+    "clock starts; near tie = at the first different token, the two best logits of transformers differ by less than "
+    "{}, the error of float32"
 )
 
 
@@ -55,7 +59,7 @@ def body(view: View) -> Body:
 
 
 def _latency(view: View, objectives: Mapping[int, float]) -> Table:
-    """Latencies of every system at every point."""
+    """A table of latencies for every system at every point."""
 
     def goodput(group: Group, row: Row) -> Cell:
         objective = objectives.get(group.axes["n_p"])
@@ -71,20 +75,20 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         ratio,
         ("  the same, paper", lambda group, row: Cell(times(_paper_ratio(group, row, view.baseline)), "quiet")),
         *(METRICS[name] for name in requests),
-        ("  of them within the objective", goodput),
+        ("  answered within the objective", goodput),
     ]
     return quantities(view, "Latency under load", lines)
 
 
 def _equal_answers(view: View) -> dict[str, EqualAnswers]:
-    """System -> how its answers compare with those of transformers, where that was asked for."""
+    """System -> comparison of its answers with those of transformers, if the experiment asked for one."""
     rows = [row.facts for group in view.groups for row in group.rows.values()]
     found = {row.implementation: row.equal_answers for row in rows if isinstance(row, ServingResult)}
     return {name: entry for name in view.columns.ids if (entry := found.get(name)) is not None}
 
 
 def _answers(view: View, equal: Mapping[str, EqualAnswers]) -> list[Table]:
-    """How many answers are those of transformers."""
+    """A table that says how many answers of each system equal those of transformers."""
     if not equal:
         return []
     columns = (
@@ -95,7 +99,7 @@ def _answers(view: View, equal: Mapping[str, EqualAnswers]) -> list[Table]:
 
 
 def _said(view: View, equal: Mapping[str, EqualAnswers]) -> list[str]:
-    """One of the questions, and every answer with the systems that gave it."""
+    """Lines with one of the questions, and every different answer with the systems that gave it."""
     question = " ".join(next(iter(equal.values())).question.split())
     answers: dict[str, list[str]] = {}
     for name, entry in equal.items():
@@ -111,18 +115,18 @@ def _equal(equal: EqualAnswers) -> str:
 
 
 def _servers(view: View) -> Table:
-    """What the servers did."""
+    """A table of what the servers did: memory, batch, cached tokens and step times."""
     lines: list[Quantity | Metric] = [
         METRICS["peak_kv_bytes"],
         METRICS["peak_batch"],
         ("  the same, paper", paper(lambda group, row: _paper(group, row, "peak_batch_size"))),
         *(METRICS[name] for name in ("cached_share", "step_s", "overhead_s", "tree_s")),
     ]
-    return quantities(view, "What the servers did", lines)
+    return quantities(view, "Memory, batch and steps of the servers", lines)
 
 
 def _paper(group: Group, row: Row, column: str, system: str | None = None) -> str | None:
-    """What the paper's Table 4 prints for a system at this n_p and n_s; None if it has no such row."""
+    """The paper's Table 4 for a system at this n_p and n_s; None if it has no such row."""
     wanted = system or row.facts.implementation  # the paper's systems have the same ids
     printed = table4().get((group.axes["n_p"], group.axes["n_s"], wanted))
     return printed[column] if printed else None

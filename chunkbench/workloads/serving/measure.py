@@ -1,4 +1,4 @@
-"""How systems are measured: all of a run's servers stay up and take turns over the arrival seeds of a point."""
+"""Measures systems: the servers of a run stay up, and take turns over the arrival seeds of each point."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from chunkbench.workloads.serving.spec import ServingExperiment
 from chunkbench.workloads.serving.tasks import constrained_answers, first_invalid
 
 _END_S, _STOP_S = 8.0, 2.0
-"""What the run takes before and after its points, about, and the end of each server."""
+"""Approximate seconds of a run before and after its points, and seconds to end each server."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class _System:
     version: str = ""
     server: RunningServer | None = None
     refusal: tuple[Status, str] | None = None
-    """Why nothing can be measured with it any more."""
+    """The status and reason if the system cannot be measured any more."""
     starts: int = 0
     deaths: int = 0
 
@@ -80,7 +80,7 @@ class _Case:
 
 
 class ServingMeasurer:
-    """Measures the points of a run. It keeps the servers between points; `close` ends them."""
+    """Measures the points of a run. The servers stay up between points; `close` ends them."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ServingMeasurer:
         points: Sequence[ServingPoint],
         place: Workplace[ServingResult],
     ) -> None:
-        """Ask each system whether it runs here. Raises `CannotRunError` if none does or the model is missing."""
+        """Check which systems run here. Raises `CannotRunError` if none does, or if the model is missing."""
         self._prepared = monotonic()
         self._setting = setting_of(experiment, target, points)
         self._texts = texts_of(experiment, self._setting)
@@ -109,14 +109,14 @@ class ServingMeasurer:
         self._setting = replace(self._setting, kv_bytes=self._memory.kv_bytes)
         self._costs = assumed_costs(self._setting, here)
         self._units = [Unit(point, names) for point in points for names in self._memory.groups]
-        """What is left to measure, in order."""
+        """The units that are still to be measured, in order."""
         self._begun = False
-        """Whether anything was measured."""
+        """Whether any unit was measured."""
         self._experiment, self._target = experiment, target
         self.styles = SYSTEMS.styles(experiment.implementations)
         self._log = place.log
         self._systems = systems
-        # Beside the log: what a killed run leaves here, the run that resumes it removes.
+        # The folder lies beside the log, so that the run that resumes a killed run can remove its files.
         self._folder = place.log.absolute().with_name("servers")
         shutil.rmtree(self._folder, ignore_errors=True)
         self._capacity = {
@@ -124,18 +124,18 @@ class ServingMeasurer:
             for case in place.earlier
             if case.capacity_per_s and case.machine == target.machine
         }
-        # A resumed run has the share of the budget of the points that are left.
+        # A resumed run gets the share of the budget that belongs to the points still left.
         everything = experiment.points(target.device, target.dtype)
         left_s = experiment.budget_s * sum(map(weight, points)) / sum(map(weight, everything))
         self._equal = {case.implementation: case.equal_answers for case in place.earlier if case.equal_answers}
-        # A system that runs elsewhere has a dtype of its own.
+        # Systems that run elsewhere are left out, because the suite does not set their dtype.
         members = dict.fromkeys(name for names in self._memory.groups for name in names)
         local = [name for name in members if systems[name].system.process_bytes is not None]
         self._to_ask = [name for name in local if name not in self._equal] if self._questions is not None else []
-        """Systems whose answers are to be compared with those of transformers."""
+        """Systems whose answers are still to be compared with those of transformers."""
         before_s = answers_s(experiment, self._costs, points, self._to_ask)
         expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s, before_s)
-        for text in (*([self._memory.told] * bool(self._memory.told)), *expected):
+        for text in (*([self._memory.difference] * bool(self._memory.difference)), *expected):
             place.notify(text)
 
     def measure(
@@ -145,43 +145,48 @@ class ServingMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[ServingPoint, Sequence[ServingResult]]:
-        """Measure all systems at a point: group by group every arrival seed, the systems in an order that changes with
-        the seed, as far as the time allows."""
+        """Measure all systems at a point as far as the time allows: group by group, every arrival seed. The order of
+        the systems changes with the seed.
+        """
         (point,) = points
         started_at = now()
         groups = self._memory.groups
         others = [unit for unit in self._units if unit.point != point]
         self._units = [*(Unit(point, names) for names in groups), *others]
         left = sum(weight(unit.point) for unit in self._units) / len(groups)
-        rest = Budget(budget.seconds * left / weight(point) - _END_S - _STOP_S * len(self._systems))
+        remaining = Budget(budget.seconds * left / weight(point) - _END_S - _STOP_S * len(self._systems))
         if not self._begun:
-            rest.seconds -= monotonic() - self._prepared
+            remaining.seconds -= monotonic() - self._prepared
             self._compare_answers(announce)
         cases = {case.implementation: _Case() for case in cases_of[point]}
         reference, capacity, rate = "", None, None
         seeds = self._experiment.arrival_seeds
         for group, names in enumerate(groups):
-            if (not group or rate is not None) and self._cut(rest, 0).seeds:
+            if (not group or rate is not None) and self._cut(remaining, 0).seeds:
                 for name in self._make_room(names):
                     self._start(name, announce)
                 if not group:
                     reference, capacity = self._capacity_at(point, announce)
                     rate = self._rate(point, capacity)
-                for done in range(seeds):
-                    requests, left_seeds = self._cut(rest, done)
+                for seeds_done in range(seeds):
+                    requests, left_seeds = self._cut(remaining, seeds_done)
                     if rate is None or not left_seeds:
                         break
-                    seed = group * seeds + done  # each group has its own, so ratios are formed within a group
+                    seed = (
+                        group * seeds + seeds_done
+                    )  # each group has seeds of its own, so that ratios are formed within a group
                     for number, name in enumerate(self._order(names, point, seed), start=1):
                         if cases[name].failure is None and self._start(name, announce):
-                            words = f"{name}, arrival seed {done + 1} of {done + left_seeds}"
+                            words = f"{name}, arrival seed {seeds_done + 1} of {seeds_done + left_seeds}"
                             announce(words)
 
                             def report_ended(ended: int, words: str = words, asked: int = requests) -> None:
                                 announce(f"{words}, {ended} of {asked} requests answered")
 
                             self._turn(name, cases[name], point, seed, rate, requests, report_ended)
-                        budget.share_done = (group + (done + number / len(names)) / (done + left_seeds)) / len(groups)
+                        budget.share_done = (
+                            group + (seeds_done + number / len(names)) / (seeds_done + left_seeds)
+                        ) / len(groups)
                 self._begun = True
             del self._units[0]
         budget.share_done = 1.0
@@ -193,13 +198,13 @@ class ServingMeasurer:
         }
 
     def _compare_answers(self, announce: Callable[[str], None]) -> None:
-        """Ask every system that runs here the same questions in float32, each alone on the machine."""
+        """Ask every system that runs here the same questions in float32. Each server runs alone on the machine."""
         asked, names, self._to_ask = self._questions, self._to_ask, []
         if asked is None or not names:
             return
         announce("transformers answers in float32")
         answers = Answers(asked)
-        plan = [PlannedRequest(0.0, prompt, asked.n_c, exact=False) for prompt in asked.said]
+        plan = [PlannedRequest(0.0, prompt, asked.n_c, exact=False) for prompt in asked.last_messages]
         options = LoadOptions(self._setting.max_batch, self._experiment.case_limit_s, token_ids=True)
         for name in names:
             announce(f"{name} answers in float32")
@@ -210,7 +215,9 @@ class ServingMeasurer:
     def _float32_answers(
         self, name: str, plan: Sequence[PlannedRequest], options: LoadOptions
     ) -> dict[Any, list[int]] | None:
-        """Prompt -> token ids of the answer, by a server of this system for this purpose; None if it does not start."""
+        """Prompt -> token ids of the answer, from a server of this system that is started for this purpose. None if the
+        server does not start.
+        """
         try:
             server = self._server(name, replace(self._setting, dtype="float32"), f"{name}-float32")
         except ServerFailed:
@@ -223,16 +230,16 @@ class ServingMeasurer:
         return told
 
     def _cut(self, rest: Budget, done: int) -> Cut:
-        """What is measured of the first unit that is left, of which so many arrival seeds are done."""
+        """How much is measured of the first unit that is left, if `done` of its arrival seeds are already measured."""
         up = {name for name, entry in self._systems.items() if entry.server is not None or entry.refusal is not None}
         parts = parts_of(self._experiment, self._costs, self._units, up, done)
         cut = fit(parts, rest.left_s)[0]
         if cut.seeds or (self._begun and not done):
             return cut
-        return parts[0].cut(0, parts[0].seeds)  # what was begun is measured as far as a comparison needs it
+        return parts[0].cut(0, parts[0].seeds)  # a unit that was begun is measured as far as a comparison needs
 
     def _make_room(self, names: Sequence[str]) -> Sequence[str]:
-        """End the servers that are not measured now. Returns the names of the others."""
+        """End the servers of all systems but `names`. Returns `names`."""
         for name, entry in self._systems.items():
             if name not in names and entry.server is not None:
                 entry.server.stop()
@@ -248,7 +255,7 @@ class ServingMeasurer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, name: str, announce: Callable[[str], None]) -> bool:
-        """Start a system's server, again if it died. Returns whether it runs."""
+        """Start a system's server if it does not run. Returns whether the server runs."""
         entry = self._systems[name]
         if entry.server is not None and entry.server.died:
             entry.server.stop()
@@ -277,7 +284,7 @@ class ServingMeasurer:
         return entry.server is not None
 
     def _server(self, name: str, setting: Setting, folder_name: str) -> RunningServer:
-        """A new server of a system. Raises ServerFailed, after what it printed is kept."""
+        """Start a new server of a system. Raises ServerFailed after the server's output is kept."""
         folder = self._folder / folder_name
         try:
             return start_server(self._systems[name].system, setting, folder, environment("huge", os.environ))
@@ -286,12 +293,12 @@ class ServingMeasurer:
             raise
 
     def _keep_log(self, name: str, log: Path) -> None:
-        """Append what a server printed to the log of the run: the server's own folder does not outlive the run."""
+        """Append a server's output to the log of the run, because the server's own folder is removed after the run."""
         with contextlib.suppress(OSError), self._log.open("ab") as file:
             file.write(f"\n===== {name}\n".encode() + log.read_bytes())
 
     def _capacity_at(self, point: ServingPoint, announce: Callable[[str], None]) -> tuple[str, float | None]:
-        """The reference system, and its capacity with the prompts of this point."""
+        """The reference system, and its capacity with the prompts of this point, which is None if unknown."""
         if point.load is None:
             return "", None
         names = [self._experiment.reference, *self._experiment.implementations]
@@ -310,7 +317,7 @@ class ServingMeasurer:
         return name, capacity or None
 
     def _rate(self, point: ServingPoint, capacity: float | None) -> float | None:
-        """Requests per second of the point; 0 for a closed loop."""
+        """Requests per second of the point; 0 for a closed loop, None if unknown."""
         if point.clients:
             return 0.0
         if point.rate is not None:
@@ -323,7 +330,7 @@ class ServingMeasurer:
         return order
 
     def _plan(self, point: ServingPoint, seed: int | str, count: int, rate: float | None) -> list[PlannedRequest]:
-        """The same requests for all systems; prompts that no earlier measurement had."""
+        """The requests of an arrival seed, the same for all systems. Their prompts occur in no earlier measurement."""
         experiment = self._experiment
         named = f"{experiment.seed} {seed}"
         if self._task is not None:
@@ -334,7 +341,7 @@ class ServingMeasurer:
             plan = [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
         if not rate:
             return plan
-        # At every load the same sequence of arrivals, stretched.
+        # All loads have the same sequence of arrivals, stretched in time.
         dues = due_times(Arrivals(experiment.arrivals, experiment.spread), rate, count, named)
         return [replace(request, due=due) for due, request in zip(dues, plan, strict=True)]
 
@@ -361,15 +368,17 @@ class ServingMeasurer:
         requests: int,
         report_ended: Callable[[int], None],
     ) -> None:
-        """One measurement of one system. `report_ended` gets the number of requests that have ended."""
+        """Measure one system with one arrival seed. `report_ended` is called with the number of requests that have
+        ended.
+        """
         entry = self._systems[name]
         server = entry.server
         assert server is not None
-        told: dict[Prompt, Tokens] = {}
+        answered: dict[Prompt, Tokens] = {}
 
         def ended(prompt: Prompt, answer: Tokens) -> None:
-            told[prompt] = answer
-            report_ended(len(told))
+            answered[prompt] = answer
+            report_ended(len(answered))
 
         began = monotonic()
         server.watch.begin()
@@ -384,7 +393,7 @@ class ServingMeasurer:
         answers = None
         if self._task is not None:
             window = measured.started, measured.started + end
-            answers = constrained_answers(plan, told, server.watch, window, not case.measurements)
+            answers = constrained_answers(plan, answered, server.watch, window, not case.measurements)
         case.measurements.append(
             Measurement(
                 arrival_seed=seed,
@@ -404,7 +413,7 @@ class ServingMeasurer:
             reason = server.died or failed[0].reason
             case.failure = status, f"{len(failed)} of {len(measured.requests)} requests failed: {reason}"
         elif answers is not None and answers.invalid and entry.system.constraint == "sent":
-            wrong = first_invalid(plan, told)
+            wrong = first_invalid(plan, answered)
             case.failure = (
                 "incorrect",
                 f"{answers.invalid} of {len(plan)} answers break their constraint: {wrong!r:.300}",
@@ -423,19 +432,22 @@ class ServingMeasurer:
         failure = state.failure or (entry.refusal if not state.measurements else None)
         if failure is None and not state.measurements and (rate is not None or not reference):
             budget = words_of(self._experiment.budget_s)
-            failure = "unsupported", f"left out: the budget of {budget} ends before; a longer --budget measures it"
+            failure = (
+                "unsupported",
+                f"left out: the budget of {budget} ended before this point; a longer --budget measures the point",
+            )
         if failure is None and rate is None:
             failure = "error", f"the capacity of {reference} is not known"
         samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
         equal = self._equal.get(case.implementation)
         if failure is None and equal is not None and equal.different:
-            told = f"{equal.different} of {equal.compared} answers in float32 are not those of transformers"
+            told = f"{equal.different} of {equal.compared} answers in float32 differ from those of transformers"
             failure = "incorrect", told
         status, reason = failure or ("ok", "")
         numbers = [measurement.numbers for measurement in state.measurements]
         if not failure and any(number.client_late for number in numbers):
             late = max(number.sending_delay.mean for number in numbers if number.sending_delay)
-            status, reason = "noisy", f"the client sent late (mean {late * 1e3:.0f} ms)"
+            status, reason = "noisy", f"the client sent requests late (mean {late * 1e3:.0f} ms)"
         return ServingResult.of_case(
             case,
             threads=self._setting.threads,
@@ -445,7 +457,7 @@ class ServingMeasurer:
             reason=reason,
             us_per_token=tuple(samples),
             package_version=entry.version or None,
-            note="; ".join(text for text in (entry.system.note, self._memory.told) if text),
+            note="; ".join(text for text in (entry.system.note, self._memory.difference) if text),
             seed=self._experiment.seed,
             started_at=started_at,
             machine=self._target.machine,
@@ -461,12 +473,12 @@ class ServingMeasurer:
 
 
 def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What a server says of its model, without paths of this machine and without OpenAI's permissions."""
+    """A server's description of its model, without paths of this machine and without OpenAI's permissions."""
     return {name: value for name, value in said.items() if name not in ("root", "permission")}
 
 
 def _survey(name: str, device: str, constrained: bool) -> _System:
-    """A system, and whether it runs here."""
+    """Look up a system, and check whether it runs here."""
     system = SYSTEMS.load(name)
     answer = system.availability(device)
     if not answer.ok:
@@ -484,7 +496,9 @@ def _sent(
     options: LoadOptions,
     ended: Callable[[RequestResult, Prompt, Tokens], None],
 ) -> LoadResult:
-    """What came of requests. Raises `CannotRunError` where this machine is at its limit, and not the server."""
+    """Send requests and return the results. Raises `CannotRunError` if this machine reaches a limit, rather than the
+    server.
+    """
     try:
         return asyncio.run(send(target, plan, options, ended))
     except LoadError as error:

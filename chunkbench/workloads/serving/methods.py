@@ -1,4 +1,4 @@
-"""The systems: rows of this package, and entry points of the group `chunkbench.systems`, which others register."""
+"""The systems: rows of this package, and entry points of the group `chunkbench.systems` in other packages."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from chunkbench.workloads.serving.servers.system import System
 GROUP = "chunkbench.systems"
 
 SYSTEMS: Registry[System] = Registry({**chunk_llama.SYSTEMS, **vllm.SYSTEMS, "endpoint": endpoint.Endpoint()}, GROUP)
-"""Systems of experiments of `kind: serving`."""
+"""The systems that experiments of `kind: serving` can name."""

@@ -1,4 +1,4 @@
-"""Figures of servers under load, by arrival seed."""
+"""Metrics of servers under load, by arrival seed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from chunkbench.traffic.request_result import LoadNumbers
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 
 Work = dict[str, float]
-"""What following constraints took; the sum over `told` answers."""
+"""The cost of following constraints: fact -> sum over the answers with known cost, whose number is `told`."""
 
 
 def _load(value: Callable[[LoadNumbers], float | None]) -> Samples:
-    """[measurement] a figure of its requests."""
+    """Build a metric of requests that has a value for each measurement."""
     return lambda facts: [value(one.numbers) for one in facts.measurements]
 
 
 def _quantile(time: str, which: str) -> Samples:
-    """[measurement] the mean or a percentile of a time; unknown where no request has it."""
+    """Build a metric for the mean or a percentile of a time; None where no request has that time."""
     return _load(lambda numbers: getattr(getattr(numbers, time), which, None))
 
 
 def _server(value: Callable[[ServerFacts], float | None]) -> Samples:
-    """[measurement] a figure of what the server says."""
+    """Build a metric of a server's facts; measurements without such facts are left out."""
     return lambda facts: [value(one.server) for one in facts.measurements if one.server]
 
 
 def _answers(value: Callable[[ConstrainedAnswers], int]) -> Samples:
-    """[measurement] a count of answers."""
+    """Build a metric that counts answers in each measurement."""
     return lambda facts: [value(one.constrained) for one in facts.measurements if one.constrained]
 
 
 def _work(value: Callable[[Work], float]) -> Samples:
-    """[measurement] a figure of what following the constraint took, where the server tells."""
+    """Build a metric of the cost of following constraints; measurements without known cost are left out."""
 
     def of(facts: ServingResult) -> list[float | None]:
         told = [one.constrained.work for one in facts.measurements if one.constrained]
@@ -44,7 +44,9 @@ def _work(value: Callable[[Work], float]) -> Samples:
 
 
 def _retokenizing(facts: ServingResult) -> list[float | None]:
-    """[measurement] seconds of tokenising again over those of the measurement, where the server tells."""
+    """[measurement] seconds of tokenising again over seconds of the measurement; measurements without known cost are
+    left out.
+    """
     told = [(one.constrained.work, one.numbers.seconds) for one in facts.measurements if one.constrained]
     return [work["retokenize_s"] / seconds for work, seconds in told if work and seconds]
 
@@ -63,7 +65,7 @@ METRICS = by_name(
     Metric("peak_batch", "peak batch", _server(lambda server: server.peak_batch), COUNT, "", max),
     Metric("step_s", "mean step, ms", _server(lambda server: server.step_s), SECONDS),
     Metric("overhead_s", "  overhead, ms", _server(lambda server: server.overhead_s), SECONDS),
-    Metric("tree_s", "  of it prefix tree, ms", _server(lambda server: server.tree_s), SECONDS),
+    Metric("tree_s", "  prefix tree's part, ms", _server(lambda server: server.tree_s), SECONDS),
     Metric(
         "answer_tokens",
         "tokens of an answer",

@@ -1,4 +1,4 @@
-"""The objective of servers under load, and what meets it."""
+"""The objective for the latency of servers under load, and the rates that meet it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from chunkbench.traffic.request_result import load_numbers
 from chunkbench.workloads.serving.result import ServingResult
 
 OBJECTIVE_LOAD = 90
-"""The paper's objective of 40 ms per token is its machine's. Here it is the reference's normalized latency with nothing
-shared, at this percentage of its own capacity."""
+"""Percent of the reference's capacity. The reference's normalized latency at this load with nothing shared is the
+objective, because the paper's 40 ms per token fit only its own machine.
+"""
 
 
 def goodput_per_s(facts: ServingResult, objective_s: float) -> float:
-    """Requests per second that meet the objective, the median over arrival seeds."""
+    """Requests per second that meet the objective; median over arrival seeds."""
     return median(load_numbers(measured.requests, objective_s).goodput_per_s or 0.0 for measured in facts.measurements)
 
 
@@ -33,9 +34,10 @@ def objective_s(rows: Iterable[Row], n_p: int) -> float | None:
 
 
 def shares_one_prefix(axes: Mapping[str, Any]) -> bool:
-    """Whether the requests of a point share one prefix of n_s tokens, or nothing, as in the paper; axis -> value.
+    """Whether the requests of a point share one prefix of n_s tokens, or nothing, as in the paper. `axes`: axis ->
+    value.
 
-    Only such points make a line over the rate: n_s alone does not tell apart trees and several prefixes.
+    Only such points form a line over the rate: n_s alone does not tell trees and several prefixes apart.
     """
     return axes["n_s"] is not None and axes["prompts"] in (None, 1)
 
@@ -50,9 +52,10 @@ class SustainedRate:
 
 
 def sustained_rate(spots: Iterable[tuple[float, float]], objective_s: float) -> SustainedRate | None:
-    """By interpolation between the highest rate that meets the objective and the next one.
+    """Interpolate between the highest rate that meets the objective and the next higher rate.
 
-    `spots`: requests per second and seconds per token of a system, alike in all else. None if no rate meets it.
+    `spots`: requests per second and seconds per token of a system; all other axes must be equal. None if no rate meets
+    the objective.
     """
     ordered = sorted(spots)
     met = [number for number, (_, latency) in enumerate(ordered) if latency <= objective_s]

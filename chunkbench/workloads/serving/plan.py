@@ -1,4 +1,4 @@
-"""What a serving run will do: the setting that all systems get, the requests of a point, and the plan as text."""
+"""Plans a serving run: the setting that all systems get, the requests of each point, and the plan as text."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from chunkbench.workloads.serving.answers import QuestionSet
 
 WARM_UP = 4
-"""Requests before the first measurement of a server, with other prompts."""
+"""Number of requests before the first measurement of a server, with other prompts than the measurements."""
 REFUSED = "this server follows no constraints"
 _FLOAT32, _REFERENCE = 2.0, 2.0
-"""How much longer a request takes in float32 than in bfloat16, and in transformers than in a server, about."""
+"""Approximate factors by which a request takes longer: in float32 than in bfloat16, and in transformers than in a
+server.
+"""
 _GPU_RATES = 1e14, 1e12
-"""FLOPs and bytes per second of a GPU, assumed."""
+"""Assumed FLOPs and bytes per second of a GPU."""
 
 
 class Unit(NamedTuple):
@@ -65,37 +67,37 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
         f" for each system, on {target.device} in {target.dtype}",
         "",
     ]
-    here: dict[str, System] = {}
+    available: dict[str, System] = {}
     for name in experiment.implementations:
         label, answer = SYSTEMS.availability(name, target.device)
         told = "will be measured" if answer.ok else f"unavailable: {answer.reason}"
         if answer.ok:
-            here[name] = SYSTEMS.load(name)
-            if experiment.constrained and here[name].constraint == "refused":
+            available[name] = SYSTEMS.load(name)
+            if experiment.constrained and available[name].constraint == "refused":
                 told = f"unsupported: {REFUSED}"
-                del here[name]
+                del available[name]
         lines.append(f"  {name:<24} {label:<24} {told}")
     lines += ["", *(f"  {point.brief}" for point in points)]
     setting = setting_of(experiment, target, points)
     texts_of(experiment, setting)
     task_of(experiment, setting, points)
     questions_of(experiment, setting, points)
-    memory = memory_of(experiment, setting, here)
+    memory = memory_of(experiment, setting, available)
     lines += [
         "",
         f"K/V memory of every system: {memory.kv_bytes / 2**30:.2f} GiB",
-        *([memory.told] * bool(memory.told)),
+        *([memory.difference] * bool(memory.difference)),
     ]
-    if here:
-        costs = assumed_costs(setting, here)
+    if available:
+        costs = assumed_costs(setting, available)
         units = [Unit(point, names) for point in points for names in memory.groups]
-        before_s = answers_s(experiment, costs, points, tuple(here))
+        before_s = answers_s(experiment, costs, points, tuple(available))
         lines += outlook(experiment, units, parts_of(experiment, costs, units), experiment.budget_s, before_s)
     return "\n".join(lines)
 
 
 def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[str, System]) -> MemoryPlan:
-    """What the servers of these systems get of the memory that is there. Of a GPU's memory nothing is known."""
+    """How the servers of these systems fit into the available memory. A GPU's memory is not checked."""
     besides = {name: system.besides(setting) for name, system in systems.items()}
     if setting.device != "cpu":
         return MemoryPlan(setting.kv_bytes, (tuple(systems),) if systems else (), {}, "")
@@ -105,14 +107,14 @@ def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[
 
 
 def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:
-    """What the parts of a run take, before anything is measured. Probes the CPU for a fraction of a second."""
+    """Estimate the seconds of a run's parts before anything is measured. Probes the CPU for a fraction of a second."""
     flops_per_s, bytes_per_s = _GPU_RATES
     if setting.device == "cpu":
         peaks = cpu_peaks(setting.dtype)
         flops_per_s, bytes_per_s = peaks.matrix_flops_per_s, peaks.read_bytes_per_s
 
     def assumed(point: ServingPoint) -> float:
-        if setting.constrained:  # answers end by themselves
+        if setting.constrained:  # answers may end before n_c tokens
             point = point.model_copy(update={"n_c": max(1, point.n_c // 2)})
         return assumed_request_s(point, setting.weights, setting.token_bytes, flops_per_s, bytes_per_s)
 
@@ -126,7 +128,9 @@ def parts_of(
     running: Collection[str] = (),
     done: int = 0,
 ) -> list[Part]:
-    """The parts of a run that are left, in order. `running`: servers that are up; `done`: seeds of the first unit."""
+    """The parts of a run that are left, in order. `running`: systems whose servers are up; `done`: arrival seeds of the
+    first unit that are measured.
+    """
     parts, counted = [], set[str]()
     for point, names in units:
         requests, seeds = requests_id(point), experiment.arrival_seeds
@@ -156,7 +160,7 @@ def parts_of(
 def answers_s(
     experiment: ServingExperiment, costs: Costs, points: Sequence[ServingPoint], names: Sequence[str]
 ) -> float:
-    """What `equal_answers` takes for these systems, about."""
+    """Approximate seconds that `equal_answers` takes for these systems."""
     if not experiment.equal_answers or not names:
         return 0.0
     request_s = fmean(costs.one_s(requests_id(point), point) for point in points)
@@ -167,24 +171,27 @@ def answers_s(
 def outlook(
     experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part], budget_s: float, before_s: float = 0.0
 ) -> list[str]:
-    """What the budget allows, in words, before the run starts. `before_s`: what `equal_answers` takes of it."""
-    whole = [Cut(part.requests, part.seeds) for part in parts]
+    """Lines that say what fits into the budget, before the run starts. `before_s`: seconds of the budget for
+    `equal_answers`.
+    """
+    uncut = [Cut(part.requests, part.seeds) for part in parts]
     cuts = fit(parts, budget_s - before_s)
-    if parts and not cuts[0].seeds:  # the first unit is measured whatever the budget is
+    if parts and not cuts[0].seeds:  # the first unit is measured in any case
         cuts[0] = parts[0].cut(0, parts[0].seeds)
     lines = [
         f"time: about {words_of(took_s(parts, cuts) + before_s)} of a budget of {words_of(budget_s)}; estimated from"
         " the machine's rates, and planned again with measured times as the run goes"
     ]
     if before_s:
-        lines.append(f"of it about {words_of(before_s)} for equal answers in float32, before the clock")
+        lines.append(f"about {words_of(before_s)} of this time for equal answers in float32, before the clock starts")
     if took_s(parts, cuts) > budget_s - before_s:
         lines.append(
-            "the first point alone takes longer, with the fewest requests and arrival seeds that compare systems"
+            "the first point alone takes longer, even with the fewest requests and arrival seeds that a comparison "
+            "needs"
         )
-    if cuts == whole:
+    if cuts == uncut:
         return lines
-    lines.append(f"everything would take about {words_of(took_s(parts, whole))}; what is cut by this estimate:")
+    lines.append(f"everything would take about {words_of(took_s(parts, uncut))}; this estimate cuts:")
     kept = [(part, cut) for part, cut in zip(parts, cuts, strict=True) if cut.seeds]
     fewer = sorted({(part.requests, cut.requests) for part, cut in kept if cut.requests < part.requests})
     if fewer:
@@ -200,11 +207,11 @@ def outlook(
 
 
 def asked_requests(requests: int, point: ServingPoint) -> int:
-    """Requests of an arrival seed at a point.
+    """Number of requests of an arrival seed at a point.
 
-    Above the capacity of the reference they grow with the load, so that they arrive for as long as at 100%. As many
-    requests as at 100% would be a short burst, which tells nothing about the rate that a system sustains. Of a closed
-    loop each client sends two.
+    Above the capacity of the reference the number grows with the load, so that arrivals last as long as at 100%. The
+    number for 100% would be a short burst, which says nothing about the rate that a system sustains. In a closed loop
+    each client sends at most two requests.
     """
     if point.clients:
         return min(requests, max(4, 2 * point.clients))
@@ -212,9 +219,9 @@ def asked_requests(requests: int, point: ServingPoint) -> int:
 
 
 def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[ServingPoint]) -> Setting:
-    """What all systems of a run get.
+    """The setting that all systems of a run get.
 
-    Raises `RunError` if its points need different servers, `ModelMissing` if its model is not there.
+    Raises `RunError` if the points of the run need different servers, `ModelMissing` if the model is not there.
     """
     models = {(str(point.model), point.batch_size, point.dtype, point.threads) for point in points}
     if len(models) > 1:
@@ -245,20 +252,22 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
 
 
 def texts_of(experiment: ServingExperiment, setting: Setting) -> TextIds | None:
-    """The texts of the prompts, tokenised; None: prompts are random ids. Raises `RunError` without a tokenizer."""
+    """The texts of the prompts, tokenised; None if prompts are random ids. Raises `RunError` without a tokenizer."""
     if not experiment.texts:
         return None
     return text_ids(read_texts(experiment.texts), _tokenizer(setting, "texts", experiment.texts))
 
 
 def task_of(experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]) -> TaskRequests | None:
-    """The requests of a constrained experiment. Raises `RunError` without a tokenizer."""
+    """The requests of a constrained experiment; None if the experiment has no constraint. Raises `RunError` without a
+    tokenizer.
+    """
     task = experiment.constrained
     return TaskRequests(task, _tokenizer(setting, "constrained", task), points) if task else None
 
 
 def _tokenizer(setting: Setting, key: str, value: str) -> Path:
-    """The model's tokenizer.json, which this value of a key needs. Raises `RunError`."""
+    """The model's tokenizer.json; the value of this key needs it. Raises `RunError` if the model has none."""
     tokenizer = setting.checkpoint and setting.checkpoint / "tokenizer.json"
     if tokenizer is None or not tokenizer.is_file():
         told = "give a checkpoint's folder with a tokenizer.json, or model: smollm2-135m"
@@ -267,10 +276,12 @@ def _tokenizer(setting: Setting, key: str, value: str) -> Path:
 
 
 def questions_of(experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]) -> QuestionSet | None:
-    """What `equal_answers` asks. Raises `RunError`."""
-    if not experiment.equal_answers or setting.checkpoint is None:  # texts_of has refused the latter
+    """The questions for `equal_answers`; None if the experiment asks for none. Raises `RunError`."""
+    if (
+        not experiment.equal_answers or setting.checkpoint is None
+    ):  # without a checkpoint, `texts_of` has raised an error
         return None
-    from chunkbench.workloads.serving.answers import QuestionSet  # transformers takes seconds to load
+    from chunkbench.workloads.serving.answers import QuestionSet  # importing transformers takes seconds
 
     n_c = min(point.n_c for point in points)
     longest = setting.max_length - n_c
@@ -278,15 +289,15 @@ def questions_of(experiment: ServingExperiment, setting: Setting, points: Sequen
 
 
 def kv_needed(setting: Setting) -> int:
-    """Bytes of K/V of a full batch of the longest requests.
+    """Bytes of K/V for a full batch of the longest requests.
 
-    Blocks and chunks have at most 64 tokens; each request may leave one of them nearly empty.
+    Blocks and chunks have at most 64 tokens; each request may leave nearly one block or chunk empty.
     """
     return setting.max_batch * (math.ceil(setting.max_length / 64) + 1) * 64 * setting.token_bytes
 
 
 def capacity_requests(point: ServingPoint) -> int:
-    """Requests that measure a capacity: two for each of the closed-loop clients."""
+    """Number of requests that measure a capacity: two for each of the closed-loop clients."""
     return 2 * point.batch_size
 
 
@@ -296,14 +307,14 @@ def weight(point: ServingPoint) -> int:
 
 
 def requests_id(point: ServingPoint | ServingResult) -> str:
-    """What the capacity of a system depends on: everything but the rate. An axis that changes requests belongs here."""
+    """Text that names what the capacity of a system depends on: all axes that change requests, but not the rate."""
     names: tuple[str, ...] = ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
     names = names if point.forced is None else (*names, "forced")
     return " ".join(f"{name}={spell_value(getattr(point, name))}" for name in names)
 
 
 def draw_id(point: ServingPoint) -> str:
-    """What prompts and the order of turns are drawn from. Other text would draw other requests in a resumed run."""
+    """Text that seeds the prompts and the order of turns. With another text a resumed run would draw other requests."""
     rate = f"load={point.load}%" if point.load is not None else f"rate={point.rate}/min"
     rate = f"clients={point.clients}" if point.clients else rate
     return f"{requests_id(point)} {rate}"

@@ -1,4 +1,4 @@
-"""The facts about a system at a point."""
+"""Points and results of kind `serving`: the facts about a system at a point."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from chunkbench.traffic.request_result import LoadNumbers, RequestResult, load_n
 
 
 class ServingPoint(RequestPoint):
-    """Servers under load: `load` in percent of a system's capacity, `rate` in requests per minute, or `clients`.
+    """Servers under load. The load is `load` (percent of a system's capacity), `rate` (requests per minute) or
+    `clients`.
 
-    `forced` is the percentage of an answer's bytes that its constraint leaves no choice about.
+    `forced` is the percentage of an answer's bytes that are forced by its constraint.
     """
 
     LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
@@ -35,54 +36,59 @@ class ServingPoint(RequestPoint):
 
 
 TIMELINE = 100
-"""Most parts of a timeline."""
+"""Largest number of parts of a timeline."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """State of a server at one time: after a step, or when it was asked."""
+    """State of a server at one time: after a step, or when the suite sampled it."""
 
     at: float
-    """On the clock of `time.perf_counter`, which all processes of a Linux host share."""
+    """Time on the clock of `time.perf_counter`, which all processes of a Linux host share."""
     batch: Count
-    """Sequences in the step, or running."""
+    """Number of sequences in the step, or of running sequences."""
     kv_bytes: Count | None
     """Bytes of blocks or chunks that live requests refer to; None if unknown."""
     seconds: float | None = None
-    """Time of the step; None between steps."""
+    """Seconds of the step; None between steps."""
     overhead_seconds: float | None = None
-    """Part of the step that was not the model: scheduling, tree, plan, sampling."""
+    """Seconds of the step outside of the model: scheduling, tree, plan, sampling."""
     tree_seconds: float | None = None
-    """Part of that which was the cache's bookkeeping of prefixes: match, join, append, leave, evict."""
+    """Seconds of the overhead that the cache's prefix tree took: match, join, append, leave, evict."""
     prompt_tokens: Count | None = None
     """Prompt tokens that the step computed."""
 
 
 class ServerFacts(Facts):
-    """What a server did during one measurement, from its moments. A new fact stands in both classes and in `of`."""
+    """What a server did during one measurement, computed from its moments. A new fact needs a field in `Moment` and
+    here, and a line in `of`.
+    """
 
     sampled: bool
-    """Whether the server was asked now and then, so that peaks between two questions are missed."""
+    """Whether the server was only sampled now and then, so that peaks between two samples are missed."""
     steps: Count | None = None
     step_s: NonNegativeFloat | None = None
-    """Mean time of a step."""
+    """Mean seconds of a step."""
     overhead_s: NonNegativeFloat | None = Field(default=None, validation_alias=AliasChoices("overhead_s", "own_s"))
-    """Mean time of a step outside of the model: scheduling, tree, plan, sampling. Lines written before it had this name
-    call it `own_s`."""
+    """Mean seconds of a step outside of the model: scheduling, tree, plan, sampling. Older results call it `own_s`."""
     tree_s: NonNegativeFloat | None = None
-    """Mean time of a step for the bookkeeping of prefixes, a part of `overhead_s`; None in lines of older versions."""
+    """Mean seconds of a step for the prefix tree, a part of `overhead_s`; None in older results."""
     computed_tokens: Count | None = None
     """Prompt tokens that were computed."""
     peak_batch: Count | None = None
     peak_kv_bytes: Count | None = None
     timeline: tuple[tuple[float, Count, Count | None], ...] = ()
-    """(seconds after the start, batch, K/V bytes), at most a hundred, each the largest of its part of the time."""
+    """(seconds after the start, batch, K/V bytes) for at most 100 parts of the time; batch and bytes are the largest of
+    the part.
+    """
     every_step: tuple[tuple[float, Count, Count, float], ...] = ()
-    """(seconds after the start, batch, prompt tokens, seconds that it took), where the server writes steps down."""
+    """(seconds after the start, batch, prompt tokens, seconds of the step) for each step, if the server records
+    steps.
+    """
 
     @classmethod
     def of(cls, moments: Sequence[Moment], started: float, sampled: bool) -> ServerFacts | None:
-        """The facts of a measurement that started at this time; None without a moment."""
+        """The facts of a measurement that began at `started`; None without moments."""
         if not moments:
             return None
         steps = [moment for moment in moments if moment.seconds is not None]
@@ -123,22 +129,24 @@ class ConstrainedAnswers(Facts):
 
     regex: str
     valid: Count
-    """Answers that match it as a whole."""
+    """Number of answers that match the expression as a whole."""
     cut: Count
-    """Answers that had as many tokens as were asked for, and do not match."""
+    """Number of answers that were cut at the number of tokens asked for, and do not match."""
     invalid: Count
-    """All others."""
+    """Number of all other answers."""
     work: dict[str, float] = Field(default_factory=dict)
-    """What following it took, the sum over `told` answers: tokens that were sampled, forced, rolled_back; pieces of
-    text that were appended without the model; seconds mask_s, automaton_s, retokenize_s, compile_s. Empty: not told."""
+    """The cost of following the constraint, summed over the `told` answers whose cost is known. Tokens: sampled,
+    forced, rolled_back; pieces of text that were appended without the model: pieces; seconds: mask_s, automaton_s,
+    retokenize_s, compile_s. Empty if no cost is known.
+    """
     texts: tuple[str, ...] = ()
     """The answers of the first arrival seed, in order of the plan."""
     spans: tuple[tuple[tuple[Count, Count], ...], ...] = ()
-    """[answer] begins and ends of the characters that were appended without the model."""
+    """[answer] (begin, end) of each range of characters that was appended without the model."""
 
     @model_validator(mode="after")
     def _spans_are_inside(self) -> Self:
-        """Raise ValueError where a span is no part of its answer."""
+        """Raise ValueError if a span lies outside of its answer."""
         for text, spans in zip(self.texts, self.spans, strict=False):
             if any(not begin <= end <= len(text) for begin, end in spans):
                 raise ValueError(f"a span is no part of its answer, which has {len(text)} characters")
@@ -151,14 +159,14 @@ class Measurement(Facts):
     arrival_seed: Count
     requests: tuple[RequestResult, ...]
     client_cpu: NonNegativeFloat
-    """Share of one CPU that the client took."""
+    """Share of one CPU that the client used."""
     server: ServerFacts | None = None
-    """None if the server tells nothing about itself."""
+    """Facts of the server; None if it records nothing."""
     constrained: ConstrainedAnswers | None = None
 
     @cached_property
     def numbers(self) -> LoadNumbers:
-        """Numbers of the requests."""
+        """Rates and latencies of the requests."""
         return load_numbers(self.requests)
 
 
@@ -166,43 +174,51 @@ class EqualAnswers(Facts):
     """A server's greedy answers beside those of transformers, both in float32."""
 
     compared: Count
-    """Answers that told their token ids."""
+    """Number of answers with known token ids."""
     near_ties: Count
-    """Answers whose first other token is at a near tie: transformers' two best logits differ by less than
-    `near_tie_below`."""
+    """Number of answers whose first different token is at a near tie: there the two best logits of transformers differ
+    by less than `near_tie_below`.
+    """
     different: Count
-    """Answers with another first other token."""
+    """Number of answers whose first different token is not at a near tie."""
     near_tie_below: NonNegativeFloat
-    """The most by which how far apart two logits are changes in transformers itself, where it computes all tokens at
-    once: the error of float32."""
+    """The error of float32: the largest change of the difference of the two best logits when transformers computes all
+    tokens at once.
+    """
     question: str
-    """One of the questions."""
+    """The text of one of the questions."""
     answer: str
-    """The server's answer to it."""
+    """The server's answer to `question`."""
 
 
 class ServingResult(ServingPoint, Result):
-    """A system at a point. Ratios are formed between measurements of the same requests: of one arrival seed."""
+    """A system at a point. Ratios are formed between measurements of the same arrival seed, which have the same
+    requests.
+    """
 
     REPEATED = "arrival seed"
 
     us_per_token: tuple[PositiveFloat, ...] = ()
-    """[measurement] normalized latency: the mean over its requests of (last token - due) / tokens, microseconds."""
+    """[measurement] normalized latency in microseconds: mean over the requests of (last token - due) / tokens."""
     requests_per_s: PositiveFloat | None = None
     """Mean rate of the arrivals; None with closed-loop clients."""
     reference: str = ""
-    """The system whose capacity `load` is a share of."""
+    """The system to whose capacity `load` refers."""
     capacity_per_s: PositiveFloat | None = None
-    """Requests per second of the reference with closed-loop clients; None with an absolute rate."""
+    """Requests per second of the reference with closed-loop clients; None if the point sets an absolute rate."""
     asked_requests: Count | None = None
-    """Requests of an arrival seed that the experiment asks for; measurements have fewer if the budget was short."""
+    """Number of requests of an arrival seed that the experiment asks for; measurements have fewer if the budget was
+    short.
+    """
     weights: str = ""
-    """What a reader must know of the model's weights beside their dtype."""
+    """Description of the model's weights, besides their dtype."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
-    """The entry of /v1/models."""
+    """The server's entry in /v1/models."""
     equal_answers: EqualAnswers | None = None
-    """Of the run, the same at all points; None: not asked for, or the server did not answer."""
+    """Comparison of answers, made once in a run and the same at all points; None if not asked for, or if the server
+    gave no answers.
+    """
 
     @classmethod
     def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,35 +30,44 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
 
     POINT = ServingPoint
     REQUIRED = (N_P, N_S, _RATE)
-    REFUSED = FROM_MODEL | dict.fromkeys(("chunk_size", "block_size"), "is the server's own; leave it out")
+    REFUSED = FROM_MODEL | dict.fromkeys(("chunk_size", "block_size"), "is set by the server itself; leave it out")
 
     baseline: ImplementationId = Field("chunk_llama", validate_default=True, description=BASELINE)
     reference: ImplementationId = Field(
-        "vllm", description="the system whose capacity `load` refers to; if it cannot run, the first that can"
+        "vllm",
+        description=("the system to whose capacity `load` refers; if that system cannot run, the first that can"),
     )
     arrivals: Literal["poisson", "gamma", "constant"] = Field(
-        "poisson", description="gaps between due times: poisson, gamma, constant"
+        "poisson", description="distribution of the gaps between due times: poisson, gamma, constant"
     )
-    spread: Positive = Field(1.0, description="gamma: standard deviation of the gaps over their mean")
-    layers: Annotated[Whole, Field(ge=1)] | None = Field(None, description="layers of the model; default: all")
-    vocabulary: Annotated[Whole, Field(ge=2)] = Field(2048, description="number of the model's token ids")
+    spread: Positive = Field(1.0, description="for gamma: standard deviation of the gaps over their mean")
+    layers: Annotated[Whole, Field(ge=1)] | None = Field(
+        None, description=("number of layers of the model; default: all")
+    )
+    vocabulary: Annotated[Whole, Field(ge=2)] = Field(2048, description="number of different token ids of the model")
     kv_memory: ByteSize | None = Field(
         None,
-        description="K/V memory of each system, such as 4GiB; default: for batch_size requests of the longest point",
+        description=(
+            "K/V memory of each system, such as 4GiB; default: enough for batch_size requests of the longest point"
+        ),
     )
     texts: str = Field(
         "",
-        description="a bundled set or a file, from which prompts are cut: shared tokens from beginnings, others from "
-        "questions; default: random token ids",
+        description="a bundled set of texts or a file, from which prompts are cut: shared tokens from beginnings of "
+        "texts, others from questions; default: random token ids",
     )
     equal_answers: Annotated[Whole, Field(ge=0, le=200)] = Field(
         0,
-        description="texts that are answered in float32 before the clock starts, and compared with transformers",
+        description=(
+            "number of texts that are answered in float32 before the clock starts, and compared with "
+            "transformers' answers"
+        ),
     )
     constrained: Task = Field(
         "",
-        description="a task whose answers follow an expression: character and facts ask for JSON; for share, the axis "
-        "forced says how many bytes leave no choice. n_p and n_c are the most tokens",
+        description="a task whose answers follow a regular expression: character and facts ask for JSON; for share, "
+        "the axis forced sets the percentage of bytes without a choice. n_p and n_c are the most tokens "
+        "of prompt and answer",
     )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
 
@@ -70,7 +79,7 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
             yield Finding(("constrained",) if "constrained" in raw else ("sweep",), told)
         shared = (values["n_s"] != 0 or values["prompts"] != 1 for values in sweep.combinations)
         if task and (raw.get("texts") or any(shared)):
-            told = "prompts are the task's and share nothing: give n_s: 0, and no texts, prompts and tree"
+            told = "prompts come from the task and share nothing: give n_s: 0, and no texts, prompts or tree"
             yield Finding(("constrained",), told)
 
     @field_validator("texts")

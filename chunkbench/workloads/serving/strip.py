@@ -1,4 +1,4 @@
-"""A part of a figure: one answer of each system, coloured by who wrote its characters."""
+"""A panel of a figure: one answer of each system, coloured by who wrote its characters."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from chunkbench.workloads.serving.result import ConstrainedAnswers
 
 SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
-"""Who wrote a character -> its background."""
+"""Writer of a character -> background colour."""
 _COLUMNS, _LINES = 56, 19
 
 
 class Written(NamedTuple):
-    """An answer of a system."""
+    """An answer of a system, with the writer of each character."""
 
     system: str
     text: str
     writers: Sequence[str]
-    """[character] one of WRITERS."""
+    """[character] a key of WRITERS."""
 
 
 def single_choices(state: Any, text: str) -> Iterator[bool]:
-    """[character] whether no other one could stand in its place, and the text could not end before it.
+    """[character] whether the constraint allowed no other character at this place, and no end of the text before it.
 
-    `state`: of `follow_bytes`; it goes on by the text.
+    `state`: a state of `follow_bytes`, which this function advances along the text.
     """
     from chunkbench.server.constrained.vocabulary import whole_characters
 
@@ -41,7 +41,7 @@ def single_choices(state: Any, text: str) -> Iterator[bool]:
 
 
 def written(report: Report) -> list[Written]:
-    """The first answer of each of some systems at the last point where they have one; none without llguidance."""
+    """The first answer of the systems in SHOWN, at the last point where each has one."""
     found: dict[str, ConstrainedAnswers] = {}
     for group in report.groups:
         for name in SHOWN:
@@ -52,7 +52,7 @@ def written(report: Report) -> list[Written]:
 
 
 def _single_choices(regex: str, text: str) -> list[bool]:
-    # Imported here because it loads transformers, and most figures of servers have no answers with a constraint.
+    # Imported here because the module loads transformers, and most figures of servers have no constrained answers.
     from chunkbench.server.constrained import ConstraintRefused
     from chunkbench.server.constrained.vocabulary import follow_bytes
 
@@ -72,7 +72,7 @@ def _written(system: str, told: ConstrainedAnswers) -> Written:
 
 
 def draw(plot: Axes, answers: Sequence[Written]) -> None:
-    """Draw the answers below each other, and what the colours mean."""
+    """Draw the answers below each other, with a key of the colours."""
     plot.set_axis_off()
     plot.set(xlim=(0, _COLUMNS), ylim=(_LINES, 0))
     column = 0.0

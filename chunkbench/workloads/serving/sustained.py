@@ -1,4 +1,4 @@
-"""Rates that systems sustain under the objective (the paper's Figure 5), and those that the paper states."""
+"""Rates that systems sustain under the objective (the paper's Figure 5), and the rates that the paper states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEGEND = (
 
 
 def tables(view: View, objectives: Mapping[int, float]) -> list[Table]:
-    """Rates that systems sustain. `objectives`: n_p -> seconds per token. No table without an objective."""
+    """Tables of the rates that systems sustain. `objectives`: n_p -> seconds per token. Empty without an objective."""
     names = view.columns.ids
     blocks = []
     points = [group for group in view.groups if shares_one_prefix(group.axes)]
@@ -60,19 +60,20 @@ def _facts(row: Row) -> ServingResult | None:
 
 
 PAPER_OBJECTIVE_S = 0.040
-"""Seconds per token of Figure 5."""
+"""The objective of the paper's Figure 5, in seconds per token."""
 
 
 def rate_cell(rate: SustainedRate | None) -> Cell:
-    """A rate; `≥` where all rates meet the objective."""
+    """A cell with a rate; `≥` if all measured rates meet the objective."""
     return Cell(NOTHING if rate is None else f"{'≥ ' if rate.at_least else ''}{significant(rate.per_s, 3)}")
 
 
 def rates_table(
     view: View, title: str, keys: Sequence[tuple[str, ...]], blocks: Sequence[tuple[tuple[str, ...], Sequence[Line]]]
 ) -> list[Table]:
-    """The lines of each block, behind the texts that name it; `keys` are the headings of these texts. No table without
-    blocks. A gap follows every value of the first text."""
+    """A table with the lines of each block, after the texts that name the block; `keys` are the headings of these
+    texts. Empty without blocks. A gap follows every value of the first text.
+    """
     items = [
         (name if number == 0 else ("",) * len(keys), line)
         for name, lines in blocks

@@ -1,4 +1,4 @@
-"""Answers that follow constraints: tasks, and whether and at what cost an answer follows."""
+"""Tasks whose answers follow constraints, and checks whether an answer follows its constraint and at what cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # needs the extra `serving`
 
 Task = Literal["", "character", "facts", "share"]
 SHARE_BYTES = 200
-"""Bytes of an answer to `share`."""
+"""Number of bytes of an answer to the task `share`."""
 _MOST_FIELDS = 4
 
 _BEGINS = ["Al", "Bren", "Cor", "Dal", "Ed", "Fen", "Gar", "Hol", "Is", "Jor", "Kel", "Lor", "Mar", "Nev", "Or", "Per"]
@@ -43,7 +43,7 @@ _WORDS = (
     "every evening the keeper of the light walks along the harbour and counts the boats that came home before the wind"
     " turned and in the morning the baker asks how many of them brought fish for the long tables of the market hall"
 )
-"""Names of the keys of `share`, as far as they are needed."""
+"""Text from which the keys of the task `share` are cut."""
 
 
 def _one_of(*words: str) -> str:
@@ -51,7 +51,7 @@ def _one_of(*words: str) -> str:
 
 
 def _object(**fields: str) -> str:
-    """A JSON object: key -> the expression of its value."""
+    """The expression of a JSON object. `fields`: key -> expression of its value."""
     return r"\{" + ",".join(f'"{key}":{value}' for key, value in fields.items()) + r"\}"
 
 
@@ -75,12 +75,16 @@ _FACTS = _object(
 
 
 def regex_of(task: Task, forced: int | None = None) -> str:
-    """What answers follow. `forced`: of `share`, percent of the bytes that leave no choice."""
+    """The regular expression that answers follow. `forced`: for the task `share`, percentage of bytes without a
+    choice.
+    """
     return {"character": _CHARACTER, "facts": _FACTS}.get(task) or _shared(forced or 0)
 
 
 def _shared(forced: int) -> str:
-    """Fixed keys, and free strings of exactly known lengths. Too few fixed bytes for one key are a fixed text."""
+    """An expression with fixed keys, and free strings of fixed lengths. If the fixed bytes are too few for a key, they
+    are a fixed text.
+    """
     fixed = round(SHARE_BYTES * forced / 100)
     fields = min(_MOST_FIELDS, (fixed - 1) // 7)
     if fields < 1:
@@ -93,37 +97,37 @@ def _shared(forced: int) -> str:
 
 
 def prompts_of(task: Task, count: int, seed: str) -> list[str]:
-    """`count` different prompts about made-up names; another seed gives others."""
-    chance, found = random.Random(f"task {task} {seed}"), dict[str, None]()
+    """`count` different prompts about made-up names. Another seed gives other prompts."""
+    chance, prompts = random.Random(f"task {task} {seed}"), dict[str, None]()
 
     def name() -> str:
         return chance.choice(_BEGINS) + chance.choice(_ENDS)
 
-    while len(found) < count:
+    while len(prompts) < count:
         who = f"{name()} {name()}{chance.choice(_ENDS)}"
         if task == "character":
-            asked = (
+            prompt = (
                 f"{who} is a character of a story about a school of magic. One line of JSON tells the name, house,"
                 f" blood status, occupation, wand, whether {who} lives, the patronus and the bogart:\n"
             )
         elif task == "facts":
             town, sights = who + chance.choice(_PLACES), chance.sample(_SIGHTS, 3)
-            asked = (
+            prompt = (
                 f"{town} is a town in {name()}land. It lies at a latitude of {chance.uniform(-60, 60):.1f} degrees and"
                 f" has {chance.randrange(900, 900_000)} inhabitants. Visitors come for the {sights[0]}, the {sights[1]}"
                 f" and the {sights[2]}.\nThe same as JSON:\n"
             )
         else:
-            asked = f"{who} keeps a diary of the harbour. Today's page as JSON:\n"
-        found[asked] = None
-    return [*found]
+            prompt = f"{who} keeps a diary of the harbour. Today's page as JSON:\n"
+        prompts[prompt] = None
+    return [*prompts]
 
 
 class TaskRequests:
-    """The requests of a task, by the tokenizer of the model."""
+    """The requests of a task, tokenised by the model's tokenizer."""
 
     def __init__(self, task: Task, tokenizer: Path, points: Sequence[ServingPoint]) -> None:
-        """`tokenizer`: tokenizer.json. Raises `RunError` if prompts are longer than the points say."""
+        """`tokenizer`: path of a tokenizer.json. Raises `RunError` if prompts are longer than the points allow."""
         from tokenizers import Tokenizer
 
         self._task, self._tokenizer = task, Tokenizer.from_file(str(tokenizer))
@@ -132,10 +136,10 @@ class TaskRequests:
             raise RunError(f"n_p: prompts of {task} have up to {longest} tokens, and n_p = {n_p} is the most; raise it")
         expressions = {point.forced: point for point in points}.values()
         self.first = [request for point in expressions for request in self.drawn(point, 1, "warm-up")]
-        """One of each expression."""
+        """One request for each regular expression."""
 
     def drawn(self, point: ServingPoint, count: int, seed: str) -> list[PlannedRequest]:
-        """Different requests, all due at once."""
+        """`count` different requests, all due at once."""
         regex = regex_of(self._task, point.forced)
         return [PlannedRequest(0.0, ids, point.n_c, exact=False, regex=regex) for ids in self._ids(count, seed)]
 
@@ -154,15 +158,16 @@ def constrained_answers(
     keep: bool,
     wait_s: float = 0.1,
 ) -> ConstrainedAnswers:
-    """Facts about the answers to a plan, prompt -> answer; `keep`: with their texts; `wait_s`: between
-    looks into the server's log."""
+    """Facts about the answers to a plan. `told`: prompt -> answer; `keep`: also keep the texts; `wait_s`: seconds
+    between two looks into the server's log.
+    """
     kinds = Counter(_kind(request, told) for request in plan)
     names = [told[request.prompt].request if request.prompt in told else "" for request in plan]
     for _ in range(_TRIES):
         works = watch.constrained(*window)
         if not works or works.keys() >= {*names}:
             break
-        sleep(wait_s)  # a server writes about a request when its answer has been read
+        sleep(wait_s)  # a server records a request only after its answer has been read
     sums: Counter[str] = Counter()
     for work in (works[name] for name in names if name in works):
         sums.update({fact: value for fact, value in work.items() if fact != "spans"}, told=1)
@@ -178,7 +183,7 @@ def constrained_answers(
 
 
 def first_invalid(plan: Sequence[PlannedRequest], told: Mapping[Prompt, Tokens]) -> str:
-    """The first answer that breaks its constraint; there is one."""
+    """The text of the first answer that breaks its constraint. At least one must."""
     return next(_text(request, told) for request in plan if _kind(request, told) == "invalid")
 
 

@@ -1,4 +1,6 @@
-"""Cache managers behind one protocol: contiguous, paged, paged with hashes, prefix tree, radix tree. Ids only."""
+"""Cache managers with one interface: contiguous, paged, paged with hashes, prefix tree, radix tree. They manage ids
+only, no tensors.
+"""
 
 from chunkbench.attention.manager import AccountedManager, Accounts, Manager, NeverFits, Reads
 from chunkbench.workloads.replay.managers.contiguous import Contiguous

@@ -1,4 +1,4 @@
-"""A pool of blocks that have keys and reference counts. Ids only."""
+"""A pool of blocks with keys and reference counts. It holds ids only."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from chunkbench.kernels.integers import Bools, Ints
 
 
 class Blocks(ABC):
-    """Blocks 1 to `blocks`. A block without references is free; it keeps its key until it is taken.
+    """A pool of the blocks 1 to `blocks`. A block without references is free, and keeps its key until it is taken.
 
-    Free blocks without a key are taken first, those given back last before others, and before those never used. Then
-    come those with a key.
+    Order in which free blocks are taken: blocks without a key that were used before, the last returned first; blocks
+    never used; blocks with a key.
     """
 
-    # What is known of a block is in arrays, which grow when blocks are used for the first time. There is no block 0.
+    # Arrays with an entry for each block; they grow when blocks are used for the first time. There is no block 0.
     _arrays: tuple[str, ...] = ("_references",)
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.shared = 0
-        """Blocks with several references."""
+        """Number of blocks with several references."""
         self.shared_references = 0
-        """References of these blocks."""
+        """Number of references to blocks that have several."""
         self.evictable = 0
-        """Free blocks that have a key."""
+        """Number of free blocks that have a key."""
         self.evictions = 0
-        """Blocks that lost their key because they were taken."""
+        """How often a block lost its key because it was taken."""
         self._used = 0
-        """Blocks that were ever taken: 1 to this."""
+        """Number of blocks that were ever taken: these are the blocks 1 to `_used`."""
         self._nameless: list[int] = []
-        """Free blocks that were used before and have no key; the last one is taken first."""
+        """Free blocks that were used before and have no key; they are taken from the end."""
         self._references = np.zeros(8, np.int32)
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken."""
+        """Number of blocks that can be taken."""
         return self.evictable + len(self._nameless) + self.blocks - self._used
 
     def free_among(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks are free."""
+        """Number of these blocks that are free."""
         return len(blocks) - int(np.count_nonzero(self._references[ids_of(blocks)]))
 
     @abstractmethod
@@ -51,10 +51,14 @@ class Blocks(ABC):
 
     @abstractmethod
     def name(self, before: int | None, blocks: Sequence[int], keys: Ints) -> None:
-        """Give taken blocks their keys. `before`: the block in front of them; None: there is none."""
+        """Give keys to taken blocks that follow one another. `before`: the block before the first of them; None if
+        there is none.
+        """
 
     def share(self, blocks: Sequence[int]) -> None:
-        """A sequence joins: add a reference to each of these different blocks. One without references has a key."""
+        """Add a reference to each of these different blocks, because a sequence joins. A block that was free must have
+        a key.
+        """
         ids = ids_of(blocks)
         before = self._references[ids]
         self._references[ids] = before + 1
@@ -64,7 +68,7 @@ class Blocks(ABC):
         self.shared_references += len(blocks) - free + single
 
     def take(self, count: int) -> list[int]:
-        """Blocks with one reference each and without keys. The caller makes sure that so many are free."""
+        """Take blocks; each then has one reference and no key. The caller makes sure that enough blocks are free."""
         taken: list[int] = []
         if self._nameless:
             split = max(0, len(self._nameless) - count)
@@ -85,8 +89,9 @@ class Blocks(ABC):
         return taken
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Take one reference from each of these different blocks. Of those that become free and have no key, the first
-        will be taken first."""
+        """Take one reference from each of these different blocks. Of blocks that become free and have no key, the first
+        is taken next.
+        """
         ids = ids_of(blocks)
         left = self._references[ids] - 1
         self._references[ids] = left
@@ -103,18 +108,18 @@ class Blocks(ABC):
 
     @abstractmethod
     def _have_keys(self, ids: Ints) -> Bools:
-        """Which of these blocks have keys."""
+        """[block] whether it has a key."""
 
     @abstractmethod
     def _keep(self, ids: Ints) -> None:
-        """Blocks with keys became free, in this order."""
+        """Record that these blocks, which have keys, became free in this order."""
 
     @abstractmethod
     def _evict(self, count: int) -> list[int]:
-        """Take free blocks that have keys; they have none then."""
+        """Take free blocks that have keys, and remove the keys."""
 
     def _make_room(self) -> None:
-        """Lengthen the arrays until they hold all blocks that were used."""
+        """Lengthen the arrays so that they have an entry for every block in use."""
         more = max(self._used + 1 - len(self._references), len(self._references) // 2)
         for name in self._arrays:
             before = getattr(self, name)

@@ -1,4 +1,4 @@
-"""A buddy allocator: pieces of memory whose sizes are powers of two. Numbers only, no memory."""
+"""A buddy allocator: pieces of memory whose sizes are powers of two. It computes with numbers and holds no memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Buddy:
         if capacity < 1:
             raise ValueError(f"a memory has at least 1 slot, not {capacity}")
         self.free = capacity
-        """Slots of all free pieces."""
+        """Sum of the slots of all free pieces."""
         self.largest = 1 << (capacity.bit_length() - 1)
         """Slots of the largest top piece."""
         self._free: list[set[int]] = [set() for _ in range(capacity.bit_length())]
-        """`[log2 of the size]`: where free pieces begin. Each has a buddy in use, so there are not many of one size."""
+        """[log2 of the size] begins of free pieces. A free piece has a buddy in use, so each size has few of them."""
         self._sizes: dict[int, int] = {}
-        """log2 of the size of each piece in use, by where it begins."""
+        """Begin of each piece in use -> log2 of its size."""
         begin = 0
         for order in reversed(range(capacity.bit_length())):
             if capacity >> order & 1:
@@ -29,11 +29,13 @@ class Buddy:
 
     @staticmethod
     def piece(slots: int) -> int:
-        """Slots of the piece that so many slots need."""
+        """The size of the piece that holds this number of slots: the next power of two."""
         return 1 << (slots - 1).bit_length()
 
     def take(self, slots: int) -> int | None:
-        """Take a piece of at least so many slots. Returns where it begins, or None if no free piece suffices."""
+        """Take a piece of at least this number of slots. Returns the begin of the piece, or None if no free piece
+        suffices.
+        """
         wanted = (slots - 1).bit_length()
         found = next((order for order in range(wanted, len(self._free)) if self._free[order]), None)
         if found is None:
@@ -47,10 +49,10 @@ class Buddy:
         return begin
 
     def give_back(self, begin: int) -> None:
-        """Free the piece that begins here. Raises KeyError if none does."""
+        """Free the piece that begins at this slot. Raises KeyError if no piece in use begins there."""
         order = self._sizes.pop(begin)
         self.free += 1 << order
-        # A top piece has no buddy: behind it, fewer slots are left than it has.
+        # A top piece has no buddy: fewer slots follow than the piece has.
         while (buddy := begin ^ (1 << order)) in self._free[order]:
             self._free[order].remove(buddy)
             begin &= ~(1 << order)
@@ -58,5 +60,5 @@ class Buddy:
         self._free[order].add(begin)
 
     def free_below(self, slots: int) -> int:
-        """Slots of the free pieces that are too small for so many slots."""
+        """Sum of the slots of free pieces that are too small for this number of slots."""
         return sum(len(begins) << order for order, begins in enumerate(self._free[: (slots - 1).bit_length()]))

@@ -1,4 +1,6 @@
-"""One piece of memory per sequence, as servers before PagedAttention had it. Ids only, no tensors."""
+"""A cache manager with one contiguous piece of memory per sequence, as in servers before PagedAttention. It holds ids
+only, no tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ class _Live:
 
 
 class Contiguous(AccountedManager):
-    """A sequence reserves all its slots when it is allocated; nothing is shared, and a reservation never grows.
+    """Each sequence reserves all its slots when it is allocated. Nothing is shared, and a reservation never grows.
 
-    `reserve` says how many tokens: "max": as many as the longest sequence of the server has; "pow2": its prompt, and
-    the length of its answer rounded up to a power of two; "exact": its prompt and its answer, which a server cannot
-    know. The pieces come from a buddy allocator (see `Buddy`), which rounds each reservation up to a power of two.
+    `reserve` sets the number of tokens. "max": as many as the server's longest sequence has; "pow2": the prompt, and
+    the answer's length rounded up to a power of two; "exact": prompt and answer, which a real server cannot know. The
+    pieces come from a buddy allocator (see `Buddy`), which rounds each reservation up to a power of two.
     """
 
     _live: LiveSequences[_Live]
@@ -42,7 +44,7 @@ class Contiguous(AccountedManager):
         self.max_length = max_length
         self._memory = Buddy(capacity_tokens)
         self._refused = 1
-        """Slots that the last allocation asked for if it was refused. No piece is smaller than 1."""
+        """Slots of the last allocation if it was refused, else 1, the smallest piece."""
 
     @property
     def slots_held(self) -> int:
@@ -67,7 +69,7 @@ class Contiguous(AccountedManager):
         return range(entry.begin, entry.begin + Buddy.piece(entry.reservation))
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        # The piece depends on the text alone; after a preemption it is as large as before.
+        # The size of the piece depends on the text alone: after a preemption it is the same.
         allocated = self._add(sequence, text, known)
         self._refused = 1 if allocated else self.reservation(text)
         return 0 if allocated else None
@@ -90,11 +92,11 @@ class Contiguous(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """The twin gets a piece of its own with a copy of the tokens. Raises NeverFits."""
+        """Copy the tokens into a new piece for the twin. Raises NeverFits."""
         return self._add(twin, text, self._live[sequence].tokens)
 
     def check_answers(self, text: Text, answers: int) -> None:
-        """Each answer has a piece of its own."""
+        """Raise NeverFits if the memory cannot hold a piece for each answer."""
         piece = Buddy.piece(self.reservation(text))
         if answers > self.capacity // piece:
             raise NeverFits(f"{answers} pieces of {piece} tokens: the memory has {self.capacity // piece}")
@@ -104,8 +106,9 @@ class Contiguous(AccountedManager):
         del self._live[sequence]
 
     def accounts(self) -> Accounts:
-        """Lost between pieces is what the allocator's rounding adds, and free pieces that are too small for the last
-        allocation, if that was refused."""
+        """Where all slots are. External fragmentation: what the allocator's rounding adds and, after a refused
+        allocation, the free pieces that were too small for it.
+        """
         used = reserved = inside = 0
         for entry in self._live.values():
             used += entry.tokens

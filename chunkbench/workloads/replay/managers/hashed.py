@@ -1,4 +1,4 @@
-"""Paged memory with prefix caching by keys of full blocks, as in vLLM 1. Ids only."""
+"""Paged memory with prefix caching by keys of full blocks, as in vLLM 1. The manager holds ids only."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class _Live:
 
 
 class HashedBlocks(AccountedManager):
-    """A full block has a key, and an allocation finds blocks by their keys, also blocks of sequences that ended.
+    """A full block has a key. An allocation finds blocks by their keys, also blocks of sequences that ended.
 
-    Blocks without a key are taken first, then those with a key, least recently used first (see `KeyedBlocks`). A
+    Free blocks without a key are taken first, then blocks with a key, least recently used first (see `KeyedBlocks`). A
     sequence gives its blocks back from the last to the first, so its last block is taken first. An allocation that
-    finds a free block takes it.
+    finds a free block by its key takes that block.
 
-    Nothing is deduplicated: several blocks may have one key, and an allocation finds the one that got it first. A block
-    has its key as soon as its last slot is given to a token, so sequences of one step share.
+    Nothing is deduplicated: several blocks may have one key, and an allocation finds the block that got it first. A
+    block gets its key when its last slot is given to a token, so sequences of the same step can share.
 
-    With a `pool` of as many blocks its policy decides what is taken, and a key has one block (see `PolicyBlocks`).
+    If a `pool` of as many blocks is given, its policy decides which block is taken, and a key has only one block (see
+    `PolicyBlocks`).
     """
 
     _live: LiveSequences[_Live]
@@ -45,7 +46,7 @@ class HashedBlocks(AccountedManager):
         self.blocks = blocks
         self._pool: Blocks = pool or KeyedBlocks(blocks)
         self._covered = 0
-        """Tokens of all live sequences."""
+        """Sum of the tokens of all live sequences."""
 
     @property
     def slots_held(self) -> int:
@@ -56,24 +57,24 @@ class HashedBlocks(AccountedManager):
         return self._pool.evictions
 
     def table(self, sequence: int) -> Sequence[int]:
-        """The blocks of a sequence, in order; ids from 1 on."""
+        """The blocks of a sequence, in order. Ids begin with 1."""
         return self._live[sequence].table
 
     def cached(self, text: Text) -> int:
         return len(self._hits(text.keys(self.block_tokens), text.prompt)) * self.block_tokens
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """Takes the blocks that are found, and none beyond them.
+        """Take the blocks that are found by key, and no others yet.
 
-        None if there are too few free blocks for all known tokens. So a prompt that is computed in parts has room for
-        all of them when it is admitted, unless others take it.
+        Returns None if too few blocks are free for all known tokens. So a prompt that is computed in parts has enough
+        room when it is admitted, unless other sequences take the blocks later.
         """
         self._live.check_new(sequence, known)
         self._check_size(text)
         keys = text.keys(self.block_tokens)
         hits = self._hits(keys, known)
         needed = -(-known // self.block_tokens) - len(hits) + spare
-        # Counting takes a while and is rarely needed.
+        # `free_among` takes time and is rarely needed.
         if needed > self._pool.free - len(hits) and needed > self._pool.free - self._pool.free_among(hits):
             return None
         self._pool.share(hits)
@@ -89,7 +90,7 @@ class HashedBlocks(AccountedManager):
         entry = self._live[sequence]
         if tokens <= entry.tokens:
             return True
-        missing = -(-tokens // self.block_tokens) - len(entry.table)  # blocks may be there since it grew
+        missing = -(-tokens // self.block_tokens) - len(entry.table)  # some blocks may already be there, from `give`
         if missing > self._pool.free:
             return False
         if missing > 0:
@@ -100,11 +101,11 @@ class HashedBlocks(AccountedManager):
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
-        # Of its own, not by `give`: a replay does it for each token of an answer.
-        known, size = self._live, self.block_tokens
+        # `give` is not used: a replay calls this for every token of an answer.
+        live, size = self._live, self.block_tokens
         beginning: list[_Live] = []
         for sequence in sequences:
-            entry = known[sequence]
+            entry = live[sequence]
             if entry.tokens == len(entry.table) * size:
                 beginning.append(entry)
         if beginning:
@@ -113,7 +114,7 @@ class HashedBlocks(AccountedManager):
             for entry, block in zip(beginning, self._pool.take(len(beginning)), strict=True):
                 entry.table.append(block)
         for sequence in sequences:
-            entry = known[sequence]
+            entry = live[sequence]
             entry.tokens = tokens = entry.tokens + 1
             if tokens % size == 0:
                 self._name(entry, tokens // size - 1, tokens // size)
@@ -121,7 +122,7 @@ class HashedBlocks(AccountedManager):
         return True
 
     def give(self, sequences: Sequence[int], tokens: int) -> bool:
-        """Blocks alone: the tokens count from when they are computed. Blocks may be there since the sequence grew."""
+        """Add only blocks; tokens count from when they are computed. Blocks that are already there are used first."""
         size, needed, beginning = self.block_tokens, 0, list[tuple[_Live, int]]()
         for sequence in sequences:
             entry = self._live[sequence]
@@ -138,7 +139,7 @@ class HashedBlocks(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """The twin shares full blocks and gets a copy of a partial one. Raises NeverFits."""
+        """Share the full blocks with the twin, and copy a partial last block. Raises NeverFits."""
         source = self._live[sequence]
         self._live.check_new(twin)
         self._check_size(text)
@@ -155,7 +156,7 @@ class HashedBlocks(AccountedManager):
         return True
 
     def free(self, sequence: int) -> None:
-        """Full blocks keep their keys until they are taken."""
+        """Give back the blocks of a sequence. Full blocks keep their keys until they are taken."""
         entry = self._live[sequence]
         del self._live[sequence]
         self._pool.give_back(entry.table[::-1])
@@ -189,11 +190,13 @@ class HashedBlocks(AccountedManager):
             raise NeverFits(f"{text.total} tokens need more than the {self.blocks} blocks of {self.block_tokens}")
 
     def _hits(self, keys: Ints, known: int) -> list[int]:
-        """The blocks that an allocation finds. The last token is never in them, because it must be computed."""
+        """The blocks that an allocation finds by key. The block with the last known token is never among them, because
+        that token must be computed.
+        """
         return self._pool.find(keys[: (known - 1) // self.block_tokens])
 
     def _name(self, entry: _Live, first: int, last: int) -> None:
-        """Give the blocks `first` to `last - 1` of a sequence their keys. What the text does not know has none."""
+        """Give keys to the blocks `first` to `last - 1` of a sequence. Blocks beyond the known text get none."""
         last = min(last, len(entry.keys))
         if first < last:
             before = entry.table[first - 1] if first else None

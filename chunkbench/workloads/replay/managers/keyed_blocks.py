@@ -1,4 +1,4 @@
-"""A pool of blocks that are taken least recently used first. Ids only."""
+"""A pool of blocks in which the least recently used block with a key is taken first. It holds ids only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chunkbench.kernels.integers import Bools, Ints
 from chunkbench.workloads.replay.managers.blocks import Blocks, ids_of
 
 _MOST_OUTDATED = 1 << 16
-"""So many places of the queue may be outdated, and as many as are not."""
+"""Remove stale entries from the queue when there are more than this plus the live ones."""
 
 
 class _Run:
-    """Keys that follow one another, and the first block that got each."""
+    """Keys that follow one another, with the first block that got each key."""
 
     __slots__ = ("blocks", "keys")
 
@@ -27,44 +27,45 @@ class _Run:
         self.blocks = array("i")
 
     def common(self, first: int, keys: Ints) -> int:
-        """How many of these keys are here from place `first` on."""
-        if first == len(self.keys):  # most often
+        """Number of these keys that the run has from place `first` on."""
+        if first == len(self.keys):  # the most frequent case
             return 0
         own = self.keys[first : first + len(keys)]
         return alike(own.tobytes(), keys[: len(own)].tobytes()) // keys.itemsize
 
 
 class KeyedBlocks(Blocks):
-    """Of the blocks with a key, the ones given back first are taken before others. Several blocks may have one key.
+    """A pool that takes blocks with a key in the order in which they were given back. Several blocks may have one key.
 
-    A key names its block and all before it, so it follows one other key, or none. Who holds or gives back a block with
-    a key does the same with a block of the key before, and gives that back later. So a key is there only as long as
-    those before it.
+    A key stands for its block and all blocks before it, so each key follows one other key, or none. Whoever holds a
+    block with a key also holds a block of the key before, and gives that block back later. So while a key exists, all
+    keys before it exist.
     """
 
-    # Traces have millions of blocks. So keys that follow one another are a run.
+    # Traces have millions of blocks, so consecutive keys are stored together, as a run.
     _arrays = ("_references", "_run", "_place", "_freed")
 
     def __init__(self, blocks: int) -> None:
         super().__init__(blocks)
         self._run: npt.NDArray[np.object_] = np.zeros(8, np.object_)
-        """The run of each block's key, also where another block got the key first; 0: it has none."""
+        """[block] the run of its key, even if another block got the key first; 0 if it has no key."""
         self._place = np.zeros(8, np.int32)
-        """Place of the key in its run."""
+        """[block] place of its key in the run."""
         self._freed = np.zeros(8, np.int64)
-        """When a block with a key became free the last time."""
+        """[block] time when it last became free with a key."""
         self._queue: deque[tuple[int, npt.NDArray[np.int32]]] = deque()
-        """Blocks with a key, and when they became free, in this order. Outdated where they were taken or shared since.
+        """(time, blocks with a key that became free at that time), in order. An entry is stale for blocks that were
+        taken or shared since then.
         """
         self._queued = 0
-        """Blocks in the queue."""
+        """Number of blocks in the queue, stale ones included."""
         self._next: Iterator[int] = iter(())
-        """What is left of the entry that was taken from the queue last."""
+        """Blocks still to be looked at from the last entry that left the queue."""
         self._next_freed = self._time = 0
         self._runs: dict[int, _Run] = {}
-        """By the first key."""
+        """First key of a run -> the run."""
         self._more: dict[int, list[int]] = {}
-        """Further blocks with the same key."""
+        """Key -> further blocks with this key."""
 
     def find(self, keys: Ints) -> list[int]:
         found: list[int] = []
@@ -125,12 +126,12 @@ class KeyedBlocks(Blocks):
         return taken
 
     def _forget(self, block: int) -> None:
-        """Take a block's key away; the next block with this key becomes the first."""
+        """Take a block's key away. If other blocks have the same key, the next of them becomes the first."""
         run, place = self._run[block], int(self._place[block])
         self._run[block] = 0
         key = run.keys[place]
         more = self._more.get(key)
-        if more is None:  # no key behind it is there any more
+        if more is None:  # no later key of this run exists any more
             run.keys.pop()
             run.blocks.pop()
             if place == 0:
@@ -144,7 +145,7 @@ class KeyedBlocks(Blocks):
             del self._more[key]
 
     def _clean(self) -> None:
-        """Remove what is outdated from the queue."""
+        """Remove stale blocks from the queue."""
         kept = [
             (time, blocks[(self._references[blocks] == 0) & (self._freed[blocks] == time)])
             for time, blocks in self._queue

@@ -1,4 +1,6 @@
-"""Paged memory as in vLLM 0.2.7: blocks on demand, reference counts, copy-on-write, no automatic sharing. Ids only."""
+"""Paged memory as in vLLM 0.2.7: blocks on demand, reference counts, copy-on-write, no automatic sharing. The manager
+holds ids only.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ class Paged(AccountedManager):
     """Block tables. A sequence gets the blocks of its prompt when it is allocated, then a block whenever its last one
     is full.
 
-    Only forks share blocks. A fork that appends to a partial block of several sequences copies it first. An allocation
-    is refused if fewer than the share `watermark` of all blocks would stay free, so that sequences that run can go on.
-    A text that does not fit beside these blocks never fits, because the sequence may be allocated again near its end.
+    Only forks share blocks. A fork copies a partial shared block before it appends to that block. An allocation is
+    refused if fewer than the share `watermark` of all blocks would stay free, so that running sequences can go on. A
+    text that needs those reserved blocks too never fits, because its sequence may have to be allocated again near its
+    end.
     """
 
     _live: LiveSequences[_Live]
@@ -34,17 +37,17 @@ class Paged(AccountedManager):
         super().__init__(blocks * block_tokens, block_tokens)
         self.blocks = blocks
         self.copies = 0
-        """Blocks that were copied on write so far."""
+        """Number of blocks that were copied on write so far."""
         self._kept = int(watermark * blocks)
         self._free = list(range(blocks - 1, -1, -1))
         self._references = [0] * blocks
         self._swapped: LiveSequences[_Live] = LiveSequences()
-        """Sequences whose tokens are in host memory; their tables mean nothing."""
-        # Of blocks with several references. A block's number of tokens changes only while it has one.
+        """Sequences whose tokens are in host memory. Their block tables are invalid."""
+        # Tokens in blocks with several references. A block's number of tokens changes only while it has one reference.
         self._shared = 0
-        """Their tokens."""
+        """Tokens in shared blocks, each counted once."""
         self._shared_covered = 0
-        """The same, counted once for each reference."""
+        """Tokens in shared blocks, counted once for each reference."""
 
     @property
     def slots_held(self) -> int:
@@ -62,7 +65,7 @@ class Paged(AccountedManager):
         return 0
 
     def give(self, sequences: Sequence[int], tokens: int) -> bool:
-        """The watermark does not hold here: it is kept for sequences that grow."""
+        """Give slots to sequences that grow. They may use the blocks that the watermark keeps free."""
         live, size = [self._live[sequence] for sequence in sequences], self.block_tokens
         new = [-(-(entry.tokens + tokens) // size) - len(entry.table) for entry in live]
         if sum(new) + self._copied(live) > len(self._free):
@@ -80,7 +83,7 @@ class Paged(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """All blocks are shared, so there is always room. Raises NeverFits."""
+        """Share all blocks of a sequence with the twin, which always succeeds. Raises NeverFits."""
         source = self._live[sequence]
         self._check_new(twin, text, source.tokens)
         for block, tokens in self._filled(source):
@@ -92,16 +95,16 @@ class Paged(AccountedManager):
         return True
 
     def free(self, sequence: int) -> None:
-        """Nothing is kept. The sequence may be swapped out."""
+        """Free the blocks of a sequence, which may be swapped out. Nothing is cached."""
         if self._swapped.pop(sequence, None) is None:
             self._free_table(self._live[sequence])
             del self._live[sequence]
 
     def swap_out(self, sequence: int) -> int:
-        """Move all tokens of a sequence to host memory, which has no limit. Returns their number.
+        """Move all tokens of a sequence to host memory, which is unlimited. Returns the number of tokens.
 
-        Its blocks become free, but not those that others use. It shares nothing after it is swapped in. Until then it
-        is unknown to all other methods but `free` and `preempt`, and no account counts it.
+        The sequence's blocks become free, except those that other sequences use. After `swap_in` the sequence shares
+        nothing. Until then only `free`, `preempt` and `swap_in` accept it, and no account counts it.
         """
         entry = self._live[sequence]
         self._free_table(entry)
@@ -109,7 +112,9 @@ class Paged(AccountedManager):
         return entry.tokens
 
     def swap_in(self, sequence: int) -> bool:
-        """Move a sequence back into blocks. False if there is no room, as for an allocation."""
+        """Move a sequence back into blocks. Returns False if there is no room, by the same rule as for an
+        allocation.
+        """
         table = self._admit(self._swapped[sequence].tokens)
         if table is None:
             return False
@@ -118,10 +123,10 @@ class Paged(AccountedManager):
         return True
 
     def accounts(self) -> Accounts:
-        """Where forks share a partial block, the longest text among theirs tells what will fill it."""
+        """Where all slots are. A partial block that forks share is counted as filled up to the longest fork."""
         covered = sum(entry.tokens for entry in self._live.values())
         used = covered - self._shared_covered + self._shared
-        reserved: dict[int, int] = {}  # by last block
+        reserved: dict[int, int] = {}  # last block of a table -> tokens that will still come
         empty: dict[int, int] = {}
         for entry in self._live.values():
             last, end = entry.table[-1], len(entry.table) * self.block_tokens
@@ -149,28 +154,30 @@ class Paged(AccountedManager):
             raise NeverFits(f"{text.total} tokens need {needed} blocks; {self.blocks - self._kept} can be had")
 
     def _admit(self, tokens: int, spare: int = 0) -> list[int] | None:
-        """Blocks for so many tokens; None if fewer than the watermark, or than `spare`, would stay free."""
+        """Take blocks for this number of tokens. None if fewer blocks than the watermark, or than `spare`, would stay
+        free.
+        """
         needed = -(-tokens // self.block_tokens)
         return self._take(needed) if needed + max(self._kept, spare) <= len(self._free) else None
 
     def _copied(self, live: list[_Live]) -> int:
-        """Blocks that are copied if each of these sequences gets tokens."""
+        """Number of blocks that are copied on write if each of these sequences gets tokens."""
         writers: Counter[int] = Counter()
         for entry in live:
             if entry.tokens % self.block_tokens and self._references[entry.table[-1]] > 1:
                 writers[entry.table[-1]] += 1
-        # If all sequences of a block write, the last one has it for itself and needs no copy.
+        # If all sequences that share a block write, the last of them is alone and needs no copy.
         return sum(min(count, self._references[block] - 1) for block, count in writers.items())
 
     def _take(self, count: int) -> list[int]:
-        """Free blocks, which get one reference each."""
+        """Take free blocks; each gets one reference."""
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
 
     def _filled(self, entry: _Live) -> list[tuple[int, int]]:
-        """The blocks of a sequence, and how many tokens each has."""
+        """(block, tokens in the block) for each block of a sequence."""
         size, last = self.block_tokens, len(entry.table) - 1
         in_last = entry.tokens - last * size
         return [(block, size if place < last else in_last) for place, block in enumerate(entry.table)]
@@ -180,7 +187,7 @@ class Paged(AccountedManager):
             self._release(block, tokens)
 
     def _release(self, block: int, tokens: int) -> None:
-        """Take one reference from a block that has so many tokens."""
+        """Take one reference from a block that holds this number of tokens."""
         self._references[block] -= 1
         left = self._references[block]
         if left == 0:

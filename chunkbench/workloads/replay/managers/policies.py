@@ -1,4 +1,6 @@
-"""Policies that choose which free block with a key is taken: the optimum, least frequently used, ARC. Ids only."""
+"""Policies that choose which free block with a key is taken: the optimum, least frequently used, ARC. They see keys
+only.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,23 @@ from chunkbench.attention.text import Text
 from chunkbench.workloads.replay.managers.policy_blocks import Policy
 
 _MOST_OUTDATED = 1 << 16
-"""So many places of a heap may be outdated, and as many as are not."""
+"""Rebuild the heap when it has more stale entries than this plus its live ones."""
 
 
 class _Ranked(Policy):
-    """The free block of the lowest rank is taken. A rank does not change while the block is free."""
+    """A policy that takes the free block with the lowest rank. A block's rank does not change while the block is
+    free.
+    """
 
     def __init__(self) -> None:
         self._free: dict[int, tuple[int, int, int]] = {}
-        """Rank of each free block, which ends with its key."""
+        """Key of each free block -> its rank, which ends with the key."""
         self._heap: list[tuple[int, int, int]] = []
-        """The same, and outdated ones."""
+        """Ranks of free blocks, with stale ranks among them."""
 
     @abstractmethod
     def rank(self, key: int) -> tuple[int, int]:
-        """Two numbers; the second decides among equal first ones."""
+        """The rank of a block as two numbers; the second decides among blocks with the same first one."""
 
     def freed(self, key: int) -> None:
         self._free[key] = place = (*self.rank(key), key)
@@ -49,9 +53,10 @@ class _Ranked(Policy):
 
 
 class LeastFrequent(_Ranked):
-    """LFU: the block with the fewest uses since it was computed; among equal ones the one that became free first.
+    """LFU: takes the block with the fewest uses since it was computed; of equal ones, the block that became free first.
 
-    Its computation is a use, and each sequence that finds it. The count ends when the block is taken.
+    The computation of a block counts as a use, and so does each sequence that finds the block. The count ends when the
+    block is taken.
     """
 
     def __init__(self) -> None:
@@ -77,22 +82,23 @@ class LeastFrequent(_Ranked):
 
 
 class Belady(_Ranked):
-    """The optimum: the block whose next use is furthest; among those of one request the one furthest behind.
+    """The optimum: takes the block whose next use is furthest away; of blocks of the same request, the last one in the
+    text.
 
-    Only for sequences that join one after the other in the order of `texts`, each after the one before left. Texts that
-    never fit are not among them. Only leading blocks of a prompt can be found, never its last token. A request computes
-    the blocks behind them in any case, and they get its keys; so what is kept until then is of no use.
+    Only valid for sequences that join in the order of `texts`, each after the previous one left. `texts` has no text
+    that never fits. Only leading blocks of a prompt can be found, without the prompt's last token. A request computes
+    its other blocks in any case, and the new blocks get the keys; so keeping the older blocks until then gains nothing.
     """
 
     def __init__(self, texts: Sequence[Text], block_tokens: int) -> None:
         super().__init__()
         self._texts, self._block_tokens = texts, block_tokens
         self._now = -1
-        """Number of the text whose sequence joined last."""
+        """Index of the text whose sequence joined last."""
         self._places: dict[int, int] = {}
-        """Keys of its blocks, and their places in it."""
+        """Key of a block of that text -> the block's place in the text."""
         self._next: list[npt.NDArray[np.int32]] = []
-        """For each text and each of its blocks: number of the text that finds it next; the number of texts: none."""
+        """[text][block] index of the next text that finds the block; the number of texts if none does."""
         later: dict[int, int] = {}
         for number in range(len(texts) - 1, -1, -1):
             keys = self._computed(number)
@@ -114,7 +120,7 @@ class Belady(_Ranked):
         self._places = {key: place for place, key in enumerate(self._computed(self._now))}
 
     def named(self, key: int) -> None:
-        """When it is used next is known."""
+        """Do nothing: the next use is already known."""
 
     def rank(self, key: int) -> tuple[int, int]:
         place = self._places[key]
@@ -122,24 +128,26 @@ class Belady(_Ranked):
 
 
 class Adaptive(Policy):
-    """ARC (Megiddo and Modha, 2003): blocks used once and blocks used again, each least recently used first.
+    """ARC (Megiddo and Modha, 2003): keeps a list of blocks used once and a list of blocks used again, each in order of
+    last use.
 
-    `target` is how many blocks used once are kept. It grows when a key is computed that was taken from them, and
-    shrinks when one is computed that was taken from the others; so many taken keys are remembered as in the paper.
-    A block has its key when it was computed, and by then the blocks that this needed were taken. So the target moves
-    just after that, and a take does not know for which key it is. Recently used: became free late.
+    `target` is how many blocks used once are kept. It grows when a key is computed that was evicted from that list, and
+    shrinks when a key is computed that was evicted from the other list. As in the paper, a limited number of evicted
+    keys is remembered. A block gets its key after it was computed, and by then blocks were already evicted to make
+    room. So the target changes just after that eviction, and an eviction does not know for which key it makes room.
+    Recently used means that a block became free late.
     """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.target = 0.0
         self._again: dict[int, bool] = {}
-        """Whether a block with a key was used again: T2 of the paper; else T1."""
+        """Key -> whether its block was used again (T2 of the paper) or only once (T1)."""
         self._sizes = [0, 0]
-        """Blocks used once, and again."""
+        """[used once, used again] number of blocks."""
         self._free = (OrderedDict[int, None](), OrderedDict[int, None]())
         self._ghosts = (OrderedDict[int, None](), OrderedDict[int, None]())
-        """Keys that were taken from either, the oldest first: B1 and B2."""
+        """[used once, used again] keys that were evicted from the list, the oldest first: B1 and B2 of the paper."""
 
     def named(self, key: int) -> None:
         once, again = self._ghosts
@@ -152,7 +160,7 @@ class Adaptive(Policy):
             del again[key]
             self._place(key, True)
         else:
-            self._place(key, key in self._again)  # one that is there is used again
+            self._place(key, key in self._again)  # a key that exists is used again
         self._forget()
 
     def found(self, keys: Sequence[int]) -> None:
@@ -167,7 +175,7 @@ class Adaptive(Policy):
 
     def victim(self) -> int:
         again = self._sizes[0] <= self.target
-        if not self._free[again]:  # sequences have them all
+        if not self._free[again]:  # sequences hold all blocks of this list
             again = not again
         key, _ = self._free[again].popitem(last=False)
         del self._again[key]

@@ -1,4 +1,4 @@
-"""A pool of blocks of which a policy chooses which is taken. Ids only."""
+"""A pool of blocks in which a policy chooses the block to take. It holds ids only."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from chunkbench.workloads.replay.managers.blocks import Blocks, ids_of
 
 
 class Policy(ABC):
-    """Chooses among the free blocks that have a key. It knows blocks by their keys."""
+    """Chooses among the free blocks that have a key. A policy knows blocks by their keys."""
 
     @abstractmethod
     def found(self, keys: Sequence[int]) -> None:
-        """A sequence joins, found these blocks, perhaps none, and has them."""
+        """A sequence joined and now holds the blocks with these keys, which it found in the cache. `keys` may be
+        empty.
+        """
 
     @abstractmethod
     def named(self, key: int) -> None:
-        """A sequence computed a block and has it. Another block had this key until now, or none."""
+        """A sequence computed a block, which got this key. Before, another block had the key, or none."""
 
     @abstractmethod
     def freed(self, key: int) -> None:
-        """No sequence has the block any more."""
+        """No sequence holds the block with this key any more."""
 
     @abstractmethod
     def held(self, key: int) -> None:
-        """The block is no longer free: `found` or `named` follows."""
+        """The block with this key is no longer free; a call of `found` or `named` follows."""
 
     @abstractmethod
     def victim(self) -> int:
-        """The key of the free block that is taken now."""
+        """Choose the free block that is taken now. Returns its key."""
 
 
 class PolicyBlocks(Blocks):
-    """Does for `HashedBlocks` what `KeyedBlocks` does, with any policy; slower, and with more memory.
+    """A pool for `HashedBlocks` with any policy. It is slower than `KeyedBlocks` and needs more memory.
 
-    A key has one block. If a key is computed again, the new block gets it, and the older one is free without a key; as
-    long as sequences have the older block, the new one has no key.
+    A key has only one block. If a key is computed again and the older block is free, the new block gets the key, and
+    the older block stays free without one. While sequences hold the older block, the new block gets no key.
     """
 
     def __init__(self, blocks: int, policy: Policy) -> None:
         super().__init__(blocks)
         self._policy = policy
         self._keys: dict[int, int] = {}
-        """By block."""
+        """Block -> its key."""
         self._blocks: dict[int, int] = {}
-        """By key."""
+        """Key -> its block."""
 
     def find(self, keys: Ints) -> list[int]:
         found: list[int] = []

@@ -1,4 +1,6 @@
-"""The prefix tree as a manager: of live sequences only (the paper's), or with retention (RadixAttention)."""
+"""The prefix tree as a cache manager: with live sequences only (as in the paper), or with retention
+(RadixAttention).
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,21 @@ _MOST_LOOKED_UP = 4096
 @dataclass
 class _Live:
     handle: int
-    """Its id in the tree."""
+    """The sequence's id in the tree."""
     text: Text
     ids: Ints
-    """All its tokens, answer included as far as it is known."""
+    """All tokens of the sequence, the answer included as far as it is known."""
     length: int
     reached: int = 0
-    """Leading tokens that were computed, or are in this step."""
+    """Number of leading tokens that were computed, or are in the current step."""
 
 
 class PrefixManager(AccountedManager):
-    """Sequences in a `PrefixTree`, whose memory has a fixed number of chunks.
+    """Sequences in a `PrefixTree` whose memory has a fixed number of chunks.
 
     An allocation gives a whole prompt its chunks at once. A later sequence may match chunks that are not computed yet;
-    `computed_tokens` says how far they are. With `retain`, the full chunks of sequences that ended stay until their
-    memory is needed.
+    `computed_tokens` says how many tokens are computed. With `retain`, the full chunks of ended sequences stay until
+    their memory is needed.
     """
 
     _live: LiveSequences[_Live]
@@ -43,8 +45,8 @@ class PrefixManager(AccountedManager):
         super().__init__(chunks * chunk_size, chunk_size)
         self.tree = PrefixTree(chunk_size, ChunkPool(chunks), retain=retain, deferred=True)
         self._chunks = chunks
-        self._covered = 0  # tokens of all sequences
-        # Keys of texts that were looked up, by identity: a scheduler asks for the same ones at every step.
+        self._covered = 0  # sum of the tokens of all sequences
+        # Keys of prompts by the identity of their text: a scheduler asks for the same texts at every step.
         self._looked_up: dict[int, tuple[Text, list[bytes]]] = {}
 
     @property
@@ -85,7 +87,7 @@ class PrefixManager(AccountedManager):
         return max(member.reached, self.tree.written_tokens(member.handle))
 
     def extend(self, sequence: int, tokens: int) -> bool:
-        # The chunks are there since the allocation.
+        # The chunks have been there since the allocation.
         member = self._live[sequence]
         full = slice(member.reached // self.block_tokens, tokens // self.block_tokens)
         self.tree.mark_written(np.array(self.tree.path(member.handle)[full], np.int64))
@@ -116,7 +118,7 @@ class PrefixManager(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """A partial last chunk is copied."""
+        """Share full chunks with the twin, and copy a partial last chunk."""
         source = self._live[sequence]
         self._live.check_new(twin)
         try:
@@ -128,7 +130,7 @@ class PrefixManager(AccountedManager):
         return True
 
     def free(self, sequence: int) -> None:
-        """With `retain`, the full chunks that were computed stay."""
+        """Remove a sequence. With `retain`, its full computed chunks stay in the tree."""
         member = self._live[sequence]
         del self._live[sequence]
         self._covered -= member.length

