@@ -67,11 +67,8 @@ def check_installed(trial: Trial) -> int:
     others = reached({canonicalize_name(one.name): one for one in distributions() if one.name})
     licences = {name: licence(one) for name, one in others.items()}
     (trial.folder / "licences.json").write_text(json.dumps(licences, indent=1, sort_keys=True))
-    wrong = [
-        f"{name}: licence {licences[name]}"
-        for name in others
-        if not permissive(licences[name]) and name not in OTHER_LICENCES
-    ]
+    strict = {name: text for name, text in licences.items() if name not in OTHER_LICENCES and not permissive(text)}
+    wrong = [f"{name}: licence {text}" for name, text in strict.items()]
     pins = pinned()
     for name, one in others.items():
         if name not in pins and name not in FREE_VERSIONS:
@@ -189,17 +186,8 @@ def wheelhouse() -> Iterator[Harm]:
         raise Unavailable("a network namespace: `unshare --map-root-user --net true` fails here")
     with TemporaryDirectory() as folder:
         house = Path(folder) / "wheels"
-        wheel = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--wheel-dir",
-            str(house),
-            "--constraint",
-            str(CONSTRAINTS),
-        ]
+        wheel = [sys.executable, "-m", "pip", "wheel", "-q"]
+        wheel += ["--wheel-dir", str(house), "--constraint", str(CONSTRAINTS)]
         build = [*PYPROJECT["build-system"]["requires"], "cmake", "ninja"]
         done = ran([*wheel, *DEPENDENCIES, *build], ROOT)
         done = done if done.returncode else ran([*wheel, "--no-deps", VLLM], ROOT)

@@ -13,7 +13,7 @@ import pytest
 from tests.torture.parts import LONG, PARTS, WITH_SERVER
 from tests.torture.trials import Harm, Part, Trial, Unavailable, torture
 
-SECONDS = 0.5
+SECONDS = 0.2
 
 
 @pytest.mark.parametrize(

@@ -58,38 +58,28 @@ class Raylets:
         self.head = self.ray.add_node(num_cpus=0, include_dashboard=False, ray_client_server_port=self.client_port)
         self.nodes: dict[str, Any] = {}
 
-    def add(self, *machines: str, **options: Any) -> None:
-        """Start a raylet for each machine."""
-        for machine in machines:
+    def add(self, *machines: str, **variables: str) -> None:
+        """Start a raylet for each machine, all at the same time. "a:A100" has an accelerator of that kind."""
+        told = {"CHUNKBENCH_TEST_FOLDER": str(self.folder), "PYTHONPATH": str(ON_NODES), **variables}
+        for named in machines:
+            machine, _, model = named.partition(":")
             self.nodes[machine] = self.ray.add_node(
-                num_cpus=options.get("num_cpus", 1),
-                resources=options.get("resources"),
-                object_store_memory=options.get("object_store_memory", 80 << 20),
-                env_vars={
-                    "CHUNKBENCH_MACHINE": machine,
-                    "CHUNKBENCH_TEST_FOLDER": str(self.folder),
-                    "PYTHONPATH": str(ON_NODES),
-                    **options.get("env_vars", {}),
-                },
-                wait=False,
-            )
+                num_cpus=1, resources={f"accelerator_type:{model}": 1} if model else None, wait=False,
+                object_store_memory=80 << 20, env_vars={"CHUNKBENCH_MACHINE": machine, **told},
+            )  # fmt: skip
         self.ray.wait_for_nodes()
 
     def remove(self, machine: str) -> None:
         """Kill a raylet, with all that runs on it."""
         self.ray.remove_node(self.nodes.pop(machine), allow_graceful=False)
 
-    def connect(self, **options: Any) -> Cluster:
+    def connect(self) -> Cluster:
         """Connect as a run does; workers know the kind of work that waits."""
         import ray
 
-        ray.init(
-            self.ray.address,
-            runtime_env={"worker_process_setup_hook": "waiting_kind.add"},
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-        return Cluster(**options)
+        hook = {"worker_process_setup_hook": "waiting_kind.add"}
+        ray.init(self.ray.address, runtime_env=hook, log_to_driver=False, logging_level="ERROR")
+        return Cluster()
 
     def log(self, what: str = "begin") -> list[tuple[int, str, float]]:
         """(n_p, machine, seconds) of all points that were begun, or ended."""
@@ -99,9 +89,7 @@ class Raylets:
 
 
 def _started(folder: Path) -> Iterator[Raylets]:
-    pytest.importorskip("ray", reason="needs chunkbench[ray]")
-    import ray
-
+    ray = pytest.importorskip("ray", reason="needs chunkbench[ray]")
     folder.mkdir()
     cluster = Raylets(folder)
     yield cluster
@@ -120,8 +108,7 @@ def raylets(tmp_path: Path) -> Iterator[Raylets]:
 def many_raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Raylets, Fleet]]:
     """A cluster for many tests: the machines a and b of one kind, h of another."""
     for raylets in _started(tmp_path_factory.mktemp("many") / "nodes"):
-        raylets.add("a", "b", resources={"accelerator_type:A100": 1})
-        raylets.add("h", resources={"accelerator_type:H100": 1})
+        raylets.add("a:A100", "b:A100", "h:H100")
         yield raylets, fleet_of(raylets, RecordingListener())
 
 
@@ -160,18 +147,15 @@ def waiting(folder: Path, points: int) -> Experiment:
     return load_experiment(path)
 
 
-def fleet_of(raylets: Raylets, listener: RecordingListener, wanted: str | None = None) -> Fleet:
+def fleet_of(raylets: Raylets, listener: RecordingListener) -> Fleet:
     """The machines of a cluster."""
     cluster = raylets.connect()
-    return Fleet(cluster, cluster.nodes(wanted, listener.problem), False, listener.texts.append)
+    return Fleet(cluster, cluster.nodes(None, listener.problem), False, listener.texts.append)
 
 
-def executor_of(
-    fleet: Fleet, experiment: Experiment, machines: Machines = "any", wanted: str | None = None, **patience: float
-) -> Executor:
+def executor_of(fleet: Fleet, experiment: Experiment, machines: Machines = "any", silent_s: float = 60.0) -> Executor:
     """An executor that does not wait long for machines to join. On a busy host a live one may be silent for seconds."""
-    patient = Patience(**{"silent_s": 60.0, "nodes_s": 3.0, **patience})
-    return RayExecutor(fleet, experiment, machines, wanted, patience=patient)
+    return RayExecutor(fleet, experiment, machines, None, patience=Patience(silent_s, nodes_s=3.0))
 
 
 def measure(
@@ -181,10 +165,10 @@ def measure(
     return run_experiment(experiment, executor, out, resume, [], listener)
 
 
-def measure_once(fleet: Fleet, points: int, folder: Path, listener: RecordingListener, **patience: float) -> Run:
+def measure_once(fleet: Fleet, points: int, folder: Path, listener: RecordingListener, silent_s: float = 60.0) -> Run:
     """Run an experiment of so many points that waits; afterwards every point has its row."""
     experiment = waiting(folder, points)
-    outcome = measure(experiment, executor_of(fleet, experiment, **patience), folder / "run", listener)
+    outcome = measure(experiment, executor_of(fleet, experiment, silent_s=silent_s), folder / "run", listener)
     keys_once(outcome.run, points)
     return outcome.run
 

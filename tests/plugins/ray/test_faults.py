@@ -24,15 +24,25 @@ def actors() -> list[psutil.Process]:
     return sorted(found, key=lambda process: "ray::Measurer.measure" not in titles[process])
 
 
-def test_points_are_spread_and_measured_once(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+def test_each_kind_of_machine_measures_everything_once(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    """On all machines of a kind; the run knows them."""
     raylets, fleet = many
     listener = RecordingListener()
-    run = measure_once(fleet, 9, tmp_path, listener)
-    assert {case.machine for case in run.cases} == {"a", "b"}
-    assert run.manifest.machines.keys() == {"a", "b"}
+    experiment = waiting(tmp_path, 9)
+    executor = executor_of(fleet, experiment, "each")
+    run = measure(experiment, executor, tmp_path / "run", listener).run
+    assert run.manifest.machines.keys() == {case.machine for case in run.cases} == {"a", "b", "h"}
+    kinds = Counter(run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases)
+    assert kinds == {"A100": 9, "H100": 9}
+    assert len({case.key for case in run.cases}) == 9
+    assert Counter(n_p for n_p, _, _ in raylets.log()) == {16 * (1 + number): 2 for number in range(9)}
     assert not run.manifest.interrupted
-    assert sorted(n_p for n_p, _, _ in raylets.log()) == [16 * (1 + number) for number in range(9)]
     assert listener.problems == []
+    # Nothing is left to do for the same command, and nothing is lost by it.
+    again = RecordingListener()
+    outcome = measure(experiment, executor, tmp_path / "run", again, resume=True)
+    assert len(outcome.run.cases) == 18
+    assert again.points == []
 
 
 def test_a_worker_that_is_killed_costs_only_time(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
@@ -83,22 +93,6 @@ def test_a_full_object_store_does_not_matter(many: tuple[Raylets, Fleet], tmp_pa
     assert listener.problems == []
 
 
-def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
-    _, fleet = many
-    listener = RecordingListener()
-    experiment = waiting(tmp_path, 4)
-    executor = executor_of(fleet, experiment, "each")
-    run = measure(experiment, executor, tmp_path / "run", listener).run
-    kinds = Counter(run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases)
-    assert kinds == {"A100": 4, "H100": 4}
-    assert len({case.key for case in run.cases}) == 4
-    # Nothing is left to do for the same command, and nothing is lost by it.
-    again = RecordingListener()
-    outcome = measure(experiment, executor, tmp_path / "run", again, resume=True)
-    assert len(outcome.run.cases) == 8
-    assert again.points == []
-
-
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
@@ -124,7 +118,7 @@ def test_a_machine_that_joins_takes_part(many: tuple[Raylets, Fleet], tmp_path: 
             (raylets.folder / "soon").rename(seconds)  # nodes read it meanwhile
 
     actions = dict.fromkeys(range(2, 60), hurry)
-    listener = RecordingListener({1: lambda: raylets.add("c", resources={"accelerator_type:A100": 1}), **actions})
+    listener = RecordingListener({1: lambda: raylets.add("c:A100"), **actions})
     run = measure_once(fleet, 60, tmp_path, listener)
     assert {case.machine for case in run.cases} == {"a", "b", "c"}
     assert any("joined" in problem for problem in listener.problems)

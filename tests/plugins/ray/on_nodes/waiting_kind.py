@@ -50,12 +50,6 @@ class WaitingWorkload(DecodeWorkload):
     ) -> WaitingMeasurer:
         return WaitingMeasurer(experiment, target)
 
-    def describe(self, experiment: DecodeExperiment, target: Target) -> str:
-        return f"{len(experiment.points(target.device, target.dtype))} points"
-
-    def estimate(self, experiment: DecodeExperiment, target: Target) -> str:
-        return "as long as it waits"
-
 
 def add() -> None:
     """Register the kind, after all others: the first one is the default."""
@@ -92,7 +86,9 @@ class WaitingMeasurer:
             time.sleep(min(_POLL_S, left))
             budget.share_done = 1 - max(0.0, left) / seconds
         self._note(folder, "end", point)
-        return {point: [self._facts(case) for case in cases_of[point]]}
+        same = {"experiment": self._experiment.name, "status": "ok", "started_at": now(), "machine": self._machine}
+        cases = cases_of[point]
+        return {point: [DecodeResult.of_case(case, label=case.implementation, **same) for case in cases]}
 
     def close(self) -> None:
         """Nothing to release."""
@@ -100,16 +96,6 @@ class WaitingMeasurer:
     def _note(self, folder: Path, what: str, point: AttentionPoint) -> None:
         with (folder / "measured.log").open("a") as file:
             file.write(f"{what} {point.n_p} {self._machine} {time.monotonic()}\n")
-
-    def _facts(self, case: Case) -> DecodeResult:
-        return DecodeResult.of_case(
-            case,
-            experiment=self._experiment.name,
-            label=case.implementation,
-            status="ok",
-            started_at=now(),
-            machine=self._machine,
-        )
 
 
 def _asked(path: Path) -> int | None:
