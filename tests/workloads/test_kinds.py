@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,8 +18,9 @@ from hypothesis import strategies as st
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.bench import workload
-from chunkbench.bench.experiment import AttentionPoint
+from chunkbench.bench.experiment import AttentionPoint, load_experiment
 from chunkbench.bench.store import Run, open_run
+from chunkbench.bench.workers.worker import Worker
 from chunkbench.cli.main import cli
 from chunkbench.llama import shape_of
 from chunkbench.report.build import build
@@ -59,47 +63,43 @@ def test_an_implementation_without_sharing_reads_the_prefix_for_every_sequence()
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_modules_of_any_shape_are_checked_and_timed(dtype: str, tmp_path: Path) -> None:
-    """The shapes: hidden size larger than heads * head_dim, grouped heads, one and several sequences."""
+    """The shapes: hidden size larger than heads * head_dim, grouped heads, one and several sequences. The model is that
+    of the command line, and every step is timed."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    run = measured(
-        f"kind: modules\ndtype: {dtype}\nbudget: 1s\nmax_rounds: 3\n"
-        f"defaults: {{model: {tmp_path / 'config.json'}, n_p: 40, n_c: 2}}\nsweep:\n  - batch_size: [1, 3]\n",
-        tmp_path,
-    )
+    text = f"kind: modules\ndtype: {dtype}\nsweep: [{{model: llama2-7b, n_p: 40, n_c: 12, batch_size: [1, 3]}}]\n"
+    words = ["--model", str(tmp_path / "config.json"), "--full"]
+    run = measured(text, tmp_path, *words)
     assert [(case.implementation, case.batch_size) for case in run.cases] == [(m, b) for b in (1, 3) for m in MODULES]
     for case in run.cases:
         assert case.model is not None
+        assert str(case.model) == "tiny"
         assert case.status in ("ok", "noisy"), case.reason
         assert case.max_error is not None
-        assert len(case.samples_us) >= 3
+        assert (len(case.steps), len(case.samples_us)) == (12, 3)
         cost = MODULES[case.implementation](case.model, case.batch_size, 40, 4 if dtype == "float32" else 2)
-        assert case.flops == (cost.flops,) * 2
-        assert case.unique_bytes == (cost.bytes,) * 2
-    text = "\n".join(table.title for table in build(run).tables)
-    assert "Costs that follow from the shapes" in text
+        assert case.flops == (cost.flops,) * 12
+        assert case.unique_bytes == (cost.bytes,) * 12
+    assert any("shapes" in table.title for table in build(run).tables)
+    both = CliRunner().invoke(cli, ["run", str(tmp_path / "experiment.yaml"), *words, "--budget", "5m"])
+    assert both.exit_code == 2
+    assert "leave --budget out" in both.output
 
 
-def test_a_wrong_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chunkbench.bench.experiment import load_experiment
-    from chunkbench.bench.workers.worker import Worker
-    from chunkbench.workloads.modules import implementations
-
+def test_a_wrong_module_is_found(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "experiment.yaml").write_text(
         f"kind: modules\nsweep:\n  - {{model: {tmp_path / 'config.json'}, n_p: 40, batch_size: 2}}\n"
     )
     (point,) = load_experiment(tmp_path / "experiment.yaml").points("cpu", "float32")
-    monkeypatch.setattr(implementations.torch.nn.functional, "silu", lambda x, inplace: x)
     worker = Worker(workload.get("modules"))
     worker.open(point.as_json(), seed=0, probe_bytes=0)
     for module, right in (("qkv_projection", True), ("self_attention", True), ("mlp", False)):
         worker.prepare(module, needs=0)
-        monkeypatch.undo()
         expected = worker._check(module, 1, 7, False)
-        monkeypatch.setattr(implementations.torch.nn.functional, "silu", lambda x, inplace: x)
         out = worker._out(module)
         worker._sessions[module].append(*worker._opened().completion(1))
-        worker._sessions[module].decode(expected.q, out)
+        with mock.patch.object(torch.nn.functional, "silu", lambda x, inplace: x):
+            worker._sessions[module].decode(expected.q, out)
         assert (expected.max_error(out) < 1e-5) is right
 
 
@@ -120,6 +120,15 @@ def test_memory_is_counted_and_checked_but_not_timed(tmp_path: Path) -> None:
     assert "2.09x less" in report.headline
     assert "nowhere exceeds" in report.headline
     assert dict(report.footer)["timing"].startswith("nothing was timed")
+    # Such runs can be compared, but not measured beside another revision.
+    refused = CliRunner().invoke(cli, ["regress", str(tmp_path / "experiment.yaml"), "--base", "HEAD"])
+    assert refused.exit_code == 2
+    assert "`kind: memory` times nothing" in refused.output
+    shutil.copytree(run.path, tmp_path / "again")
+    words = ["compare", str(run.path), str(tmp_path / "again"), "--metric", "kv_bytes", "--format", "json"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    assert {case["verdict"] for case in json.loads(done.stdout)["cases"]} == {"same"}
 
 
 THREE_LENGTHS = """\
@@ -133,9 +142,15 @@ sweep:
 """
 
 
-def test_a_pass_is_measured_again_as_a_whole(tmp_path: Path) -> None:
-    before = measured(THREE_LENGTHS, tmp_path)
-    path = before.path / "cases.jsonl"
+@pytest.fixture(scope="module")
+def three_lengths(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(THREE_LENGTHS, tmp_path_factory.mktemp("lengths"))
+
+
+def test_a_pass_is_measured_again_as_a_whole(three_lengths: Run, tmp_path: Path) -> None:
+    before = three_lengths
+    shutil.copytree(before.path, tmp_path / "run")
+    path = tmp_path / "run" / "cases.jsonl"
     first, *rest = path.read_text().splitlines(keepends=True)
     assert json.loads(first)["n_c"] == 2, "the first case is not of the longest point, whose steps all points share"
     path.write_text("".join([json.dumps(json.loads(first) | {"status": "oom"}) + "\n", *rest]))
@@ -146,8 +161,8 @@ def test_a_pass_is_measured_again_as_a_whole(tmp_path: Path) -> None:
     assert all(case.samples_us != old[case.key] for case in after.cases)
 
 
-def test_points_that_differ_in_n_c_share_a_pass(tmp_path: Path) -> None:
-    run = measured(THREE_LENGTHS, tmp_path)
+def test_points_that_differ_in_n_c_share_a_pass(three_lengths: Run) -> None:
+    run = three_lengths
     by_length = {n_c: [case for case in run.cases if case.n_c == n_c] for n_c in (2, 12, 40)}
     assert [case.implementation for case in by_length[12]] == ["naive", "chunk_attn"]
     longest = by_length[40][1]
@@ -166,98 +181,69 @@ def test_points_that_differ_in_n_c_share_a_pass(tmp_path: Path) -> None:
     assert "pass to n_c = 40" in dict(build(run).footer)["timing"]
 
 
-def test_memory_runs_can_be_compared_but_not_measured_beside_another_revision(tmp_path: Path) -> None:
-    text = (
-        "kind: memory\ndtype: float32\nimplementations: [naive, chunk_attn]\n"
-        "defaults: {n_c: 1, heads: 2, head_dim: 32, chunk_size: 16}\nsweep:\n  - {n_p: 32, n_s: 32, batch_size: 2}\n"
-    )
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        measured(text, tmp_path / name)
-    spec = str(tmp_path / "one" / "experiment.yaml")
-    refused = CliRunner().invoke(cli, ["regress", spec, "--base", "HEAD"])
-    assert refused.exit_code == 2
-    assert "`kind: memory` times nothing" in refused.output
-    runs = [str(tmp_path / name / "run") for name in ("one", "two")]
-    done = CliRunner().invoke(cli, ["compare", *runs, "--metric", "kv_bytes", "--format", "json"])
-    assert done.exit_code == 0, done.output
-    assert {case["verdict"] for case in json.loads(done.stdout)["cases"]} == {"same"}
-
-
-def test_model_from_the_command_line_and_full_timing_of_every_step(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "experiment.yaml").write_text(
-        "kind: modules\ndtype: float32\nsweep:\n  - {model: llama2-7b, n_p: 40, batch_size: 1, n_c: 12}\n"
-    )
-    words = ["run", str(tmp_path / "experiment.yaml"), "--model", str(tmp_path / "config.json"), "--full"]
-    planned = CliRunner().invoke(cli, [*words, "--dry-run"])
-    assert planned.exit_code == 0, planned.output
-    assert "model=tiny" in planned.output
-    done = CliRunner().invoke(cli, [*words, "-q", "--out", str(tmp_path / "run")], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    run = open_run(tmp_path / "run")
-    assert {len(case.steps) for case in run.cases} == {12}
-    assert {len(case.samples_us) for case in run.cases} == {3}
-    assert {str(case.model) for case in run.cases} == {"tiny"}
-    both = CliRunner().invoke(cli, [*words, "--budget", "5m"])
-    assert both.exit_code == 2
-    assert "leave --budget out" in both.output
-
-
 def at(make_case, n_s: int, **us: list[float]):
     return [make_case(name, n_s=n_s, us=means) for name, means in us.items()]
 
 
-def test_the_strongest_other_counts_and_our_own_ablations_do_not(make_case, make_run) -> None:
-    report = build(
-        make_run(
-            [
-                *at(make_case, 0, chunk_attn=[100.0], naive=[91.0], flash_attn=[900.0], chunk_attn_no_tpp=[50.0]),
-                *at(make_case, 512, chunk_attn=[100.0], naive=[400.0], flash_attn=[190.0], chunk_attn_torch=[10.0]),
-            ]
-        )
-    )
-    assert report.headline == (  # sqrt(0.91 * 1.9) = 1.315
-        "ChunkAttn is 0.91x to 1.90x as fast as the strongest other implementation at each of 2 points, "
-        "geometric mean 1.31x. Variants of ChunkAttn are not counted as others: chunk_attn_torch is faster at 1 "
-        "point, ChunkAttn, no TPP is faster at 1 point."
-    )
+OURS = {"chunk_attn": [100.0]}
+NOT_COUNTED = "Variants of ChunkAttn are not counted as others"
+VARIED = [90.0, 120.0, 80.0, 115.0, 95.0, 105.0]
 
 
 @pytest.mark.parametrize(
-    ("us", "told"),
+    ("points", "headline", "verdict"),
     [
-        ([99.0], True),
-        ([90.0, 91.0, 92.0, 90.0, 91.0, 92.0], True),
-        ([101.0], False),
-        ([90.0, 120.0, 80.0, 115.0, 95.0, 105.0], False),
+        (
+            {
+                0: OURS | {"naive": [91.0], "flash_attn": [900.0], "chunk_attn_no_tpp": [50.0]},
+                512: OURS | {"naive": [400.0], "flash_attn": [190.0], "chunk_attn_torch": [10.0]},
+            },
+            "ChunkAttn is 0.91x to 1.90x as fast as the strongest other implementation at each of 2 points, "
+            "geometric mean 1.31x. Variants of ChunkAttn are not counted as others: chunk_attn_torch is faster at 1 "
+            "point, ChunkAttn, no TPP is faster at 1 point.",
+            None,
+        ),
+        (
+            {0: OURS | {"naive": [91.0]}, 256: OURS | {"vllm_paged_attn": [80.0]}, 512: OURS | {"naive": [400.0]}},
+            "",
+            "ChunkAttn is slower at 2 of 3 points (n_s): 256 than vLLM (0.80x), 0 than Naive (0.91x).",
+        ),
+        ({0: OURS | {"naive": [200.0]}, 512: {"naive": [100.0]}}, "at one point", ""),
+        ({0: OURS}, "At no point was", ""),
+        (
+            {0: {"chunk_attn": [100.0] * 3, "naive": [98.0, 99.0, 103.0]}},
+            "1 ratio is not significantly different",
+            None,
+        ),
     ],
 )
-@pytest.mark.parametrize("variant", ["chunk_attn_no_tpp", "flash_attn"])
+def test_headlines_and_losses(make_case, make_run, points, headline: str, verdict: str | None) -> None:
+    report = build(make_run([case for n_s, us in points.items() for case in at(make_case, n_s, **us)]))
+    assert headline in report.headline
+    assert verdict is None or report.verdict == verdict
+
+
+def test_losses_of_another_baseline(make_case, make_run) -> None:
+    cases = at(make_case, 0, chunk_attn=[100.0], naive=[150.0], chunk_attn_no_tpp=[120.0])
+    report = build(make_run(cases, baseline="naive"))
+    assert report.verdict == "Naive is slower at 1 of 1 point: than ChunkAttn (0.67x)."
+
+
+@pytest.mark.parametrize(
+    ("variant", "us", "told"),
+    [
+        ("chunk_attn_no_tpp", [99.0], True),
+        ("chunk_attn_no_tpp", [90.0, 91.0, 92.0, 90.0, 91.0, 92.0], True),
+        ("chunk_attn_no_tpp", [101.0], False),
+        ("chunk_attn_no_tpp", VARIED, False),
+        ("flash_attn", [99.0], False),
+    ],
+)
 def test_a_variant_that_is_ahead_is_said_to_be_no_other(
-    make_case, make_run, us: list[float], told: bool, variant: str
+    make_case, make_run, variant: str, us: list[float], told: bool
 ) -> None:
     cases = at(make_case, 0, chunk_attn=[100.0] * len(us), naive=[200.0] * len(us), **{variant: us})
-    headline = build(make_run(cases)).headline
-    assert ("Variants of ChunkAttn are not counted as others" in headline) == (told and variant == "chunk_attn_no_tpp")
-
-
-def test_losses_name_point_other_implementation_and_ratio_worst_first(make_case, make_run) -> None:
-    report = build(
-        make_run(
-            [
-                *at(make_case, 0, chunk_attn=[100.0], naive=[91.0]),
-                *at(make_case, 256, chunk_attn=[100.0], vllm_paged_attn=[80.0]),
-                *at(make_case, 512, chunk_attn=[100.0], naive=[400.0]),
-            ]
-        )
-    )
-    assert report.verdict == "ChunkAttn is slower at 2 of 3 points (n_s): 256 than vLLM (0.80x), 0 than Naive (0.91x)."
-
-
-def test_without_losses_there_is_no_line(make_case, make_run) -> None:
-    report = build(make_run(at(make_case, 0, chunk_attn=[100.0], naive=[200.0])))
-    assert report.verdict == ""
+    assert (NOT_COUNTED in build(make_run(cases)).headline) == told
 
 
 @pytest.mark.parametrize("status", ["incorrect", "error", "timeout", "crashed"])
@@ -276,32 +262,6 @@ def test_an_implementation_without_a_common_memory_group_is_not_compared(make_ca
     ]
     report = build(make_run(cases))
     assert "is 1.50x as fast as the strongest other implementation at the one point" in report.headline
-
-
-def test_doubtful_points_are_counted(make_case, make_run) -> None:
-    cases = at(make_case, 0, chunk_attn=[100.0, 100.0, 100.0], naive=[98.0, 99.0, 103.0])
-    report = build(make_run(cases))
-    assert "1 ratio is not significantly different from 1" in report.headline
-    assert ", not significantly different from 1" in report.verdict
-
-
-def test_points_without_the_baseline_are_left_out_of_the_count(make_case, make_run) -> None:
-    cases = at(make_case, 0, chunk_attn=[100.0], naive=[200.0])
-    cases += [make_case("naive", n_s=512, us=[100.0]), make_case("chunk_attn", n_s=512, status="oom", reason="40 GB")]
-    report = build(make_run(cases))
-    assert "at one point" in report.headline
-
-
-def test_headline_without_a_second_implementation(make_case, make_run) -> None:
-    report = build(make_run([make_case("chunk_attn")]))
-    assert report.verdict == ""
-    assert "At no point was" in report.headline
-
-
-def test_losses_of_another_baseline(make_case, make_run) -> None:
-    cases = at(make_case, 0, chunk_attn=[100.0], naive=[150.0], chunk_attn_no_tpp=[120.0])
-    report = build(make_run(cases, baseline="naive"))
-    assert report.verdict == "Naive is slower at 1 of 1 point: than ChunkAttn (0.67x)."
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture has no state
@@ -333,16 +293,12 @@ def test_empty_slots_of_a_real_tree_stay_within_the_bound(
     assert memory.at_batch <= memory.limit * (1 + 1e-9)
 
 
-def test_ragged_prompts_and_trees_have_no_saving(facts) -> None:
-    assert saving(None, facts(n_p=(3, 9), kv_bytes=1)) is None
-    assert saving(None, facts(n_s=None, tree=((4, 2),), kv_bytes=1)) is None
-
-
-def test_many_sequences_come_near_the_limit(facts) -> None:
+def test_what_can_be_saved(facts) -> None:
     memory = saving(None, facts(n_p=1024, n_s=768, n_c=0, batch_size=1 << 20))
     assert memory is not None
-    assert memory.limit == 4
-    assert memory.at_batch == pytest.approx(4, rel=1e-4)
+    assert (memory.limit, memory.at_batch) == (4, pytest.approx(4, rel=1e-4))
+    assert saving(None, facts(n_p=(3, 9), kv_bytes=1)) is None
+    assert saving(None, facts(n_s=None, tree=((4, 2),), kv_bytes=1)) is None
 
 
 def test_grouped_heads_read_less_and_compute_the_same() -> None:
