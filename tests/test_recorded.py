@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from chunkbench.bench import workload
 from chunkbench.bench.analysis.derive import derive
+from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.runner.reproduce import KERNELS
-from chunkbench.bench.store import open_run
+from chunkbench.bench.store import TimedResult, open_run
 from chunkbench.cli.main import cli
 from chunkbench.report import html, latex
 from chunkbench.report.book import Book, build_book
@@ -134,8 +135,15 @@ def book() -> Book:
 
 
 @pytest.mark.parametrize("path", RUNS, ids=name_of)
-def test_a_recorded_run_is_complete(path: Path) -> None:
+def test_a_recorded_run_is_complete_and_its_keys_are_those_of_its_points(path: Path) -> None:
     run = open_run(path)
+    kind = workload.get(run.manifest.experiment.kind)
+    for result in run.cases:
+        # A result has the number of threads that was used; a point that swept no threads has none.
+        point = kind.point.from_json(result.model_dump() | {"threads": None})
+        timing = (result.protocol, result.cache, result.mode) if isinstance(result, TimedResult) else ()
+        assert Case(point, result.implementation, *timing).key == result.key
+        assert type(result).model_fields.keys() >= kind.point.model_fields.keys()
     assert run.manifest.interrupted is (name_of(path) in PARTIAL)
     assert run.manifest.git.dirty is (name_of(path) in DIRTY)
     assert not run.torn

@@ -105,7 +105,7 @@ MIXED = "list them in all leaves, or in none"
         (
             "[{tree: 1x2}]\nexpect: [{where: {tree: [1x2, a.json]}, metric: append_us, bar: 1}]",
             {},
-            "x.yaml:3:25: tree: several trees with a file among them; give each an expectation",
+            "x.yaml:3:25: tree: several trees, at least one of them a file; write an expectation for each tree",
         ),
     ],
 )

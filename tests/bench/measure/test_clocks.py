@@ -1,4 +1,4 @@
-"""None"""
+"""Clocks of a GPU, counters of perf, and the calls that a profile times, traces and watches."""
 
 from __future__ import annotations
 
@@ -124,12 +124,8 @@ def test_counts_are_read() -> None:
     [
         ("<not supported>,,cycles,0,100.00,,\n", "cycles not supported here"),
         ("<not counted>,,cycles,0,0.00,,\n", "cycles not counted here"),
-        (
-            "Error:\nAccess to performance monitoring and observability operations is limited.\n",
-            "Access to performance",
-        ),
+        ("Error:\nAccess to performance monitoring is limited.\n", "Access to performance"),
         ("event syntax error: 'cycles,foo'\n   \\___ parser error\n", "event syntax error"),
-        ("event syntax error: 'cyclesx,instructions,cache-references,cache-misses,dTLB..'\n", "event syntax error"),
         ("", "printed nothing"),
         *((f"{value},,cycles,5,100.00,,\n", f"{value} cycles: not a count") for value in ("nan", "inf", "-inf", "-1")),
     ],
@@ -139,34 +135,39 @@ def test_what_is_no_count_says_why(printed: str, told: str) -> None:
         parse(printed)
 
 
-def test_a_machine_without_perf_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoCounters, match="perf does not start: No such file"):
+@pytest.fixture
+def perf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Puts a program of these lines in the place of perf, or none."""
+
+    def install(*lines: str) -> None:
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}" if lines else str(tmp_path))
+        (tmp_path / "perf").write_text("\n".join(["#!/bin/sh", *lines, ""]))
+        (tmp_path / "perf").chmod(0o755 if lines else 0)
+
+    return install
+
+
+def test_a_machine_without_perf_says_so(perf: Callable[..., None]) -> None:
+    perf()
+    with pytest.raises(NoCounters, match="perf does not start: "):
         counted(os.getpid(), lambda: 1)
 
 
+COUNTS = "echo 5,,cycles,5,100.00,, >&2"
+
+
 @pytest.mark.parametrize("deaf", ["true", "-p"])
-def test_a_perf_that_does_not_end_is_ended(deaf: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    perf = tmp_path / "perf"
-    perf.write_text(
-        f"""#!/bin/sh
-        echo 5,,cycles,5,100.00,, >&2
-        trap "" INT
-        for word; do if [ "$word" = {deaf} ]; then sleep 100; fi; done
-        """
-    )
-    perf.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_a_perf_that_does_not_end_is_ended(
+    deaf: str, perf: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perf(COUNTS, 'trap "" INT', f'for word; do if [ "$word" = {deaf} ]; then sleep 100; fi; done')
     monkeypatch.setattr(perf_counters, "_END_S", 0.2)
     with pytest.raises(NoCounters, match=r"perf did not end within 0\.2 s"):
         counted(os.getpid(), lambda: 1)
 
 
-def test_an_error_of_the_work_is_the_one_that_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    perf = tmp_path / "perf"
-    perf.write_text("#!/bin/sh\necho 5,,cycles,5,100.00,, >&2\n")
-    perf.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_an_error_of_the_work_is_the_one_that_is_seen(perf: Callable[..., None]) -> None:
+    perf(COUNTS)
     with pytest.raises(ZeroDivisionError):
         counted(os.getpid(), lambda: 1 // 0)
 

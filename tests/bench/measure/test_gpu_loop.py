@@ -1,9 +1,10 @@
-"""None"""
+"""The timed loop on a GPU: with a fake device, and on a real one, which behaves like the fake one."""
 
 from __future__ import annotations
 
 import math
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkbench.baselines.registry import REGISTRY
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.experiment.terms import Mode
 from chunkbench.bench.measure.clocks import ClockGuard
 from chunkbench.bench.measure.gpu_loop import (
@@ -24,7 +28,15 @@ from chunkbench.bench.measure.gpu_loop import (
     runs_of,
 )
 from chunkbench.bench.measure.loop import Round
-from tests.bench.measure.fake_gpu import FakeDevice, FakeFeed, FakeSession
+from chunkbench.bench.measure.peaks import PeakProbe
+from chunkbench.bench.runner.executor import LocalExecutor
+from chunkbench.bench.runner.run import run_experiment
+from chunkbench.bench.runner.target import resolve_target
+from chunkbench.bench.workers.checks import make_check
+from chunkbench.bench.workers.gpu_rounds import cuda_rounds
+from chunkbench.bench.workers.inputs import PooledInputs
+from chunkbench.cli.progress import RunProgress
+from tests.bench.measure.conftest import FakeDevice, FakeFeed, FakeSession
 
 
 def measured(
@@ -36,19 +48,8 @@ def measured(
     def sweep_cache() -> None:
         fake.log.append(("sweep", None))
 
-    result = run_gpu_round(
-        sessions,
-        FakeFeed(),
-        torch.empty(1),
-        n_c,
-        timed,
-        7,
-        mode,
-        sweep_cache if sweep else None,
-        fake,
-        ClockGuard(None),
-    )
-    return result, fake
+    swept, out = sweep_cache if sweep else None, torch.empty(1)
+    return run_gpu_round(sessions, FakeFeed(), out, n_c, timed, 7, mode, swept, fake, ClockGuard(None)), fake
 
 
 def timed_calls(log: list[tuple[str, object]]) -> list[list[tuple[int, int, float]]]:
@@ -150,32 +151,18 @@ def test_a_decode_that_cannot_be_captured_raises() -> None:
         measured("graph", 1, refuses=lambda: True)
 
 
-class TestCheck:
-    q = torch.tensor([21.0])
-
-    def output(self, mode: Mode, **device: Any) -> float:
-        fake = FakeDevice(**device)
-        out = torch.empty(1)
-        decode_once(FakeSession(0, fake), self.q, out, mode, fake)
-        return float(out[0])
-
-    @pytest.mark.parametrize("mode", ["events", "graph", "eager"])
-    def test_the_output_belongs_to_the_queries(self, mode: Mode) -> None:
-        assert self.output(mode) == 42.0
-
-    def test_a_replay_that_does_nothing_leaves_nan(self) -> None:
-        assert math.isnan(self.output("graph", stale=True))
+@pytest.mark.parametrize("mode", ["events", "graph", "eager"])
+def test_the_output_belongs_to_the_queries_and_a_replay_that_does_nothing_leaves_nan(mode: Mode) -> None:
+    for stale in (False, True):
+        fake, out = FakeDevice(stale=stale), torch.empty(1)
+        decode_once(FakeSession(0, fake), torch.tensor([21.0]), out, mode, fake)
+        assert math.isnan(out) if stale and mode == "graph" else float(out) == 42.0
 
 
 MB = 1 << 20
 
 
-@given(
-    touched=st.integers(1, 1 << 32),
-    l2=st.integers(1, 1 << 27),
-    spare=st.integers(0, 1 << 30),
-    room=st.integers(0, 1 << 36),
-)
+@given(st.integers(1, 1 << 32), st.integers(1, 1 << 27), st.integers(0, 1 << 30), st.integers(0, 1 << 36))
 def test_copies_exceed_the_cache_and_fit_the_room_or_a_sweep_replaces_them(
     touched: int, l2: int, spare: int, room: int
 ) -> None:
@@ -210,3 +197,99 @@ def test_a_sample_calls_all_copies_equally_often(copies: int) -> None:
         assert calls >= 8
         assert calls - copies < 8
         assert runs_of(mode, copies) > calls
+
+
+CUDA_POINT = {
+    "n_p": 512, "n_s": 256, "n_c": 2, "batch_size": 4, "heads": 4, "kv_heads": 4, "head_dim": 64, "chunk_size": 64,
+    "block_size": 32, "dtype": "float16", "device": "cuda",
+}  # fmt: skip
+CUDA_EXPERIMENT = """\
+device: cuda
+implementations: [naive]
+baseline: naive
+caches: [cold, warm]
+budget: 5s
+max_rounds: 3
+defaults: {n_c: 2, batch_size: 32, heads: 32, head_dim: 128}
+sweep:
+  - {n_p: 256, n_s: 128}
+"""
+
+
+@pytest.fixture
+def inputs() -> PooledInputs:
+    return PooledInputs(AttentionPoint.model_validate(CUDA_POINT), seed=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["events", "graph", "eager"])
+def test_copies_take_turns_in_every_mode(mode: str, inputs: PooledInputs) -> None:
+    from chunkbench.bench.measure.cuda import CudaDevice, clock_reader
+
+    copies = [REGISTRY.load("naive").prepare(inputs) for _ in range(3)]
+    out = torch.empty(4, 4, 64, dtype=torch.float16, device="cuda")
+    guard = ClockGuard(clock_reader())
+    result = run_gpu_round(copies, inputs, out, 2, (1, 2), 1, mode, None, CudaDevice(), guard)  # type: ignore[arg-type]
+    assert len(result.decode_us) == 2
+    assert all(1 < us < 1e5 for us in result.decode_us)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_decode_once_gives_the_right_output_in_every_mode(mode: str, inputs: PooledInputs) -> None:
+    from chunkbench.bench.measure.cuda import CudaDevice
+
+    session = REGISTRY.load("naive").prepare(inputs)
+    session.append(*inputs.completion(1))
+    session.plan()
+    check = make_check(inputs, 1, 5)
+    out = torch.empty(4, 4, 64, dtype=torch.float16, device="cuda")
+    decode_once(session, check.q, out, mode, CudaDevice())  # type: ignore[arg-type]
+    assert check.max_error(out) < 4e-3
+
+
+@pytest.mark.gpu
+def test_after_a_failed_capture_pytorch_works_as_before() -> None:
+    from chunkbench.bench.measure.cuda import CudaDevice
+
+    device, x = CudaDevice(), torch.ones(8, device="cuda")
+    with pytest.raises(CaptureError, match="cannot be captured"):
+        device.capture([[lambda: print(x.sum().item())]])
+    torch.cuda.empty_cache()  # raises if the allocator is still in capture mode
+    assert torch.randn(4, device="cuda").isfinite().all()  # raises if the generator is still in capture mode
+    (replay,) = device.capture([[lambda: x.add_(1)]])  # type: ignore[list-item]
+    before = float(x[0])
+    replay()
+    assert float(x[0]) == before + 1
+
+
+@pytest.mark.gpu
+def test_peaks_are_plausible_for_a_gpu() -> None:
+    peaks = PeakProbe("cuda", "float16", 1).probe()
+    assert peaks.sum_bytes_per_s is not None
+    assert peaks.copy_bytes_per_s is not None
+    assert peaks.read_bytes_per_s == max(peaks.sum_bytes_per_s, peaks.copy_bytes_per_s) > 1e11
+    assert peaks.matrix_flops_per_s > 1e12
+
+
+@pytest.mark.gpu
+def test_the_device_reports_free_memory_and_an_l2_cache() -> None:
+    room = cuda_rounds().room()
+    assert 0 < room["free_bytes"] <= torch.cuda.get_device_properties(0).total_memory
+    assert room["l2_bytes"] > 1 << 18
+
+
+@pytest.mark.gpu
+def test_a_run_measures_every_cache_and_mode(tmp_path: Path) -> None:
+    (tmp_path / "gpu.yaml").write_text(CUDA_EXPERIMENT)
+    experiment = load_experiment(tmp_path / "gpu.yaml")
+    run = run_experiment(
+        experiment, LocalExecutor(resolve_target(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
+    ).run
+    assert {(case.cache, case.mode) for case in run.cases} == {
+        (cache, mode) for cache in ("cold", "warm") for mode in ("events", "graph", "eager")
+    }
+    for case in run.cases:
+        assert case.status in ("ok", "noisy"), case.reason
+        assert case.sampling is not None
+        assert len(case.peaks) == len(case.samples_us)

@@ -102,13 +102,15 @@ KV = 32 * (1024 + 64 + 64) * 2 * 32 * 128 * 2 * 1.04
 
 @pytest.fixture
 def expected(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the estimate of a budget; the machine reads 20 GB/s and has 30 GB free."""
+    """Makes the estimate of a budget, on a machine that reads 20 GB/s and has 30 GB free."""
     peaks = Peaks(read_bytes_per_s=20 * GB, matrix_flops_per_s=1, matrix_torch_flops_per_s=1)
-    monkeypatch.setattr(estimate, "cpu_peaks", lambda _: peaks)
-    monkeypatch.setattr(estimate, "available_memory", lambda: 30 * GB)
-    monkeypatch.setattr(estimate, "last_level_cache_bytes", lambda _: 32 << 20)
 
-    def make(budget_s: float, axes: dict[str, str] | None = None, **changes: Any) -> estimate.Estimate:
+    def make(
+        budget_s: float, axes: dict[str, str] | None = None, free: int = 30 * GB, **changes: Any
+    ) -> estimate.Estimate:
+        machine = {"cpu_peaks": peaks, "available_memory": free, "last_level_cache_bytes": 32 << 20}
+        for name, value in machine.items():
+            monkeypatch.setattr(estimate, name, lambda *_, value=value: value)
         names = {"implementations": ("naive", "chunk_attn"), "budget_s": budget_s, "dtype": "bfloat16"}
         experiment = load_experiment("table3", axes or AXES, "test").model_copy(update=names)
         found = resolve_target(experiment, describing=True)
@@ -136,11 +138,8 @@ def test_a_long_budget_is_the_time_and_a_short_one_is_not(expected: Any) -> None
     assert expected(1.0).seconds == pytest.approx(besides + reading + sweeping + 2 * 1.0 + 4 * 0.1, rel=0.03)
 
 
-def test_more_to_measure_takes_longer(expected: Any) -> None:
+def test_more_to_measure_takes_longer_and_nothing_is_said_about_a_gpu(expected: Any) -> None:
     assert expected(1.0, {**AXES, "n_p": "2048", "n_s": "0"}).seconds > expected(1.0, {**AXES, "n_s": "0"}).seconds
-
-
-def test_nothing_is_said_about_a_gpu(expected: Any) -> None:
     assert expected(60.0, device="cuda").seconds is None
 
 
@@ -154,10 +153,8 @@ def test_a_kind_without_sessions_has_only_its_budget() -> None:
     assert "at most its budget of" in dry_run.brief(experiment, resolve_target(experiment))
 
 
-def test_a_point_that_does_not_fit_does_not_hide_those_that_do(expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "available_memory", lambda: 5 * GB)
-    small = {**AXES, "n_p": "256,8192", "n_s": "0"}
-    found = expected(1.0, small)
+def test_a_point_that_does_not_fit_does_not_hide_those_that_do(expected: Any) -> None:
+    found = expected(1.0, {**AXES, "n_p": "256,8192", "n_s": "0"}, free=5 * GB)
     assert found.grouping.groups == ()
     assert found.memory_bytes > 600_000_000 + 0.3 * GB
 
@@ -179,21 +176,12 @@ def test_every_implementation_is_in_a_group_that_fits_or_is_refused_with_figures
     for members in grouping.groups:
         assert sum(needs[name] for name in members) <= room
         assert len(set(members)) == len(members)
-
-
-@given(NEEDS, st.integers(1, 250))
-def test_the_baseline_is_in_every_group_where_it_fits(needs: dict[str, int], room: int) -> None:
-    for members in group(needs, list(needs), "a", room).groups:
         others = [name for name in members if name != "a"]
         if "a" in needs and others and needs["a"] + needs[others[0]] <= room:
-            assert members[0] == "a"
-
-
-def test_the_reason_names_needed_and_available_bytes() -> None:
-    grouping = group({"a": 30_000_000_000, "b": 10}, ["a", "b"], "b", 20_000_000_000)
-    assert grouping.groups == (("b",),)
-    assert "30.0 GB" in grouping.too_large["a"]
-    assert "20.0 GB" in grouping.too_large["a"]
+            assert members[0] == "a", "the baseline is in every group where it fits"
+    refused = group({"a": 30_000_000_000, "b": 10}, ["a", "b"], "b", 20_000_000_000).too_large["a"]
+    assert "30.0 GB" in refused
+    assert "20.0 GB" in refused
 
 
 def test_what_reads_the_memory_of_the_baseline_goes_with_it() -> None:

@@ -1,3 +1,5 @@
+"""A run directory: appended, read, resumed, damaged, and the newest of several."""
+
 from __future__ import annotations
 
 import json
@@ -35,30 +37,18 @@ def test_appended_cases_are_read_back(run: Path) -> None:
     assert open_run(run / "cases.jsonl").cases[0].samples_us == ((1.5,),)
 
 
-def test_an_incomplete_last_line_is_left_out_and_removed_on_resume(run: Path) -> None:
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "byte order mark"])
+@pytest.mark.parametrize("missing", [20, 1])
+def test_an_incomplete_last_line_is_left_out_and_removed_on_resume(run: Path, missing: int, mark: bytes) -> None:
     path = run / "cases.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(mark + path.read_bytes()[:-missing])
+    (run / "manifest.json").write_bytes(mark + (run / "manifest.json").read_bytes())
     assert open_run(run).torn
     assert [recorded.key for recorded in open_run(run).cases] == ["a", "b"]
     writer = RunWriter.resume(run)
     writer.append([case("d")])
     writer.close()
     assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "d"]
-
-
-def test_a_last_line_without_a_newline_is_incomplete(run: Path) -> None:
-    path = run / "cases.jsonl"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b"]
-
-
-def test_a_whole_last_line_that_cannot_be_read_is_kept_and_named(run: Path) -> None:
-    before = (run / "cases.jsonl").read_text().replace('"key":"c"', '"key":7')
-    (run / "cases.jsonl").write_text(before)
-    for read in (open_run, RunWriter.resume):
-        with pytest.raises(RunError, match=r"cases\.jsonl:3: damaged: key"):
-            read(run)
-    assert (run / "cases.jsonl").read_text() == before
 
 
 def test_zeros_in_place_of_the_last_line_are_left_out(run: Path) -> None:
@@ -68,11 +58,17 @@ def test_zeros_in_place_of_the_last_line_are_left_out(run: Path) -> None:
     assert len(open_run(run).cases) == 3
 
 
-def test_damage_before_the_last_line_is_an_error_with_its_line_number(run: Path) -> None:
-    lines = (run / "cases.jsonl").read_text().splitlines(keepends=True)
-    (run / "cases.jsonl").write_text(lines[0] + "{}\n" + lines[2])
-    with pytest.raises(RunError, match=r"cases\.jsonl:2: damaged"):
-        open_run(run)
+@pytest.mark.parametrize(
+    ("before", "after", "place"),
+    [('"key":"c"', '"key":7', "3: damaged: key"), ('{"key":"b"', '{} {"key":"b"', "2: damaged")],
+)
+def test_a_whole_line_that_cannot_be_read_is_kept_and_named(run: Path, before: str, after: str, place: str) -> None:
+    damaged = (run / "cases.jsonl").read_text().replace(before, after)
+    (run / "cases.jsonl").write_text(damaged)
+    for read in (open_run, RunWriter.resume):
+        with pytest.raises(RunError, match=rf"cases\.jsonl:{place}"):
+            read(run)
+    assert (run / "cases.jsonl").read_text() == damaged
 
 
 def test_a_second_writer_is_refused_while_the_first_one_writes(run: Path) -> None:
@@ -144,30 +140,23 @@ def test_a_new_file_reaches_the_disk_before_its_name(run: Path, monkeypatch: pyt
     assert folders == [False, True]
 
 
-def test_true_is_no_schema_version(run: Path) -> None:
-    (run / "manifest.json").write_text(json.dumps({**MANIFEST, "schema_version": True}))
-    with pytest.raises(RunError, match=r"manifest\.json: has schema version True"):
-        open_run(run)
-
-
-def test_a_key_with_a_line_break_makes_no_line_of_the_message(run: Path) -> None:
-    (run / "manifest.json").write_text(json.dumps({"schema_version": 10, "styles": {"a\n::error::b": 5}}))
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "run"),
+        ("{", "run"),
+        ("[1]", "run"),
+        (json.dumps({"schema_version": 99}), "schema version 99"),
+        (json.dumps({**MANIFEST, "schema_version": True}), "manifest.json: has schema version True"),
+        (json.dumps({"schema_version": 10, "styles": {"a\n::error::b": 5}}), "styles"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_an_error_of_one_line(run: Path, text: str, message: str) -> None:
+    (run / "manifest.json").write_text(text)
     with pytest.raises(RunError) as error:
         open_run(run)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_an_unknown_schema_version_is_reported(run: Path) -> None:
-    (run / "manifest.json").write_text(json.dumps({"schema_version": 99}))
-    with pytest.raises(RunError, match="schema version 99"):
-        open_run(run)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_a_damaged_manifest_is_an_error(run: Path, text: str) -> None:
-    (run / "manifest.json").write_text(text)
-    with pytest.raises(RunError, match="run"):
-        open_run(run)
 
 
 def test_a_missing_run_is_reported(tmp_path: Path) -> None:
@@ -196,13 +185,3 @@ def test_a_copy_of_an_old_run_is_not_the_latest(run: Path) -> None:
         RunWriter.create(run.parent / name, {**MANIFEST, "started_at": started}).close()
     assert latest_run(run.parent, "x").name == "new"
     assert [path.name for path in newest_runs(run.parent)] == ["new"]
-
-
-def test_a_byte_order_mark_is_no_damage(run: Path) -> None:
-    for name in ("manifest.json", "cases.jsonl"):
-        (run / name).write_bytes(b"\xef\xbb\xbf" + (run / name).read_bytes())
-    (run / "cases.jsonl").write_bytes((run / "cases.jsonl").read_bytes()[:-20])
-    writer = RunWriter.resume(run)
-    writer.append([case("d")])
-    writer.close()
-    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "d"]

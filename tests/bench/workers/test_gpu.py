@@ -22,8 +22,7 @@ from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store.results import DecodeResult
 from chunkbench.bench.workers import gpu_rounds, main, worker
 from chunkbench.bench.workers.gpu_rounds import GpuRounds
-from tests.bench.measure.conftest import freeze_heap  # noqa: F401 - a fixture
-from tests.bench.measure.fake_gpu import FakeDevice
+from tests.bench.measure.conftest import FakeDevice, freeze_heap  # noqa: F401 - a fixture
 
 TEXT = """\
 name: gpu
@@ -53,9 +52,12 @@ class GpuInputs:
 
 
 class FakeGpuWorker(worker.Worker):
-    def __init__(self, device: FakeDevice, free: int) -> None:
+    def __init__(self, device: FakeDevice, free: int, failing: str = "") -> None:
         super().__init__(workload.get("decode"))
         self._gpu = GpuRounds(device, ClockGuard(None), L2, lambda: free)
+        self.failing = failing
+        self.prepared: list[str] = []
+        self.sweeps = 0
 
     def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
         reply = super().open(point | {"device": "cpu"}, seed, probe_bytes)
@@ -66,6 +68,9 @@ class FakeGpuWorker(worker.Worker):
         return {"ok": True, "reason": "", "remedy": ""}  # the answer on the CPU, which really computes
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
+        self.prepared.append(implementation)
+        if implementation == self.failing:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         inputs = self._opened()
         self._inputs = inputs._inputs  # type: ignore[attr-defined]  # adapters must see the CPU as the device
         reply = super().prepare(implementation, needs, copies)
@@ -75,11 +80,17 @@ class FakeGpuWorker(worker.Worker):
     def _out(self, implementation: str) -> torch.Tensor:
         return torch.empty(self._opened().out_shape(implementation))
 
+    def _sweep_of(self, device: str) -> Any:
+        def sweep() -> None:
+            self.sweeps += 1
+
+        return sweep
+
 
 class InProcess(WorkerClient):
     pid = 1 << 30
 
-    def __init__(self, worker: worker.Worker) -> None:
+    def __init__(self, worker: FakeGpuWorker) -> None:
         self.worker = worker
         self.requests: list[tuple[str, dict[str, Any]]] = []
 
@@ -111,24 +122,25 @@ def restore_thread_count() -> Iterator[None]:
 
 
 def measure(
-    experiment: TimedExperiment, device: FakeDevice, free: int = 8 << 30
-) -> tuple[list[DecodeResult], InProcess]:
+    experiment: TimedExperiment, device: FakeDevice, free: int = 8 << 30, failing: str = "", caches: Any = ("cold",)
+) -> tuple[list[DecodeResult], list[InProcess]]:
     clients: list[InProcess] = []
 
-    def start() -> InProcess:
-        clients.append(InProcess(FakeGpuWorker(device, free)))
+    def start(*_: object) -> InProcess:
+        clients.append(InProcess(FakeGpuWorker(device, free, failing)))
         return clients[-1]
 
+    experiment = experiment.model_copy(update={"caches": caches})
     (point,) = experiment.points("cuda", "float32")
     target = replace(resolve_target(experiment, describing=True), device="cpu")  # where the adapters are available
-    options = RunOptions(start_worker=lambda *_: start())
+    options = RunOptions(start_worker=start)
     measurer = SessionMeasurer(workload.get("decode"), experiment, target, [point], Path("log"), options)
     cases = {point: experiment.cases(point)}
-    return measurer.measure([point], cases, Budget(1.0), lambda _: None)[point], clients[-1]
+    return measurer.measure([point], cases, Budget(1.0), lambda _: None)[point], clients
 
 
 def test_a_point_has_three_cases_for_each_cache_and_implementation(experiment: TimedExperiment) -> None:
-    cases, client = measure(experiment, FakeDevice())
+    cases, clients = measure(experiment, FakeDevice(), caches=("cold", "warm"))
     assert [(case.cache, case.mode, case.implementation) for case in cases] == [
         (cache, mode, name)
         for cache in ("cold", "warm")
@@ -147,60 +159,51 @@ def test_a_point_has_three_cases_for_each_cache_and_implementation(experiment: T
     cold = next(case.sampling for case in cases if case.cache == "cold")
     assert cold is not None
     assert (cold.copies - 1) * touched <= 5 * L2 < cold.copies * touched
-    assert [arguments["copies"] for op, arguments in client.requests if op == "prepare"] == [cold.copies] * 2
+    assert [arguments["copies"] for op, arguments in clients[-1].requests if op == "prepare"] == [cold.copies] * 2
     assert DecodeResult.model_validate_json(cases[0].model_dump_json()) == cases[0]
 
 
-def test_a_decode_that_no_graph_captures_makes_only_its_graph_cases_unsupported(experiment: TimedExperiment) -> None:
-    cases, _ = measure(experiment, FakeDevice(refuses=lambda: True))
+@pytest.mark.parametrize(
+    ("device", "status", "reason"),
+    [
+        ({"refuses": lambda: True}, "unsupported", "its decode cannot be captured in a CUDA graph: it reads a length"),
+        ({"stale": True}, "incorrect", "replayed from a graph"),
+    ],
+)
+def test_a_fault_of_graphs_costs_only_the_cases_of_graphs(
+    experiment: TimedExperiment, device: dict[str, Any], status: str, reason: str
+) -> None:
+    cases, _ = measure(experiment, FakeDevice(**device))
     for case in cases:
         if case.mode == "graph":
-            assert (case.status, case.samples_us) == ("unsupported", ())
-            assert case.reason == "its decode cannot be captured in a CUDA graph: it reads a length"
+            assert case.status == status
+            assert case.reason.startswith(reason)
         else:
             assert case.status in ("ok", "noisy")
-
-
-def test_a_replay_that_computes_nothing_is_incorrect(experiment: TimedExperiment) -> None:
-    cases, _ = measure(experiment, FakeDevice(stale=True))
-    assert {case.status for case in cases if case.mode == "graph"} == {"incorrect"}
-    assert {case.reason.partition(":")[0] for case in cases if case.mode == "graph"} == {"replayed from a graph"}
-    assert {case.status for case in cases if case.mode != "graph"} <= {"ok", "noisy"}
 
 
 def test_if_the_copies_do_not_fit_the_cache_is_swept(
     experiment: TimedExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swept: list[int] = []
-    monkeypatch.setattr(worker.Worker, "_sweep_of", lambda self, device: lambda: swept.append(1))
     cases, _ = measure(experiment, FakeDevice(), free=0)
     assert {case.status for case in cases} == {"oom"}, "a device without free memory gives rows with status oom"
     monkeypatch.setattr(memory_guard, "room_of", lambda free: free)
-    cases, _ = measure(experiment.model_copy(update={"caches": ("cold",)}), FakeDevice(), free=150_000 + (64 << 20))
+    cases, clients = measure(experiment, FakeDevice(), free=150_000 + (64 << 20))
     assert {case.status for case in cases} <= {"ok", "noisy"}, cases[0].reason
     assert {(case.sampling.copies, case.sampling.swept) for case in cases if case.sampling} == {(1, True)}
-    assert swept
+    assert clients[-1].worker.sweeps
 
 
 def test_an_error_that_destroys_the_context_crashes_only_the_implementation_at_fault(
     experiment: TimedExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing: list[str] = []
-
-    def prepare(self: FakeGpuWorker, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
-        if implementation == "paged_attn":
-            failing.append(implementation)
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return original(self, implementation, needs, copies)
-
-    original = FakeGpuWorker.prepare
-    monkeypatch.setattr(FakeGpuWorker, "prepare", prepare)
-    monkeypatch.setattr(main, "lost", lambda: bool(failing))
-    cases, _ = measure(experiment, FakeDevice())
-    assert {case.status for case in cases if case.implementation == "paged_attn"} == {"crashed"}
-    assert "illegal memory access" in next(case.reason for case in cases if case.implementation == "paged_attn")
-    assert {case.status for case in cases if case.implementation == "naive"} <= {"ok", "noisy"}
-    assert failing == ["paged_attn"], "the runner does not try it again"
+    monkeypatch.setattr(main, "lost", lambda: True)  # asked after an error alone
+    cases, clients = measure(experiment, FakeDevice(), failing="paged_attn")
+    failed, healthy = ([case for case in cases if case.implementation == name] for name in ("paged_attn", "naive"))
+    assert {case.status for case in failed} == {"crashed"}
+    assert "illegal memory access" in failed[0].reason
+    assert {case.status for case in healthy} <= {"ok", "noisy"}
+    assert [name for client in clients for name in client.worker.prepared].count("paged_attn") == 1
 
 
 def test_without_a_cuda_context_none_is_lost() -> None:

@@ -1,18 +1,20 @@
-"""The worker: requests, inputs, pages, heap."""
+"""The worker: requests, inputs, pages, heap, children, and its end with the process that started it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import psutil
@@ -84,21 +86,29 @@ def inputs(seed: int = 0, **axes: object) -> PooledInputs:
 
 
 def test_shared_tokens_have_the_same_ids_and_values_and_private_ones_differ() -> None:
-    point_inputs = inputs()
-    assert point_inputs.prompts[0][:20] == point_inputs.prompts[2][:20]
-    assert point_inputs.prompts[0][20:] != point_inputs.prompts[2][20:]
-    first, other = point_inputs.keys_values(0, 0, 50)[0], point_inputs.keys_values(2, 0, 50)[0]
+    made = inputs()
+    assert made.prompts[0][:20] == made.prompts[2][:20]
+    assert made.prompts[0][20:] != made.prompts[2][20:]
+    first, other = made.keys_values(0, 0, 50)[0], made.keys_values(2, 0, 50)[0]
     assert torch.equal(first[:20], other[:20])
     assert not (first[20:] == other[20:]).all(dim=(1, 2)).any()
+    a, b, c, d = inputs(n_s=None, n_p=40, batch_size=4, tree=((16, ((8, 2), (8, 1))), (24, 1))).prompts
+    assert a[:24] == b[:24]
+    assert a[:16] == c[:16]
+    assert a[16:24] != c[16:24]
+    assert a[:16] != d[:16]
 
 
-def test_keys_values_of_a_range_equal_that_range_of_the_whole_prompt() -> None:
-    point_inputs = inputs()
-    k, v = point_inputs.keys_values(1, 0, 50)
-    part_k, part_v = point_inputs.keys_values(1, 13, 37)
-    assert torch.equal(part_k, k[13:37])
-    assert torch.equal(part_v, v[13:37])
+def test_a_context_is_the_prompt_and_its_ranges_followed_by_the_completion_tokens() -> None:
+    made = inputs()
+    k, v = made.keys_values(2, 0, 50)
     assert not torch.equal(k, v)
+    for whole, part in zip((k, v), made.keys_values(2, 13, 37), strict=True):
+        assert torch.equal(part, whole[13:37])
+    context_k, context_v = made.context(2, 3)
+    assert torch.equal(context_k[:50], k)
+    assert torch.equal(context_k[52], made.completion(3)[1][2])
+    assert torch.equal(context_v[50], made.completion(1)[2][2])
 
 
 def test_the_seed_determines_all_inputs() -> None:
@@ -117,29 +127,12 @@ def test_values_are_standard_normal() -> None:
         assert abs(values.std() - 1) < 0.05
 
 
-def test_context_is_the_prompt_followed_by_the_completion_tokens() -> None:
-    point_inputs = inputs()
-    k, v = point_inputs.context(2, 3)
-    assert torch.equal(k[:50], point_inputs.keys_values(2, 0, 50)[0])
-    assert torch.equal(k[52], point_inputs.completion(3)[1][2])
-    assert torch.equal(v[50], point_inputs.completion(1)[2][2])
-
-
 def test_capacity_of_ragged_prompts_fits_the_longest() -> None:
-    point_inputs = inputs(n_p=(30, 60), batch_size=16)
-    lengths = [len(prompt) for prompt in point_inputs.prompts]
+    made = inputs(n_p=(30, 60), batch_size=16)
+    lengths = [len(prompt) for prompt in made.prompts]
     assert min(lengths) >= 30
     assert len(set(lengths)) > 1
-    assert point_inputs.capacity == max(lengths) + 4
-
-
-def test_sequences_share_the_tokens_of_their_common_path() -> None:
-    point_inputs = inputs(n_s=None, n_p=40, batch_size=4, tree=((16, ((8, 2), (8, 1))), (24, 1)))
-    a, b, c, d = point_inputs.prompts
-    assert a[:24] == b[:24]
-    assert a[:16] == c[:16]
-    assert a[16:24] != c[16:24]
-    assert a[:16] != d[:16]
+    assert made.capacity == max(lengths) + 4
 
 
 # 64 MB of K and V: much more than what is lost at the ends of the heap's huge pages.
@@ -275,21 +268,25 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     worker.kill()
 
 
+def prepare(child: WorkerProcess) -> None:
+    child.ask("open", 60, point=FORK_POINT, seed=0, probe_bytes=0)
+    child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
+
+
 def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:
     pids = set()
-    for _ in range(3):
+    for _ in range(2):
         child = parent.fork()
         pids.add(child.pid)
         assert child.ask("survey", 60, implementations=["chunk_attn"], device="cpu")["chunk_attn"]["ok"]
-        child.ask("open", 60, point=FORK_POINT, seed=0, probe_bytes=0)
-        child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
+        prepare(child)
         assert child.ask("check", 60, implementation="chunk_attn", steps=2, nonce=1)["max_error"] < 1e-5
         round_ = child.ask("round", 60, implementation="chunk_attn", timed=[1, 2], nonce=1, cold=True, warm_up=False)
         assert round_["calibration"]["arithmetic_us"] > 0
         assert round_["calibration"]["memory_us"] > 0
         child.kill()
         assert not psutil.pid_exists(child.pid)
-    assert len(pids) == 3
+    assert len(pids) == 2
     assert parent.ask("hello", 10)["pid"] == parent.pid
 
 
@@ -303,13 +300,23 @@ def test_children_sweep_the_shared_memory_if_there_is_some(
         assert Path(path).stat().st_size == sweep_bytes("cpu", last_level_cache_bytes("cpu"))
         parent.ask("warm", 60, seed=0, dtype="float32", device="cpu", sweep_file=path if shared else "")
         child = parent.fork()
-        child.ask("open", 60, point=FORK_POINT, seed=0, probe_bytes=0)
-        child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
+        prepare(child)
         round_ = child.ask("round", 60, implementation="chunk_attn", timed=[1, 2], nonce=1, cold=True, warm_up=False)
         assert round_["calibration"]["memory_us"] > 0
         maps = Path(f"/proc/{child.pid}/maps").read_text()
         assert ("memfd:chunkbench-sweep" in maps) is shared
     assert not Path(path).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares memory by a path of a process")
+def test_without_memory_to_share_there_is_no_path() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        with sweep_file() as path:
+            assert path == ""
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_childs_death_is_reported_and_its_parent_continues(parent: WorkerProcess) -> None:
@@ -337,8 +344,7 @@ def test_a_child_that_hangs_is_killed(parent: WorkerProcess) -> None:
 
 def test_a_reply_says_that_the_worker_was_suspended(parent: WorkerProcess) -> None:
     child = parent.fork()
-    child.ask("open", 60, point=FORK_POINT, seed=0, probe_bytes=0)
-    child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
+    prepare(child)
     check: dict[str, Any] = {"implementation": "chunk_attn", "steps": 1, "nonce": 1}
     assert "suspended" not in child.ask("check", 60, **check)
 
@@ -365,20 +371,75 @@ def test_a_time_limit_does_not_count_a_suspension_of_the_runner(
     assert parent.ask("hello", 30)["pid"] == parent.pid
 
 
+@pytest.mark.parametrize(("kills", "status"), [(0, "crashed"), (1, "oom")])
 def test_a_worker_that_the_kernel_kills_for_memory_is_out_of_memory(
-    parent: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+    parent: WorkerProcess, kills: int, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kills, status in ((0, "crashed"), (1, "oom")):
-        child, counts = parent.fork(), iter([0, kills, kills])
-        monkeypatch.setattr(client, "oom_kills", counts.__next__)
-        os.kill(child.pid, signal.SIGKILL)
-        with pytest.raises(WorkerCrashed) as raised:
-            child.ask("hello", 30)
-        assert raised.value.status == status
-        monkeypatch.undo()
+    child, counts = parent.fork(), iter([0, kills, kills])
+    monkeypatch.setattr(client, "oom_kills", counts.__next__)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(WorkerCrashed) as raised:
+        child.ask("hello", 30)
+    assert raised.value.status == status
 
 
 def test_a_child_does_not_outlive_its_parent(parent: WorkerProcess) -> None:
     child = psutil.Process(parent.fork().pid)
     parent.kill()
     child.wait(10)
+
+
+DRIVER = """
+import os, sys
+from pathlib import Path
+from chunkbench.bench.runner.client import WorkerProcess
+
+folder = Path(sys.argv[1])
+path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+WorkerProcess(folder / "worker.log", "decode", environment={**os.environ, "PYTHONPATH": path})
+"""
+IMPORT_WITHOUT_END = """
+import time
+from pathlib import Path
+
+Path(__file__).with_name("importing").touch()
+time.sleep(60)
+"""
+"""Takes torch's place in the worker: an import that does not end, so only the kernel can end the worker."""
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
+    end = monotonic() + limit_s
+    while not condition() and monotonic() < end:
+        sleep(0.005)
+    return condition()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[psutil.Process]:
+    """A process that starts a worker and waits for its first reply."""
+    (tmp_path / "torch.py").write_text(IMPORT_WITHOUT_END)
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)])
+    yield psutil.Process(process.pid)
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a process with its parent")
+@pytest.mark.parametrize("importing", [False, True], ids=["at once", "while torch is imported"])
+def test_a_worker_ends_when_its_driver_is_killed(driver: psutil.Process, importing: bool, tmp_path: Path) -> None:
+    assert wait_until(lambda: bool(driver.children()))
+    (worker,) = driver.children()
+    try:
+        assert not importing or wait_until((tmp_path / "importing").exists)
+        driver.kill()
+        assert wait_until(lambda: has_ended(worker), 10)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
