@@ -128,9 +128,6 @@ def test_answers_are_those_of_the_engine() -> None:
     assert deviation(context, narrow) > 0.01
 
 
-NEEDLES_CLAIMS = 10
-
-
 def judge(*results: Any, baseline: str = "chunk_attn") -> dict[str, Claim]:
     return {claim.id: claim for claim in claims([derive(list(results), baseline)])}
 
@@ -143,28 +140,19 @@ def cache(facts: MakeFacts) -> Callable[..., DecodeResult]:
     return make
 
 
-def answers(name: str, found: int, findable: int = NEEDLES_CLAIMS) -> AnswersResult:
+def answers(name: str, found: int, findable: int = NEEDLES) -> AnswersResult:
     context = AnswersContext(
         context_seed=0,
-        found=tuple(place < found for place in range(NEEDLES_CLAIMS)),
-        found_by_all=tuple(place < findable for place in range(NEEDLES_CLAIMS)),
+        found=tuple(place < found for place in range(NEEDLES)),
+        found_by_all=tuple(place < findable for place in range(NEEDLES)),
         agreement=0.5,
         deviation=0.1,
         kv_bytes=3,
         full_bytes=10,
     )
-    return AnswersResult.model_validate(
-        {
-            **{
-                "key": name,
-                "experiment": "razor-answers",
-                "implementation": name,
-                "label": name,
-                "device": "cpu",
-            },
-            **{"dtype": "bfloat16", "status": "ok", "n_p": 4000, "window": 256, "contexts": [context]},
-        }
-    )
+    common = {"experiment": "razor-answers", "device": "cpu", "dtype": "bfloat16", "status": "ok", "n_p": 4000}
+    named = {"key": name, "implementation": name, "label": name, "window": 256, "contexts": [context]}
+    return AnswersResult.model_validate(common | named)
 
 
 def test_bytes_that_the_methods_own_numbers_save(cache: Callable[..., DecodeResult]) -> None:
@@ -177,30 +165,24 @@ def test_bytes_that_the_methods_own_numbers_save(cache: Callable[..., DecodeResu
     assert given.verdict == "not measured"
 
 
-def test_protected_heads() -> None:
-    rows = [
-        answers("retrieval_heads", 9),
-        answers("random_heads", 3),
-        answers("no_heads", 2),
-    ]
-    judged = judge(*rows, baseline="all_heads")["RZ-heads"]
-    assert (judged.verdict, round(judged.measured or 0, 2)) == ("holds", 0.6)
-    rows[0] = answers("retrieval_heads", 3)
-    assert judge(*rows, baseline="all_heads")["RZ-heads"].verdict == "does not hold"
-    assert judge(*rows[:2], baseline="all_heads")["RZ-heads"].verdict == "not measured"
+ANSWERED = {"retrieval_heads": 9, "random_heads": 3, "no_heads": 2}
 
 
-def test_what_is_lost_without_a_part() -> None:
-    judged = judge(
-        answers("retrieval_heads", 8),
-        answers("retrieval_heads_plain", 4),
-        answers("induction_heads", 8),
-        baseline="x",
-    )
-    assert (judged["RZ-compensation"].verdict, judged["RZ-compensation"].measured) == ("holds", 0.5)
-    assert (judged["RZ-echo"].verdict, judged["RZ-echo"].measured) == ("different here", 0.0)
-    none = judge(answers("retrieval_heads", 0), answers("retrieval_heads_plain", 0), baseline="x")
-    assert none["RZ-compensation"].verdict == "cannot tell"
+@pytest.mark.parametrize(
+    ("id", "found", "verdict", "measured"),
+    [
+        ("RZ-heads", ANSWERED, "holds", 0.6),
+        ("RZ-heads", ANSWERED | {"retrieval_heads": 3}, "does not hold", 0.0),
+        ("RZ-heads", {"retrieval_heads": 9, "random_heads": 3}, "not measured", None),
+        ("RZ-compensation", {"retrieval_heads": 8, "retrieval_heads_plain": 4}, "holds", 0.5),
+        ("RZ-compensation", {"retrieval_heads": 0, "retrieval_heads_plain": 0}, "cannot tell", None),
+        ("RZ-echo", {"retrieval_heads": 8, "induction_heads": 8}, "different here", 0.0),
+    ],
+)
+def test_claims_on_what_is_found(id: str, found: dict[str, int], verdict: str, measured: float | None) -> None:
+    judged = judge(*(answers(name, count) for name, count in found.items()), baseline="all_heads")[id]
+    assert judged.verdict == verdict
+    assert measured is None or judged.measured == pytest.approx(measured)
 
 
 def test_a_shared_prefix_that_stays_whole(cache: Callable[..., DecodeResult]) -> None:
