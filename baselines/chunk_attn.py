@@ -86,7 +86,7 @@ _OPEN: WeakKeyDictionary[Inputs, ReferenceType[ChunkAttnSession]] = WeakKeyDicti
 
 
 def open_session(inputs: Inputs) -> ChunkAttnSession:
-    """The session of `chunk_attn` for these inputs on a CPU; made if none is open. Other planners read its K and V."""
+    """The open session of `chunk_attn` for these inputs on a CPU, or a new one. Other planners read its K and V."""
     reference = _OPEN.get(inputs)
     session = None if reference is None else reference()
     if session is None:
@@ -96,7 +96,7 @@ def open_session(inputs: Inputs) -> ChunkAttnSession:
 
 
 class ChunkAttn(Implementation):
-    """Without `reads_shared_once`, the same cache and kernel without the chunk-first phase: every sequence reads its
+    """ChunkAttn. Without `reads_shared_once` its kernel leaves out the chunk-first phase: every sequence reads its
     shared chunks by itself."""
 
     shares_storage = True

@@ -1,8 +1,9 @@
 """The CPU kernel that the ChunkAttention authors published (github.com/microsoft/chunk-attention), float32 only.
 
 `scripts/build_chunk_attn_authors.py` builds it from a checkout as the extension module `chunk_attn_c`. Its prefix tree
-shares whole chunks, its kernel computes each product with MKL. The adapter works around what the module leaves to its
-callers: rows follow the order of its tree, a prompt cannot be cut back, and a full cache is not survived.
+shares whole chunks, its kernel computes each product with MKL. The module leaves three things to its callers, and the
+adapter does them: its rows follow the order of its tree, it cannot cut a sequence back to its prompt, and it writes
+beyond its memory when its cache is full.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ BUILD = "python scripts/build_chunk_attn_authors.py CHECKOUT, see its --help"
 
 
 class ChunkAttnAuthorsSession(Session):
-    """One cache of the module. It holds its tensors where Python cannot see them."""
+    """One cache of the module. The module holds the cache's tensors where Python cannot see them."""
 
     def __init__(self, inputs: Inputs) -> None:
         point = inputs.point
         self._chunk_bytes = point.chunk_size * point.token_bytes
-        # It gives every sequence a last chunk of its own with room for a token, and writes beyond its memory when full.
+        # Every sequence gets a last chunk of its own with room for a token. A full cache writes beyond its memory.
         chunks = chunks_needed(inputs, point.chunk_size) + 2 * point.batch_size + 1
         megabytes = -(-chunks * self._chunk_bytes // 2**20)
 
@@ -52,7 +53,7 @@ class ChunkAttnAuthorsSession(Session):
         self._cache.append_token(list(token_ids), k, v)
 
     def plan(self) -> None:
-        """List the chunks anew, if there are new ones."""
+        """Tell the module to list its chunks again if it has new ones."""
         self._cache.refresh_kernel_context()
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -74,7 +75,7 @@ class ChunkAttnAuthorsSession(Session):
 
 
 def _fill(inputs: Inputs, megabytes: int) -> tuple[Any, list[int]]:
-    """A cache with all prompts, and the rows in the order in which the module keeps sequences."""
+    """Returns a new cache with all prompts, and the rows in the order in which the module keeps its sequences."""
     import chunk_attn_c
 
     point = inputs.point
@@ -90,7 +91,7 @@ def _fill(inputs: Inputs, megabytes: int) -> tuple[Any, list[int]]:
 
 
 def _count(chunk: Any) -> int:
-    """Chunks below a chunk of the module's tree."""
+    """Number of chunks below a chunk of the module's tree."""
     return sum(1 + _count(child) for child in chunk.children)
 
 

@@ -35,7 +35,7 @@ class DenseSession(Session):
 
     `_k` and `_v` are `[b, kv_heads, capacity, d]`; with `token_major` `[b, capacity, kv_heads, d]`, the layout of
     FlashAttention and xformers. If that is so, or if sequences differ in length, `_lengths` `[b]` int32 holds the
-    number of tokens of every sequence. It changes in place and keeps its address.
+    number of tokens of every sequence. `_lengths` changes in place and keeps its address.
     """
 
     def __init__(self, inputs: Inputs, token_major: bool = False) -> None:

@@ -109,7 +109,8 @@ class _TreeSession(PoolSession):
 
     @abstractmethod
     def _set(self, plan: Plan, changed: bool) -> None:
-        """Plan the library's calls; `changed`: the segments are others than at the last call, not only longer."""
+        """Plan the library's calls. `changed`: whether segments came or went since the last call; else they only
+        grew."""
 
     def _new_wrapper(self) -> Any:
         return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._backend)

@@ -55,7 +55,8 @@ def _slots(chunks: Ints, chunk_size: int) -> Ints:
 
 
 def _listed(blocks: Matrix, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts `[1, 1, n]` and indices `[1, 1, n, m]` of the true entries in each row of a matrix, as `BlockMask` wants.
+    """Counts `[1, 1, n]` and indices `[1, 1, n, m]` of the true entries in each row of a matrix, in the form that
+    `BlockMask` takes.
 
     The indices of the true entries come first.
     """
@@ -76,7 +77,8 @@ def _compiled(point: AttentionPoint) -> Any:
 
 
 class FlexSession(PoolSession):
-    """Measured with `compiled`; without it, PyTorch computes the same with plain operations (for tests)."""
+    """A session of FlexAttention. Runs are measured with `compiled`. Without it, PyTorch computes the same with plain
+    operations, for tests."""
 
     def __init__(self, inputs: Inputs, compiled: bool) -> None:
         point = inputs.point

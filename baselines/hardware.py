@@ -11,7 +11,8 @@ from chunkbench.kernels.triton.tuning import nearest, read
 def instruction_set(device: str) -> str | None:
     """On a CPU, the instruction set in use, or None without a native module; on a GPU `sm_90` or similar.
 
-    Where the table of sizes has no row for the GPU, it says whose row serves: `chunkbench tune` finds the GPU's own.
+    If the tuning table has no row for the GPU, the text also names the GPU whose row is used. `chunkbench tune` makes a
+    row for this GPU.
     """
     if device == "cuda":
         own, row = f"sm_{capability()}", nearest(capability(), read())

@@ -1,8 +1,8 @@
 """Caches whose KV heads keep different parts of a sequence: RazorAttention, DuoAttention and StreamingLLM.
 
 All run ChunkAttn's kernels over two stores (`chunkbench/attention/heads.py`) and differ in `head_methods.METHODS`. All
-sequences of a point have one length, so shared prefixes can be compressed (`compress: all`), and the result is exactly
-that of each sequence alone.
+sequences of a point have the same length. So window heads may also drop chunks of shared prefixes (`compress: all`),
+and each sequence's result is exactly that of the sequence alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from chunkbench.version import __version__
 
 
 class HeadCacheSession(ChunkAttnSession):
-    """A rewind adds all sequences again: what window heads lost does not come back."""
+    """A session over a cache with window heads. `rewind` adds all sequences again, because window heads cannot restore
+    the tokens that they lost."""
 
     def __init__(self, inputs: Inputs, policy: HeadPolicy, share: bool) -> None:
         self._inputs = inputs

@@ -14,35 +14,37 @@ from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.experiment.terms import Compensation
 
 _SUM_BYTES = 4
-"""Of a number in the sums of a chunk that window heads lost: float32."""
+"""Bytes of one float32 number in the sums of a chunk that window heads lost."""
 
 
 @dataclass(frozen=True)
 class HeadMethod:
-    """How many heads keep everything, and what stands for the tokens that the others lose."""
+    """How many heads keep all tokens, and what replaces the tokens that the other heads lose."""
 
     retrieval: int
     """Percent of the KV heads that keep everything, rounded up."""
     compensation: Compensation = "none"
-    """Where the point does not say; none: never."""
+    """Compensation at points that do not name one; `none`: the method never has a compensation token."""
     share: bool = True
     """Whether sequences share chunks."""
     compress: Compress = "all"
 
     def full_heads(self, point: AttentionPoint) -> int:
-        """KV heads that keep everything. Only methods with a compensation token follow the axis."""
+        """Number of KV heads that keep everything. Only methods with a compensation token follow the axis
+        `retrieval`."""
         given = point.retrieval if self.compensation != "none" else None
         return ceil((self.retrieval if given is None else given) * point.kv_heads / 100)
 
     def policy(self, point: AttentionPoint) -> HeadPolicy:
-        """What each head keeps. With `kv_share`, the largest window that it allows, at least a token."""
+        """The rule by which each head keeps tokens. With `kv_share` the window is the largest that the share allows, at
+        least one token."""
         compensation = self._compensation(point)
         window = point.window if point.kv_share is None else max(1, self._window(point, point.kv_share))
         heads = tuple(head < self.full_heads(point) for head in range(point.kv_heads))
         return HeadPolicy((heads,), window, compensation=compensation, compress=self.compress)
 
     def obstacle(self, point: AttentionPoint) -> str:
-        """Why it cannot compute this point; empty if it can."""
+        """Why the method cannot compute this point; empty if it can."""
         if point.chunk_size % 16:
             return f"the kernel takes chunks of a multiple of 16 tokens, not {point.chunk_size}"
         if point.tree is not None or not isinstance(point.n_p, int):
@@ -53,13 +55,14 @@ class HeadMethod:
         return ""
 
     def lost(self, point: AttentionPoint, step: int) -> slice:
-        """Tokens of each sequence that its window heads lost after `step` completion tokens."""
+        """Positions of the tokens that the window heads of each sequence have lost after `step` completion tokens."""
         assert isinstance(point.n_p, int)
         shared = point.n_s or 0 if self.share and point.batch_size > point.prompts else 0
         return self.policy(point).lost(point.n_p + step, point.chunk_size, shared)
 
     def tokens(self, point: AttentionPoint, seed: int, step: int) -> tuple[float, float]:
-        """Tokens that a step sees, in the mean over the heads: each shared one once, and each for every sequence."""
+        """Tokens that a step reads, in the mean over the heads: first with each shared token counted once, then with
+        each shared token counted for every sequence."""
         assert isinstance(point.n_p, int)
         full, of_all = self.full_heads(point) / point.kv_heads, self.lost(point, step)
         begin, end = of_all.start, of_all.stop
@@ -80,7 +83,8 @@ class HeadMethod:
         return self.compensation if chosen is None else chosen
 
     def _window(self, point: AttentionPoint, percent: int) -> int:
-        """The largest window, whole chunks, with which all heads hold at most so many percent of the bytes."""
+        """The largest window, in tokens of whole chunks, with which the heads hold at most `percent` of the bytes of
+        full caches."""
         assert isinstance(point.n_p, int)
         full, tokens, c = self.full_heads(point) / point.kv_heads, point.n_p + point.n_c, point.chunk_size
         if full == 1:
@@ -98,13 +102,14 @@ METHODS: Mapping[str, HeadMethod] = {
     "duo_attn_50": HeadMethod(50),
     "streaming_llm": HeadMethod(0),
 }
-"""By the id of the implementation."""
+"""Id of an implementation -> its method."""
 
 
 def seen_tokens(
     point: AttentionPoint, seed: int, implementation: str, steps: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """Tokens that an implementation sees at each step: shared ones once, and each for every sequence."""
+    """For each step, the tokens that an implementation reads: first with each shared token counted once, then with each
+    shared token counted for every sequence."""
     method = METHODS.get(implementation)
     if method is not None and not method.obstacle(point):
         return [method.tokens(point, seed, step) for step in steps]

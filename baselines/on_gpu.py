@@ -1,4 +1,4 @@
-"""Helpers of the adapters of GPU libraries: availability, and compilation before the timed calls."""
+"""Helpers for adapters of GPU libraries: they check availability, and compile before the timed calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], o
 
 
 def gpu_alone(device: str, reason: str) -> Answer:
-    """For implementations measured only on GPUs: yes for a GPU that exists; `reason` explains the no on a CPU."""
+    """Whether an implementation that is measured only on GPUs can run: yes if the device is a GPU and exists. `reason`
+    is the answer on a CPU."""
     if device != "cuda":
         return Answer(False, reason, GPU_REMEDY)
     return YES if torch.cuda.is_available() else NO_GPU

@@ -1,8 +1,8 @@
-"""Planners of other papers over ChunkAttn's kernel and over its K and V, so that a table separates plan and kernel.
+"""Planners of other papers over ChunkAttn's kernel and its K and V, so that a table shows the effect of the plan alone.
 
-All of them read the same memory: the session of `chunk_attn` at the same point, if it is open, else one that they
-share. Only which segments are read together differs (`kernels.planners`); our cut of items for this machine's threads
-and caches is that of all.
+All planners read the same memory: that of the session of `chunk_attn` at the same point if one is open, else that of a
+session that they share. They differ only in which segments they read together (`kernels.planners`). Our planner then
+cuts the items of all of them for the threads and caches of this machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from chunkbench.kernels.trace import Trace, TracedCall
 
 
 class PlannedSession(Session):
-    """Another kernel over the cache of a ChunkAttn session. Every round begins with `rewind`, so sessions that take
-    turns find the prompts alone."""
+    """Another kernel over the cache of a ChunkAttn session. Every round begins with `rewind`, so each session that
+    takes its turn finds only the prompts in the cache."""
 
     def __init__(self, cache: ChunkAttnSession, planner: Planner) -> None:
         self._cache = cache
@@ -69,4 +69,4 @@ PLANNERS: Mapping[str, Planner] = {
     "plan_tree_fused": tree_fused,
     "plan_pack": pack,
 }
-"""By the id of the implementation."""
+"""Id of an implementation -> its planner."""

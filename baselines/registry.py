@@ -1,4 +1,5 @@
-"""The implementations of decode attention: a row each, and what others register. Imports neither torch nor an adapter.
+"""The implementations of decode attention: one row for each of ours, and those that other packages register. Imports
+neither torch nor an adapter.
 
 A row names its adapter: a class of a file in this folder. Variants are rows with the same adapter.
 """
@@ -48,7 +49,7 @@ class Row:
         self.differing = differing
 
     def load(self) -> type[Implementation]:
-        """A class that is the adapter's class but for these attributes."""
+        """Import the adapter, and return a subclass of its class with the attributes of this row."""
         adapter = getattr(import_module(f"chunkbench.baselines.{self._file}"), self._class)
         return type(self._class, (adapter,), self._stated | self.differing)
 
@@ -78,7 +79,7 @@ ROWS = (
     Row(
         "flex_attention", "flex_attention:FlexAttention", "FlexAttention", ("Flex", "Attn"), 180, "#AA4499", ">",
         meaning="all distinct K and V as one sequence under a mask",
-        note="FlexAttention: all distinct K/V as one sequence, a mask says which row sees which token",
+        note="FlexAttention: all distinct K/V form one sequence; a mask says which row sees which token",
     ),
     Row(
         "flashinfer_paged", "flashinfer_:FlashInfer", "FlashInfer paged",
@@ -144,49 +145,49 @@ ROWS = (
     ),
     Row(
         "plan_cascade", "planned:Planned", "Plan: cascade", ("Plan", "cascade"), 921, _CHUNK, "2", "dotted",
-        "the same; the first shared node once, the rest per sequence (Hydragen)",
+        "ChunkAttn's kernel and K/V; the first shared node is read once, the rest once per sequence (Hydragen)",
         ablation_of="chunk_attn", reads_shared_once=False,
     ),
     Row(
         "plan_node_wise", "planned:Planned", "Plan: node-wise", ("Plan", "node-wise"), 922, _CHUNK, "3", "dotted",
-        "the same; each node once (DeFT-Node)", ablation_of="chunk_attn",
+        "ChunkAttn's kernel and K/V; each node is read once (DeFT-Node)", ablation_of="chunk_attn",
     ),
     Row(
         "plan_tree_fused", "planned:Planned", "Plan: tree-fused", ("Plan", "tree-fused"), 923, _CHUNK, "4", "dotted",
-        "the same; FastTree's greedy split with its constants", ablation_of="chunk_attn",
+        "ChunkAttn's kernel and K/V; FastTree's greedy split with its constants", ablation_of="chunk_attn",
     ),
     Row(
         "plan_pack", "planned:Planned", "Plan: pack", ("Plan", "pack"), 924, _CHUNK, "+", "dotted",
-        "the same; PAT's pack scheduler", ablation_of="chunk_attn",
+        "ChunkAttn's kernel and K/V; PAT's pack scheduler", ablation_of="chunk_attn",
     ),
     Row(
         "streaming_llm", "head_caches:HeadCaches", "StreamingLLM", ("Streaming", "LLM"), 940, "#BCBD22", "v",
-        meaning="all heads keep sinks and a window only",
+        meaning="all heads keep only sinks and a window",
     ),
     Row(
         "duo_attn_50", "head_caches:HeadCaches", "DuoAttn, 50%", ("Duo", "50%"), 944, _DUO, "d", "dashed",
-        "DuoAttn with half of the heads",
+        "50% of the heads keep all tokens, the others only sinks and a window",
     ),
     Row(
         "duo_attn", "head_caches:HeadCaches", "DuoAttn", ("Duo", "Attn"), 945, _DUO, "D",
-        meaning="25% of the heads keep all, the others sinks and a window, without compensation",
+        meaning="25% of the heads keep all tokens, the others only sinks and a window",
     ),
     Row(
         "razor_paged", "head_caches:HeadCaches", "RazorAttn, paged", ("Razor", "paged"), 955, _RAZOR, "X", "dashed",
-        "RazorAttn where each sequence has chunks of its own",
+        "RazorAttn in which each sequence has its own chunks",
         ablation_of="razor_attn", shares_storage=False, reads_shared_once=False,
     ),
     Row(
         "razor_attn_own", "head_caches:HeadCaches", "RazorAttn, own", ("Razor", "own"), 958, _RAZOR, "h", "dashdot",
-        "RazorAttn that leaves shared prefixes whole", ablation_of="razor_attn",
+        "RazorAttn in which all heads keep shared prefixes whole", ablation_of="razor_attn",
     ),
     Row(
         "razor_attn", "head_caches:HeadCaches", "RazorAttn", ("Razor", "Attn"), 960, _RAZOR, "P",
-        meaning="retrieval heads keep all, the others sinks, a window and a compensation token",
+        meaning="retrieval heads keep all tokens, the others sinks, a window and a compensation token",
     ),
     Row("chunk_attn", "chunk_attn:ChunkAttn", "ChunkAttn", ("Chunk", "Attn"), 990, _CHUNK, "o"),
 )  # fmt: skip
-"""In the order of their columns in tables."""
+"""Our implementations, in the order of their columns in tables."""
 
 REGISTRY: Registry[Implementation] = Registry({row.id: row for row in ROWS}, GROUP)
 """Implementations of experiments of `kind: decode` and `kind: memory`."""

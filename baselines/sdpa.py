@@ -1,6 +1,6 @@
 """Backends of PyTorch's scaled_dot_product_attention: memory-efficient attention and cuDNN attention.
 
-Its FlashAttention backend, one of the paper's baselines, is in `flash_attn.py`.
+The FlashAttention backend, one of the paper's baselines, is in `flash_attn.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chunkbench.bench.experiment.point import AttentionPoint
 
 
 class SdpaSession(MaskedSession):
-    """A session with one fixed backend; PyTorch cannot choose another."""
+    """A session in which PyTorch has to use one given backend."""
 
     def __init__(self, inputs: Inputs, backend: SDPBackend) -> None:
         super().__init__(inputs)
@@ -39,7 +39,7 @@ class SdpaSession(MaskedSession):
 
 
 class Sdpa(Implementation):
-    """One backend."""
+    """An implementation that uses one backend of PyTorch's scaled_dot_product_attention."""
 
     backend: SDPBackend
 
@@ -54,8 +54,8 @@ class Sdpa(Implementation):
 
 
 def accepted(point: AttentionPoint, accepts: Callable[[SDPAParams], bool], name: str) -> Answer:
-    """Whether PyTorch's backend `name` accepts a point on this GPU: `accepts` is asked with a small call of its dtype
-    and head shape. Yes where there is no GPU to ask."""
+    """Whether PyTorch's backend `name` accepts a point on this GPU. `accepts` is called for a small tensor with the
+    point's dtype and head shape. The answer is yes on a machine without a GPU."""
     if point.device != "cuda" or not torch.cuda.is_available():
         return YES
     dtype = getattr(torch, point.dtype)

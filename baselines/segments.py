@@ -39,7 +39,8 @@ class Requests:
     """`[requests]`: the segment of the plan that a request reads, -1 if it reads no blocks."""
 
     def grown(self, plan: Plan) -> Requests:
-        """The same requests after appended tokens filled more slots of the last blocks; the segments are the same."""
+        """The requests with new numbers of tokens in their last blocks, after appends that filled more slots of the
+        same blocks."""
         return replace(self, last_page_len=_filled(plan, self.segments))
 
 
@@ -47,7 +48,7 @@ class Requests:
 class Flat:
     """All segments as requests of one call; afterwards the caller merges the partial results of each row.
 
-    The call's query rows are `q[rows]`. The caller puts one empty state behind its results. `states[row]` lists the
+    The call's query rows are `q[rows]`. The caller appends one empty state to the results. `states[row]` lists the
     results to merge for a row. Rows with fewer segments than others are padded with the index of the empty state.
     """
 

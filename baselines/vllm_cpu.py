@@ -64,7 +64,7 @@ class VllmPagedSession(BlockSession):
         self.plan()
 
     def plan(self) -> None:
-        """Put block table and lengths into tensors, and compute vLLM's own schedule."""
+        """Copy the block table and the lengths into tensors, and compute vLLM's own schedule."""
         self._lengths = torch.from_numpy(self._tables.lengths)
         self._table = torch.from_numpy(self._tables.table)
         self._schedule = torch.ops._C.get_scheduler_metadata(

@@ -1,6 +1,6 @@
 """The PagedAttention kernels of vLLM's CUDA builds, called directly: PagedAttn and PagedAttn* on NVIDIA GPUs.
 
-vLLM 0.7.0 to 0.24.0 have them with this signature. 0.25.0 removed them: vLLM itself had switched to the kernels of
+vLLM 0.7.0 to 0.24.0 have them with this signature. 0.25.0 removed them, because vLLM had switched to the kernels of
 FlashAttention and FlashInfer before. The adapter loads the operators from the package's libraries without importing
 vllm.
 """
@@ -67,7 +67,7 @@ def _load() -> None:
 
 
 def operators() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """paged_attention_v1, paged_attention_v2 and reshape_and_cache."""
+    """The operators paged_attention_v1, paged_attention_v2 and reshape_and_cache. Loads them if necessary."""
     _load()
     return (
         torch.ops._C.paged_attention_v1.default,
@@ -107,7 +107,7 @@ def supports(point: AttentionPoint) -> Answer:
         return Answer(
             False,
             f"vLLM's reshape_and_cache writes at most {most} bytes of a token's keys, not {keys}",
-            "set fewer KV heads",
+            "use fewer KV heads",
         )
     return YES
 

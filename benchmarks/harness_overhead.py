@@ -1,7 +1,7 @@
 """The harness's own overhead per timed call: `run_round` around a session that does nothing.
 
-Every sample contains this time besides the call's work: two clock readings, one method call, the bytecode between them.
-Run it with `python benchmarks/harness_overhead.py`; the limit is 2 us on the CPU path.
+Every sample contains this time besides the call's work: two readings of the clock, one method call, and the bytecode
+between them. Run it with `python benchmarks/harness_overhead.py`; the limit is 2 us on the CPU path.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Decode times of the native kernels of two revisions, in turns, in one process and over the same memory.
+"""Compares the decode times of the native kernels of two revisions, in turns, in one process and over the same memory.
 
     python benchmarks/kernel_builds.py BASE                        the revision BASE against this working tree
     python benchmarks/kernel_builds.py BASE --isa avx2 --rounds 25
     python benchmarks/kernel_builds.py BASE --points 4096/3072,1024/1024 --dtype float32
 
 Two processes differ by 3 to 5% in the pages that they get, even with the same code. Here both builds read the same
-chunks, in huge pages as a run's, so 1% is seen. Points are those of `cpu-kernels` with one step. A ratio below 1: the
-working tree is faster. BASE has to take the same columns of a plan (`kernels/items.py`).
+chunks, in huge pages as in a run, so a difference of 1% can be seen. The points are those of `cpu-kernels` with one
+step. A ratio below 1 means that the working tree is faster. BASE must take the same columns of a plan
+(`kernels/items.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def build(name: str, revision: str | None, folder: Path) -> ModuleType:
-    """The native module of a revision, or of the working tree; types of its own, so that both can be loaded."""
+    """Build and load the native module of a revision, or of the working tree. Each module has its own types, so one
+    process can load both."""
     source = folder / name
     (source / "kernels/cpu").mkdir(parents=True)
     if revision is None:
@@ -71,7 +73,7 @@ def build(name: str, revision: str | None, folder: Path) -> ModuleType:
 def ratios(
     point: AttentionPoint, modules: list[ModuleType], isa: str, rounds: int, sweeper: CacheSweeper
 ) -> list[float]:
-    """New over old time of each round; caches are cold before each call."""
+    """New time / old time of each round, sorted. Caches are cold before each call."""
     inputs = PooledInputs(point, 0)
     session = ChunkAttn().prepare(inputs)
     session.append(*inputs.completion(1))
@@ -102,7 +104,7 @@ def ratios(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", help="a revision")
+    parser.add_argument("base", help="revision that is compared with the working tree")
     parser.add_argument("--isa", default=native.chosen_isa())
     parser.add_argument("--dtype", help="only points of this dtype")
     parser.add_argument("--points", default="", help="only points with these n_p/n_s, e.g. 4096/3072,1024/1024")

@@ -1,12 +1,13 @@
-"""How often is a verdict of `regress` right? Decides the present rule and the former one on the same recorded pairs.
+"""Shows how often a verdict of `regress` is right: applies the present rule and the former rule to the same recorded
+pairs.
 
     python benchmarks/regress_proof.py      the table of docs/regression.md
 
-`results/recorded/gate-proofs/pairs.csv` has a line for each pair of processes: the ratio HEAD / BASE, the median over
-the pair's rounds; seconds since the first pair began; CPUs that other programs took meanwhile. A run measures one case,
-until both rules have decided: unchanged code of three kinds (a native kernel, `examples/my-kernel` in PyTorch, a kernel
-in plain Python), and `examples/my-kernel` with calls that take 10% or 20% longer. Pairs were measured as `regress`
-measures them.
+`results/recorded/gate-proofs/pairs.csv` has a line for each pair of processes. It holds the ratio HEAD / BASE (median
+over the pair's rounds), the seconds since the first pair began, and the CPUs that other programs used meanwhile. A run
+measures one case until both rules have decided. The cases are unchanged code of three kinds (a native kernel,
+`examples/my-kernel` in PyTorch, a kernel in plain Python), and `examples/my-kernel` with calls that take 10% or 20%
+longer. Pairs were measured as `regress` measures them.
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ from chunkbench.report.compare.verdicts import Verdict, judge
 PAIRS = Path(__file__).parents[1] / "results" / "recorded" / "gate-proofs" / "pairs.csv"
 THRESHOLD, ERROR, FEWEST, LIMIT_S = 0.05, 0.01, 12, 120.0
 LOADED = 0.2
-"""CPUs that other programs took, from which on a run counts as loaded."""
+"""A run counts as loaded if other programs used at least this many CPUs in the mean."""
 
 
 class Run(NamedTuple):
-    """The pairs of one run."""
+    """The pairs of processes of one run."""
 
     shifts: Sequence[float]
-    """[pair] logarithm of the ratio."""
+    """`[pairs]`: logarithm of each pair's ratio."""
     seconds: Sequence[float]
-    """[pair] since the begin of the run."""
+    """`[pairs]`: seconds from the start of the run to the end of each pair."""
     foreign_cpus: float
 
 
 class Decision(NamedTuple):
-    """What a rule says of a run, and when."""
+    """The verdict of a rule on a run, and the seconds after which the rule gave it."""
 
     verdict: Verdict
     seconds: float
 
 
 def present(run: Run) -> Decision:
-    """Looks after the fewest pairs, and whenever about twice as many are there, share the error."""
+    """The present rule: it looks after the fewest pairs, then each time that the number of pairs has about doubled. All
+    looks together share the allowed error."""
     schedule = looks(FEWEST, run.seconds[FEWEST - 1], LIMIT_S)
     verdict: Verdict = "inconclusive"
     count = FEWEST
@@ -61,7 +63,8 @@ def present(run: Run) -> Decision:
 
 
 def former(run: Run) -> Decision:
-    """Twelve pairs; what looks changed is measured again, at most three times, and has to agree with itself."""
+    """The former rule: it looks at twelve pairs. If they show a change, it measures again, at most three times, and all
+    parts must agree."""
     parts: list[float] = []
     while True:
         count = FEWEST * (1 + len(parts))

@@ -1,11 +1,11 @@
-"""What a step of our engine takes with k rows and m logits, and the gain of jumping that follows from it.
+"""Measures the time of a step of our engine with k rows and m logits, and predicts from it how much jumping gains.
 
     python benchmarks/step_times.py                                     the table of this machine, SmolLM2, bfloat16
     python benchmarks/step_times.py results/runs/constrained-*/         and what it predicts for a run of `constrained`
 
-m sequences decode; in a step with more rows than logits some of them compute a piece of text, as after a jump. Answers
-per second follow from a row's counts: an answer takes `sampled` steps, and each of its tokens, prompt included, is a
-row of one of them. m = clients.
+m sequences decode, where m is the number of clients. In a step with more rows than logits, some sequences also compute
+a piece of text, as after a jump. Answers per second follow from the counts of a row of results: an answer takes
+`sampled` steps, and each token of the prompt and the answer is a row of one of these steps.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from chunkbench.workloads.serving.result import ServingResult
 
 LOGITS = (1, 8, 32)
 ROWS = (1, 2, 4, 8)
-"""Rows for each logit."""
+"""Numbers of rows per row of logits that are measured."""
 _STEPS, _PROMPT, _PIECE = 40, 64, 6
 
 
 def step_s(model: Model, logits: int, rows: int) -> float:
-    """Median seconds of a step."""
+    """Median seconds of a step with so many rows, of which `logits` choose a token."""
     engine = Engine(model, EngineOptions(kv_bytes=512 << 20))
     rng = random.Random(0)
     for number in range(logits):
@@ -64,22 +64,22 @@ def main() -> None:
 
 
 def predict(path: Path, table: dict[int, dict[int, float]]) -> None:
-    """Answers per second over those of masks alone: by the table, and measured."""
+    """Print answers per second relative to masks alone, as the table predicts them and as they were measured."""
     by_clients: dict[int, dict[str, tuple[float, float]]] = {}
     for case in open_run(path).cases:
         assert isinstance(case, ServingResult)
-        told = [m for m in case.measurements if m.constrained and m.constrained.work.get("sampled")]
+        measurements = [m for m in case.measurements if m.constrained and m.constrained.work.get("sampled")]
         times = table.get(case.clients or 0)
-        if not told or times is None or case.clients is None:
+        if not measurements or times is None or case.clients is None:
             continue
         sampled, forced = (
-            fmean(m.constrained.work[name] / m.constrained.work["told"] for m in told if m.constrained)
+            fmean(m.constrained.work[name] / m.constrained.work["told"] for m in measurements if m.constrained)
             for name in ("sampled", "forced")
         )
-        prompt = fmean(request.prompt_tokens or 0 for m in told for request in m.requests)
+        prompt = fmean(request.prompt_tokens or 0 for m in measurements for request in m.requests)
         rows = case.clients * (sampled + forced + prompt) / sampled
         predicted = case.clients / (sampled * float(np.interp(rows, list(times), list(times.values()))))
-        measured = median(len(m.requests) / max(request.last or 0 for request in m.requests) for m in told)
+        measured = median(len(m.requests) / max(request.last or 0 for request in m.requests) for m in measurements)
         by_clients.setdefault(case.clients, {})[case.implementation] = predicted, measured
     print("\n| clients | system | by the table | measured | measured of predicted |\n| --- | --- | --- | --- | --- |")
     for clients, systems in by_clients.items():

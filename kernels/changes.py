@@ -1,4 +1,4 @@
-"""Results of tree operations. They tell the chunk store where to fill, append and copy."""
+"""Results of tree operations. The results tell the chunk store where to fill, append and copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Join(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Sequences got tokens: token i goes into token slot `slots[i]` of chunk `chunks[i]`."""
+    """Sequences got new tokens: token i goes into token slot `slots[i]` of chunk `chunks[i]`."""
 
     chunks: Ints
     slots: Ints
@@ -43,7 +43,7 @@ class Copy(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """A sequence has joined with the tokens of another one. `copy` is None if these end with a full chunk."""
+    """A sequence has joined with the tokens of another sequence. `copy` is None if the tokens end with a full chunk."""
 
     sequence: int
     copy: Copy | None

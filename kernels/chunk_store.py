@@ -24,7 +24,7 @@ class Slab(NamedTuple):
 class ChunkRun(NamedTuple):
     """Chunks with consecutive ids in one slab: the places `start` to `start + chunks - 1` of slab number `slab`.
 
-    `begin` is the position of the first of them in the list of ids that `ChunkStore.runs` split.
+    `begin` is the position of the run's first chunk in the list of ids that `ChunkStore.runs` split.
     """
 
     slab: int
@@ -34,13 +34,13 @@ class ChunkRun(NamedTuple):
 
 
 class ChunkStore:
-    """K and V in chunks of `chunk_size` tokens on one device; `kvcache` assigns the chunk ids.
+    """K and V in chunks of `chunk_size` tokens on one device; `chunkbench.attention` assigns the chunk ids.
 
     A chunk holds its tokens' K and V of all layers, so one tree and one plan serve a whole model. In a slab all chunks
     of a layer are contiguous.
 
     The kernels rely on an invariant: in a partial chunk, V is zero in the free token slots. So a weight of zero times
-    such a V is zero and never NaN. K may hold any values there, because the kernels mask these scores.
+    such a V is zero and never NaN. In these slots K may hold any values, because the kernels mask their scores.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ChunkStore:
         self.capacity = 0
         """Number of chunks for which there is room."""
         self._firsts: Ints = np.empty(0, np.int64)
-        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of each slab's K and V; slabs never move
+        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of the K and V of each slab; slabs never move
 
     @property
     def chunk_bytes(self) -> int:
@@ -70,7 +70,7 @@ class ChunkStore:
         return 2 * self.layers * self.chunk_size * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def grow(self, capacity: int) -> None:
-        """Make room for `capacity` chunks: add one slab for the missing ones. A smaller capacity changes nothing.
+        """Make room for `capacity` chunks: add one slab for the missing chunks. A smaller capacity changes nothing.
 
         Raises the allocator's error; the store is then unchanged.
         """
@@ -84,7 +84,8 @@ class ChunkStore:
         self.capacity = capacity
 
     def touch(self) -> None:
-        """Write all of the memory once; the system then has given its pages. Destroys what the chunks hold."""
+        """Write all of the memory once, so that the system provides its pages now. Destroys the contents of the
+        chunks."""
         for slab in self.slabs:
             slab.keys.zero_()
             slab.values.zero_()
@@ -97,7 +98,7 @@ class ChunkStore:
         return slab, chunks - self._firsts[slab]
 
     def runs(self, chunks: Ints) -> Iterator[ChunkRun]:
-        """Split a list of chunk ids into maximal runs of chunks that are consecutive in memory."""
+        """Split a list of chunk ids into the longest possible runs of chunks that are consecutive in memory."""
         if len(chunks) == 0:
             return
         slab, place = self.locate(chunks)
@@ -155,7 +156,7 @@ class ChunkStore:
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
         """Copy the first `tokens` of the `held` tokens in a chunk, in all layers, to a new chunk.
 
-        Its other slots become free, also if `target` is `source`.
+        The other slots of `target` become free, also if `target` is `source`.
         """
         keys, values = self._chunk(target)
         if target != source:
@@ -177,7 +178,8 @@ class ChunkStore:
         return home.keys[:, int(place[0])], home.values[:, int(place[0])]
 
     def _by_slab(self, chunks: Ints, *others: Ints) -> Iterator[tuple[int, tuple[Ints, ...]]]:
-        """For each slab that occurs: its number, and the places of its chunks and their entries of the other arrays."""
+        """For each slab that occurs: its number, the places of its chunks, and the entries of the other arrays for
+        these chunks."""
         if len(chunks) == 0:
             return
         slabs, places = self.locate(chunks)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 NOWHERE = -1
-"""In place of an id."""
+"""Stands for "no id" in arrays of ids."""
 
 
 def ranges(first: Ints, count: Ints) -> Ints:

@@ -1,4 +1,5 @@
-"""Items: runs of chunks and the rows that cover them, before a planner cuts them for a machine. Integers only."""
+"""Items: runs of chunks and the rows that cover these chunks, before a planner cuts the items for a machine. Integers
+only."""
 
 from __future__ import annotations
 
@@ -25,16 +26,17 @@ class Items(NamedTuple):
     first_row: Ints
     row_count: Ints
     tail_row: Ints
-    """The row whose length sets the number of tokens in the item's last chunk, or -1 if all of its rows read all chunks
-    to the end. In an item of several rows with a tail row each row reads the last chunk up to its own length; the tail
-    row is the longest."""
+    """The row whose length is the number of tokens in the item's last chunk, or -1 if all rows of the item read all
+    chunks to the end. In an item of several rows with a tail row each row reads the last chunk up to its own length;
+    the tail row is the longest."""
 
     def take(self, index: Ints) -> Items:
         """The items with these indices, in this order."""
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
     def split_rows(self, most: int) -> Items:
-        """Items of at most `most` rows, nearly as many in each part of an item. The parts stay adjacent."""
+        """The items, split into parts of at most `most` rows. The parts of an item have nearly equal numbers of rows
+        and stay adjacent."""
         parts = -(-self.row_count // most)
         if (parts == 1).all():
             return self
@@ -42,27 +44,29 @@ class Items(NamedTuple):
         return self.take(index)._replace(first_row=first, row_count=count)
 
     def split_chunks(self, parts: Ints) -> Items:
-        """Item i as `parts[i]` items of nearly as many chunks each. The last one has the tail."""
+        """The items, with item i split into `parts[i]` items of nearly equal numbers of chunks. The last part has the
+        tail row."""
         index, is_last, first, count = _split(self.first_chunk, self.chunk_count, parts)
         tails = np.where(is_last, self.tail_row[index], -1)
         return self.take(index)._replace(first_chunk=first, chunk_count=count, tail_row=tails)
 
     def of_rows(self, batch: int) -> Ints:
-        """`[b]`: number of items that have each row."""
+        """`[b]`: for each row, the number of its items."""
         return np.bincount(self.rows[ranges(self.first_row, self.row_count)], minlength=batch)
 
     def divided(self, of_rows: Ints) -> Bools:
-        """Whether any row of each item has several items: `of_rows` `[b]` of them."""
+        """`[items]`: whether any row of the item has several items. `of_rows` `[b]`: number of items of each row."""
         return any_inside(of_rows[self.rows] > 1, self.first_row, self.row_count)
 
     def only_own(self, batch: int) -> Bools:
-        """Whether each item has one row and is the only such item of this row."""
+        """`[items]`: whether the item has only one row and is the only such item of this row."""
         row, single = self.rows[self.first_row], self.row_count == 1
         only: Bools = single & (np.bincount(row[single], minlength=batch)[row] == 1)
         return only
 
     def table(self, dtype: np.dtype[np.void], first_partial: Ints) -> npt.NDArray[np.void]:
-        """`[items]`: the items as a kernel reads them, see ITEM_COLUMNS. Columns that are not known here are 0."""
+        """`[items]`: the items in the form that kernels read, see ITEM_COLUMNS. Columns that `Items` does not have are
+        0."""
         made = np.zeros(len(self.row_count), dtype)
         made["first_partial"] = first_partial
         for name in self._fields[2:]:
@@ -71,25 +75,25 @@ class Items(NamedTuple):
 
 
 ITEM_COLUMNS = (*Items._fields[2:], "first_partial", "first_fold", "folds")
-"""An item as a kernel reads it: the columns of `Items`; the number of the first partial result that it writes, -1: it
-writes outputs; the range of `Numbering.by_row` that it folds in before."""
+"""The columns of an item in the form that kernels read: those of `Items`; number of the first partial result that the
+item writes, or -1 if it writes outputs; and the range of `Numbering.by_row` that it folds in before."""
 
 
 class Numbering(NamedTuple):
-    """Numbers of partial results: item by item, then row by row."""
+    """Numbers of partial results, listed by item and by row."""
 
     first: Ints
-    """`[items]`: that of each item's first one, -1 if it leaves none."""
+    """`[items]`: number of each item's first partial result, -1 if the item has none."""
     by_row: Ints
     """All numbers, row by row."""
     first_fold: Ints
-    """`[b]`: where those of each row begin in `by_row`."""
+    """`[b]`: index in `by_row` at which the numbers of each row begin."""
     folds: Ints
-    """`[b]`: how many each row has."""
+    """`[b]`: number of partial results of each row."""
 
 
 def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
-    """Number the partial results of the items that leave some: one for each of their rows."""
+    """Number the partial results of those items that write some: one for each row of such an item."""
     counts = np.where(leaves, items.row_count, 0)
     owners = items.rows[ranges(items.first_row, counts)]
     folds = np.bincount(owners, minlength=batch)
@@ -98,10 +102,11 @@ def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
 
 
 def items_of_forest(plan: Plan, merged: Bools) -> Items:
-    """One item for each segment of a forest and the rows that read it apart from the segments behind it.
+    """The items of a forest: one item for each segment and the rows that read this segment in an item without later
+    segments.
 
-    A merged segment is read in one item with the segment before it (`planners`). If all are merged, what begins a
-    sequence too, each row has an item of its own. Items are in depth-first order.
+    A merged segment is read in one item with the segment before it (`planners`). If all segments are merged, also those
+    that begin a sequence, each row has its own item. Items are in depth-first order.
     """
     lengths = plan.lengths
     if not merged.any():
@@ -119,7 +124,7 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
     reads[by_row[leaves]] = False
     counts = np.bincount(segments[reads], minlength=len(widths))
     own = np.flatnonzero(counts)
-    # The segments of each item: its own, and before it those up to the first that is not merged.
+    # The segments of each item: its last segment, and those before it up to the first that is not merged.
     item, segment = np.arange(len(own)), own
     found = [(item, segment)]
     while (goes_on := merged[segment]).any():
@@ -145,13 +150,14 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
 
 
 def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:
-    """One item for each of `rows` `[b]`. `chunks` lists the chunks row by row, `counts[i]` of them for `rows[i]`."""
+    """One item for each of `rows` `[b]`. `chunks` lists the chunks row by row: `counts[i]` chunks for `rows[i]`."""
     return Items(chunks, rows, np.cumsum(counts) - counts, counts, np.arange(len(rows)), np.ones_like(counts), rows)
 
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Consecutive tokens of one sequence whose queries are computed together, each over all tokens up to itself."""
+    """Consecutive tokens of one sequence whose queries are computed together. Each query attends to all tokens up to
+    its own."""
 
     chunks: Ints
     """Chunk ids of the sequence, in token order."""
@@ -163,8 +169,8 @@ class PromptRows:
 def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: int) -> tuple[Items, Ints]:
     """Causal attention of prompts as items. The rows are numbered from `first_row` on, prompt by prompt.
 
-    The tokens of one chunk are one item: a block of rows that reads the sequence up to this chunk. Of the last chunk
-    each row reads another number of tokens. Also returns these numbers `[rows]`, 1..chunk_size.
+    The tokens of one chunk are one item: a block of rows that reads the sequence up to this chunk. Each row of the
+    block reads a different number of tokens of the last chunk. Also returns these numbers `[rows]`, 1..chunk_size.
     """
     positions = np.concatenate([np.arange(p.first, p.first + p.count) for p in prompts])
     prompt = np.repeat(np.arange(len(prompts)), [p.count for p in prompts])
@@ -175,11 +181,11 @@ def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: 
 
 
 def items_of_lengths(chunks: Ints, tokens: int, lengths: Ints, chunk_size: int) -> tuple[Items, Ints]:
-    """Items of rows `[n]` that read chunks with so many tokens in all, each its first `lengths[row]` tokens.
+    """Items of n rows over the same chunks, which hold `tokens` tokens. Each row reads the first `lengths[row]` tokens.
 
-    Lengths never decrease; rows with length 0 have no item. Also returns what each row reads of its last chunk
-    `[n + 2]`, 1..chunk_size: the kernels read a chunk as it was written, so the items' tail rows are two more rows,
-    which stand for a full chunk and for the last one.
+    Lengths must not decrease; rows with length 0 have no item. Also returns the number of tokens that each row reads of
+    its last chunk `[n + 2]`, 1..chunk_size. The kernels read a chunk as it was written, so the tail rows of the items
+    are two more rows, which stand for a full chunk and for the last chunk.
     """
     rows, count = np.flatnonzero(lengths), len(lengths)
     items = _items_of_lengths(chunks, np.zeros_like(rows), rows, lengths[rows], chunk_size)
@@ -205,7 +211,7 @@ def _items_of_lengths(chunks: Ints, starts: Ints, rows: Ints, lengths: Ints, chu
 
 
 def together(first: Items, second: Items) -> Items:
-    """The items of both."""
+    """The items of both arguments as one object."""
     chunks, rows = len(first.chunks), len(first.rows)
     moved = second._replace(first_chunk=second.first_chunk + chunks, first_row=second.first_row + rows)
     return Items(*(np.concatenate(pair) for pair in zip(first, moved, strict=True)))

@@ -1,4 +1,4 @@
-"""Merging of partial attention results over parts of a context (section 3.2 of the paper, the fold of O, m, n)."""
+"""Merges partial attention results over parts of a context (section 3.2 of the paper, the fold of O, m, n)."""
 
 from __future__ import annotations
 

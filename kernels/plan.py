@@ -49,7 +49,8 @@ class Plan:
     """`[b]`: the slot of each row."""
 
     def growth_since(self, before: Plan) -> tuple[Ints, Ints] | None:
-        """Rows that got one new last chunk each, and these chunks; None if anything else changed since that plan."""
+        """Rows that got one new last chunk each since an earlier plan, and these chunks; None if anything else
+        changed."""
         same = ((self.begins, before.begins), (self.ends, before.ends), (self.order, before.order))
         if not all(np.array_equal(now, then) for now, then in same):
             return None
@@ -63,7 +64,7 @@ class Plan:
         return self.order[begins], self.chunks[last]
 
     def only(self, rows: Ints) -> Plan:
-        """The plan of these rows alone, numbered in this order. Chunks that none of them covers are left out."""
+        """A plan of only these rows, numbered in this order. Chunks that none of these rows covers are left out."""
         new_rows = np.full(len(self.order), -1)
         new_rows[rows] = np.arange(len(rows))
         order = new_rows[self.order]
@@ -86,7 +87,7 @@ class Plan:
 
     @property
     def lengths(self) -> Ints:
-        """`[segments]`: number of chunks of each one."""
+        """`[segments]`: number of chunks of each segment."""
         return self.starts[1:] - self.starts[:-1]
 
     @property
@@ -96,12 +97,13 @@ class Plan:
 
     @property
     def last_tokens(self) -> Ints:
-        """`[b]`, by row: current number of tokens in that chunk, 1..chunk_size."""
+        """`[b]`, by row: current number of tokens in the sequence's last chunk, 1..chunk_size."""
         return self.tokens_by_slot[self.slots]
 
     @cached_property
     def parents(self) -> Ints:
-        """`[segments]`: the segment before each one on the path of its sequences, -1 if it begins them."""
+        """`[segments]`: the segment before each segment on the path of its sequences; -1 if the segment begins these
+        sequences."""
         parents = np.full(len(self.begins), -1)
         behind = np.full(len(self.order), -1)  # by position: the last segment so far
         widths = self.ends - self.begins
@@ -112,27 +114,27 @@ class Plan:
             behind[begin:end] = segment
         at = self.begins[own]
         parents[own] = behind[at]
-        # A plan of some rows alone may have several segments of one row behind each other.
+        # A plan of only some rows may have several segments of one row, one after the other.
         again = np.flatnonzero(at[1:] == at[:-1])
         parents[own[again + 1]] = own[again]
         return parents
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments as objects."""
+        """The segments as a list of objects."""
         starts, begins, ends = self.starts.tolist(), self.begins.tolist(), self.ends.tolist()
         ranges = zip(pairwise(starts), begins, ends, strict=True)
         return tuple(Segment(self.chunks[start:stop], begin, end) for (start, stop), begin, end in ranges)
 
     @property
     def tail_rows(self) -> Ints:
-        """`[segments]`: the row that ends in the last chunk of each one; -1: it is full."""
+        """`[segments]`: the row that ends in the last chunk of each segment; -1 if this chunk is full."""
         rows = self.order[self.begins]
         ends_inside = (self.ends - self.begins == 1) & (self.last_chunks[rows] == self.chunks[self.starts[1:] - 1])
         return np.where(ends_inside, rows, -1)
 
     @property
     def tokens(self) -> Ints:
-        """`[segments]`: number of tokens that each one holds now."""
+        """`[segments]`: current number of tokens of each segment."""
         tails = self.tail_rows
         return self.lengths * self.chunk_size - np.where(tails < 0, 0, self.chunk_size - self.last_tokens[tails])

@@ -1,8 +1,8 @@
-"""Planners: which segments of a forest are read together with what comes before them. Integers only.
+"""Planners decide which segments of a forest are read together with the segments before them. Integers only.
 
-A segment is *merged* if its rows read it in one item with the segment before it, which then has no item for these
-rows. So nothing merged is one item for each segment, and all merged is one item for each row. Kernels and the cut of
-items for a machine are the same for all planners: they differ only in what is merged.
+A segment is *merged* if its rows read it in one item with the segment before it, which then has no item for these rows.
+So with no segment merged there is one item per segment, and with all merged there is one item per row. Kernels and the
+cut of items for a machine are the same for all planners: they differ only in what is merged.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from chunkbench.kernels.integers import Bools, Ints
 from chunkbench.kernels.plan import Plan
 
 Planner = Callable[[Plan, int], Bools]
-"""Whether each segment of a plan is merged with the segment before it; the second argument is the number of query heads
-per KV head. Values of segments that begin a sequence have no effect."""
+"""A function that decides for each segment of a plan whether it is merged with the segment before it. The second
+argument is the number of query heads per KV head. Results for segments that begin a sequence have no effect."""
 
 MOST_MERGED = 64
-"""At most so many shared segments in a row are read together. It bounds the work for deep trees."""
+"""Largest number of consecutive shared segments that are read together. This limits the work for deep trees."""
 
 
 class Costs(NamedTuple):
-    """What a kernel's time goes to, in tokens that it computes for one query. The defaults are measured on CPUs
+    """Costs of a kernel. The unit is the time to compute one token for one query. The defaults are measured on CPUs
     (docs/notes/cpu-tried.md)."""
 
     item: float = 0
-    """An item, whatever it reads."""
+    """Fixed cost of an item."""
     partial: float = 160
-    """One partial result: written by one item, read by another one."""
+    """Cost of one partial result, which one item writes and another item reads."""
     chunk: float = 32
-    """Reading a chunk again takes as long as if it had so many tokens more."""
+    """Fixed cost of reading a chunk again, as a number of additional tokens of the chunk."""
     reread_queries: float = 2
     hidden_queries: float = 24
-    """A token that another item has just read costs as much time as arithmetic for `reread_queries`. Under many queries
-    a core reads ahead while it computes: the cost falls evenly, to nothing at `hidden_queries`, but never below an
-    eighth."""
+    """Reading a token that another item has just read costs as much as its arithmetic for `reread_queries` queries.
+    With many queries a core reads ahead while it computes, so this cost falls linearly to 0 at `hidden_queries`
+    queries, but not below an eighth."""
     fewest_queries: int = 4
-    """With fewer queries, an item of several rows reads no faster than its rows one after the other."""
+    """With fewer queries than this, an item of several rows is not faster than one item per row."""
 
     def reread(self, queries: Ints) -> npt.NDArray[np.float64]:
-        """Cost of reading a token once more for so many queries, beside their arithmetic."""
+        """Cost of reading a token once more for `queries` queries, besides the arithmetic."""
         return self.reread_queries * np.maximum(0.125, 1 - queries / self.hidden_queries)
 
 
@@ -51,27 +51,28 @@ CPU = Costs()
 
 
 def node_wise(plan: Plan, group: int) -> Bools:
-    """An item for each segment (DeFT-Node; the ChunkAttention paper's chunk-first phase)."""
+    """Makes an item for each segment (DeFT-Node; the ChunkAttention paper's chunk-first phase)."""
     return np.zeros(len(plan.begins), np.bool_)
 
 
 def flat(plan: Plan, group: int) -> Bools:
-    """An item for each row, as flash decoding has it: nothing is read once for several rows."""
+    """Makes an item for each row, like flash decoding: every row reads all its chunks by itself."""
     return np.ones(len(plan.begins), np.bool_)
 
 
 def cascade(plan: Plan, group: int) -> Bools:
-    """Two levels (Hydragen; FlashInfer's cascade with two levels): the first segment of each tree, then an item for the
-    rest of each row. A cascade of all levels is `node_wise`."""
+    """Makes two levels (Hydragen; FlashInfer's cascade with two levels): an item for the first segment of each tree,
+    and an item for the rest of each row. A cascade of all levels is `node_wise`."""
     return plan.parents[plan.parents] >= 0
 
 
 def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
-    """A shared segment has an item of its own if that saves more time than the item and its partial results cost.
+    """Gives a shared segment its own item if this saves more time than the item and its partial results cost.
 
-    Else the items behind it read it, one after the other, with all that is merged before it: all but the first from the
-    cache. So the cost of a segment is known for each number of segments before it that it is merged with, first of the
-    deepest ones.
+    Otherwise the items of the later segments read the segment, one item after the other, together with the segments
+    that are merged before it. All but the first of these items read it from the cache. So the cost of a segment depends
+    on the number of segments that it is merged with. The costs are computed for each such number, beginning with the
+    deepest segments.
     """
     widths = plan.ends - plan.begins
     queries, shared = widths * group, np.flatnonzero(widths > 1)
@@ -79,14 +80,14 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
     most = np.where(queries < costs.fewest_queries, np.inf, costs.item + costs.partial * queries)
 
     def are_long(more: int | Ints) -> bool:
-        """Whether to read each shared segment so many times more takes longer than its partial results."""
+        """Whether reading each shared segment `more` times more takes longer than its partial results."""
         return bool((more * reread * lengths > most)[shared].all())
 
-    # If a segment is merged, each one behind it reads it: two or more.
+    # If a segment is merged, each of the two or more segments after it reads it.
     if are_long(1) or are_long(np.maximum(1, np.bincount(plan.parents + 1, minlength=len(widths) + 1)[1:] - 1)):
         return node_wise(plan, group)
     parents = plan.parents
-    depths = {-1: -1}  # also of what begins a sequence
+    depths = {-1: -1}  # -1 stands for the parent of segments that begin a sequence
     for segment, parent in zip(shared.tolist(), parents[shared].tolist(), strict=True):
         depths[segment] = depths[parent] + 1
     depth = np.fromiter(depths.values(), np.int64)[1:]
@@ -102,7 +103,7 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
         tokens.append(run)
     behind = np.bincount(parents + 1, widths, len(widths) + 1)[1:]
     private = np.bincount(parents + 1, widths == 1, len(widths) + 1)[1:]
-    ending = widths - behind  # rows without a segment behind it are one item, also if it is merged
+    ending = widths - behind  # rows without a later segment are one item, also if the segment is merged
     ends = ending > 0
     reread_merged = private * costs.reread(np.array(group)) + ends * costs.reread(ending * group)
     made = most - costs.partial * group * ending - costs.item * ends
@@ -120,7 +121,7 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
         apart_before.insert(0, apart_cost < merged_cost)
         cost = np.minimum(apart_cost, merged_cost)
     apart = np.zeros(len(widths) + 1, np.bool_)
-    before = np.full(len(widths) + 1, -1)  # how many segments each one is merged with
+    before = np.full(len(widths) + 1, -1)  # number of segments that each segment is merged with
     for segments, choice in zip(levels, apart_before, strict=True):
         before[segments] = np.where(apart[parents[segments]], 0, before[parents[segments]] + 1)
         apart[segments] = choice[np.arange(len(segments)), before[segments]]
@@ -129,7 +130,8 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
 
 
 def tree_fused(plan: Plan, group: int) -> Bools:
-    """FastTree's greedy split (section 4.2): padded tiles against partial results, with its constants for an H100."""
+    """FastTree's greedy split (section 4.2): weighs padded tiles against partial results, with FastTree's constants for
+    an H100."""
     alpha, beta, gamma, kv_tile = 0.66, 0.33, 0.1, 32
     large, small = max(1, 64 // group), max(1, 16 // group)
 
@@ -146,7 +148,7 @@ def tree_fused(plan: Plan, group: int) -> Bools:
 
 
 def pack(plan: Plan, group: int) -> Bools:
-    """PAT's pack scheduler (section 5.1, as its code has it): reads of one more pack against partial results."""
+    """PAT's pack scheduler (section 5.1, as in PAT's code): weighs reads of one more pack against partial results."""
     most = max(1, 64 // group)
 
     def packs(rows: int) -> int:
@@ -159,10 +161,10 @@ def pack(plan: Plan, group: int) -> Bools:
 
 
 def _greedy(plan: Plan, merges: Callable[[int, int, int, int], bool]) -> Bools:
-    """Decide segment by segment from the roots on, children in order.
+    """Decide for each segment whether it is merged, from the roots down, children in order.
 
-    `merges` gets the rows that the parent still has, its tokens with those that it was merged with, and the rows and
-    the tokens of the child.
+    `merges` gets four numbers: the rows that the parent still has, the tokens of the parent and the segments merged
+    with it, and the rows and the tokens of the child.
     """
     parents = plan.parents.tolist()
     widths = (plan.ends - plan.begins).tolist()

@@ -1,4 +1,4 @@
-"""The two matrix products of attention, in a precision that the processor computes fast."""
+"""The two matrix products of attention, in a precision in which the processor is fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Scratch:
-    """Named buffers that are kept and only grow. So no allocation happens after the largest size was used."""
+    """Named buffers that are kept and only grow, so that nothing is allocated after the largest size was used."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

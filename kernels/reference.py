@@ -37,7 +37,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | 
 def head_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, full: Sequence[bool], lost: slice, compensation: Compensation
 ) -> torch.Tensor:
-    """Attention where the KV heads that are not `full` `[h_kv]` lost some tokens, in float64 (RazorAttention).
+    """Attention in float64 for heads that lost tokens: the KV heads that are not `full` `[h_kv]` (RazorAttention).
 
     q `[h, d]` of the last token; k and v `[n, h_kv, d]`.
     """

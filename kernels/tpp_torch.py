@@ -17,7 +17,7 @@ from chunkbench.kernels.planners import Planner, node_wise
 from chunkbench.kernels.products import Scratch, products_for
 from chunkbench.kernels.work import Limits, PrivatePiece, SharedPiece, Work, make_work
 
-# Bytes that a piece writes and soon reads again. On a CPU they must fit the cache, but be enough to hide the few
+# Bytes that a piece writes and soon reads again. On a CPU they must fit into the cache, but be enough to hide the few
 # microseconds that each PyTorch call costs. A GPU needs few, large launches instead.
 _CPU_BYTES = 8 << 20
 _GPU_BYTES = 256 << 20
@@ -30,8 +30,8 @@ class TppTorch:
 
     Chunk-first phase: for chunks that several sequences cover, the queries of these sequences form a matrix, so K and V
     are read once for all of them. Sequence-first phase: all other chunks of all sequences, in one batch, as views of
-    the slabs. Both phases write partial results (O, m, n) in float32, and a merge at the end combines them.
-    planner: None: `node_wise`. `flat` skips the first phase: every sequence reads all of its chunks by itself.
+    the slabs. Both phases write partial results (O, m, n) in float32, and a merge at the end combines them. `planner`:
+    None stands for `node_wise`. `flat` skips the first phase, so every sequence reads all of its chunks by itself.
 
     `plan` makes all work descriptors. `decode` does not wait for the device, and does not allocate once its buffers
     have their final size. If a score is +inf, the result is NaN.
@@ -58,8 +58,8 @@ class TppTorch:
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
-        The rows of `prompts` come after those of the plan. Each of them reads the chunks of its sequence up to its own
-        token.
+        The rows of `prompts` come after those of the plan. Each row of a prompt reads the chunks of its sequence up to
+        its own token.
         """
         self._prompts = tuple(prompts)
         if len(plan.order) == 0:
@@ -101,12 +101,12 @@ class TppTorch:
         self._partials.merge(out)
 
     def _compensated(self, rows: int) -> Ints:
-        """Which of the first rows have a compensation token."""
+        """Indices of those of the first `rows` rows that have a compensation token."""
         entries = self._compensation.entries[:rows] if self._compensation is not None else np.full(rows, NOWHERE)
         return np.flatnonzero(entries != NOWHERE)
 
     def _run_compensation(self, tokens: CompensationTokens, q: torch.Tensor, layer: int) -> None:
-        """The partial results of the compensation tokens of the rows that have one, behind all others."""
+        """Write the partial results of the compensation tokens, after all other partial results."""
         rows = self._compensated(len(q))
         keys, values = self._means(tokens, rows, layer)
         queries = q[torch.from_numpy(rows)].float().view(len(rows), self.store.kv_heads, self._group, -1)
@@ -124,7 +124,8 @@ class TppTorch:
         return means[:, :, 0], means[:, :, 1]
 
     def _run_prompt(self, prompt: PromptRows, q: torch.Tensor, out: torch.Tensor, layer: int, row: int) -> None:
-        """Causal attention of q `[n, h, d]` over a copy of K and V of all tokens up to these. `row`: the first one."""
+        """Causal attention of q `[n, h, d]` of a prompt over a copy of K and V of all its tokens so far. `row`: number
+        of the first row."""
         store, tokens = self.store, prompt.first + prompt.count
         keys, values = store.read(prompt.chunks[: -(-tokens // store.chunk_size)], tokens, layer)
         seen = torch.ones(prompt.count, tokens, dtype=torch.bool, device=q.device).tril(prompt.first)

@@ -1,4 +1,4 @@
-"""Where the time of one decode goes: what a kernel tells of each unit of its work."""
+"""A trace of one decode: the times that a kernel reports for each unit of its work."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy.typing as npt
 from chunkbench.kernels.integers import Ints
 
 TracedCall = Literal["decode", "read", "compute"]
-"""A whole decode; its reads alone, without arithmetic; its arithmetic alone, on K and V that stay in the caches."""
+"""decode: a whole decode; read: only its reads; compute: only its arithmetic, on K and V that stay in the caches."""
 
 Floats = npt.NDArray[np.float64]
 
 PARTS = ("start", "scores", "softmax", "values", "leave")
-"""Start rows and fold in partial results; Q Kᵀ; online softmax; P V; leave results."""
+"""Parts of a unit: start rows and fold in partial results; Q Kᵀ; online softmax; P V; write results."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,21 @@ class Trace:
 
     threads: int
     seconds: float
-    """The native call, as its caller in Python sees it: also the start of threads, and reading out the trace. Unit
-    times count from shortly after its begin."""
+    """Seconds of the native call as measured in Python, with the start of threads and the reading of the trace. Times
+    of units count from shortly after the beginning of the call."""
     shared: npt.NDArray[np.bool_]
     """Whether the unit's chunks are read for several rows."""
     thread: Ints
     begin: Floats
     ready: Floats
-    """When the partial results that the unit folds in were there; `begin` if it needs none."""
+    """Time at which the partial results that the unit folds in were ready; `begin` if the unit needs none."""
     end: Floats
     parts: Floats
     """`[units, 5]`: seconds in each of PARTS. The rest of a unit is waiting."""
     read_bytes: Ints
-    """K and V that the unit reads."""
+    """Bytes of K and V that the unit reads."""
     flops: Ints
-    """Floating-point operations of its two products."""
+    """Floating-point operations of the unit's two products."""
     place_bytes: int
-    """Most K and V that a unit reads of one chunk. If it does not fit into a core's own cache, `compute` reads, too."""
+    """Most bytes of K and V that a unit reads of one chunk. If they do not fit into a core's own cache, `compute` also
+    reads memory."""

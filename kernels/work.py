@@ -1,4 +1,4 @@
-"""Work descriptors of a plan: which views of the slabs are multiplied with which queries."""
+"""Work descriptors of a plan: they say which views of the slabs are multiplied with which queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chunkbench.kernels.plan import Plan
 
 
 class Limits(NamedTuple):
-    """Largest sizes of pieces, so that what a piece writes stays in the cache until it is read again."""
+    """Largest sizes of pieces. With these sizes, the results of a piece stay in the cache until they are read again."""
 
     private_chunks: int
     """Chunks in a private piece."""
@@ -27,7 +27,7 @@ class SharedPiece:
     """Chunks that all `rows` cover. Each head has one query matrix, which is multiplied with every chunk."""
 
     entries: slice
-    """Numbers of its partial results."""
+    """Numbers of the piece's partial results."""
 
     def __init__(self, store: ChunkStore, chunks: Ints, rows: torch.Tensor) -> None:
         self.rows = rows
@@ -42,7 +42,7 @@ class PrivatePiece:
     """Chunks of one slab, each multiplied with the query of one sequence. Consecutive chunks need no copy."""
 
     entries: slice
-    """Numbers of its partial results."""
+    """Numbers of the piece's partial results."""
 
     def __init__(self, store: ChunkStore, slab: int, places: Ints, rows: Ints, last: Ints) -> None:
         """`places`, `rows` `[m]`; `last` are the positions, in the piece, of chunks that may be partial."""
@@ -67,7 +67,8 @@ class PrivatePiece:
         """`[len(masked), 1, tokens]`: True where the chunk has no token."""
 
     def refresh(self, last_tokens: Ints) -> None:
-        """Update to the current lengths of the sequences. Every plan calls this, even if the structure is the same."""
+        """Update the piece to the current lengths of the sequences. Every plan calls this method, even if the structure
+        is the same."""
         if len(self._last) == 0:
             return
         tokens = last_tokens[self._last_rows]
@@ -84,12 +85,13 @@ class PrivatePiece:
         self.mask = torch.from_numpy(mask).to(self._store.device)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The piece's chunks `[m, h_kv, tokens, d]` of its keys or values `tensor`; a copy only if scattered."""
+        """The piece's chunks `[m, h_kv, tokens, d]` of `tensor`, its keys or its values; a copy only if the chunks are
+        scattered."""
         return tensor if self._gathered is None else tensor.index_select(0, self._gathered)
 
 
 class Work:
-    """All pieces of a plan, and the row of each of their partial results, `[P]`, which are numbered piece by piece."""
+    """All pieces of a plan, and the row of each partial result, `[P]`. Partial results are numbered piece by piece."""
 
     def __init__(self, shared: list[SharedPiece], private: list[PrivatePiece]) -> None:
         self.shared, self.private = shared, private
@@ -100,7 +102,7 @@ class Work:
             piece.entries = slice(first, first := first + len(piece.rows))
 
     def refresh(self, last_tokens: Ints) -> None:
-        """Update to the current numbers of tokens in the last chunks `[b]`."""
+        """Update all pieces to the current numbers of tokens in the last chunks `[b]`."""
         for piece in self.private:
             piece.refresh(last_tokens)
 
@@ -125,10 +127,12 @@ def make_work(plan: Plan, items: Items, store: ChunkStore, limits: Limits) -> Wo
 def _split(
     plan: Plan, store: ChunkStore, chunks: Ints, rows: Ints, limit: int
 ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
-    """Split pairs of chunk and row into pieces: slab, places, rows and the positions of sequences' last chunks.
+    """Split pairs of chunk and row into pieces. A piece has a slab, places, rows, and the positions of the last chunks
+    of sequences.
 
-    Last chunks that are adjacent in memory (one append took them) form pieces of their own, which read only as many
-    tokens as the fullest of them holds. A single last chunk gets a mask instead, which costs less than another piece.
+    Last chunks that are adjacent in memory (because one append took them) form separate pieces, which read only as many
+    tokens as the fullest of these chunks holds. A single last chunk gets a mask instead, which costs less than another
+    piece.
     """
     is_last = chunks == plan.last_chunks[rows]
     last = np.flatnonzero(is_last)
@@ -136,7 +140,7 @@ def _split(
     adjacent = np.diff(chunks[last]) == 1
     grouped_last = last[np.append(False, adjacent) | np.append(adjacent, False)] if len(last) else last
     other = np.setdiff1d(np.arange(len(chunks)), grouped_last, assume_unique=True)
-    # Chunks that several rows read, each by itself, are sorted by row: then runs of them are long.
+    # Chunks that several rows read, each by itself, are sorted by row, because runs of chunks are then long.
     repeat = np.bincount(chunks, minlength=1).max() > 1
     other = other[np.lexsort((chunks[other], rows[other])) if repeat else np.argsort(chunks[other], kind="stable")]
     for part in (other, grouped_last):

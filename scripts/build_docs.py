@@ -1,8 +1,8 @@
-"""Builds the pages as a site: `python scripts/build_docs.py`, which `make docs` calls.
+"""Builds the documentation as a web site: `python scripts/build_docs.py`, which `make docs` calls.
 
-Collects docs/ (without docs/notes), the README and the other top pages in build/docs, with links between them mended,
-the recorded runs as pages, and the API; then mkdocs makes build/site and fails if a link has no target. The site
-loads nothing from other hosts, which is checked at the end.
+First collects in build/docs: docs/ (without docs/notes), the README and the other top pages, with links changed to fit
+the site; a page for each recorded run; and the API. Then mkdocs makes build/site, and fails if a link has no target. At
+the end the script checks that the site loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPORTS = {
     "xeon-amx-2-cores": "Intel Xeon with AMX: servers under load (Table 4, Figure 5), the CPU kernels",
     "replays": "Cache managers on a virtual clock: replays, not measured",
 }
-"""Folders of recorded runs, and what their pages are called."""
+"""Folder of recorded runs -> title of its page."""
 API = """# API
 
 The public classes, and what an implementation has to provide. Everything else may change.
@@ -43,7 +43,7 @@ The public classes, and what an implementation has to provide. Everything else m
 
 
 def with_keys(page: str) -> str:
-    """The page on experiments with the table of keys that `experiments/schema.json` gives."""
+    """The page on experiments, with the table of keys made from `experiments/schema.json`."""
     schema = json.loads((ROOT / "experiments" / "schema.json").read_text(encoding="utf-8"))
     required = [*schema["required"], *schema["else"]["required"]]
     lines = ["| key | meaning | default |", "| --- | --- | --- |"]
@@ -61,7 +61,7 @@ def with_keys(page: str) -> str:
 
 
 def moved(page: Path, target: str) -> str | None:
-    """The link of a page to `target`, as it is in the site; None if the site does not have the file."""
+    """The link of a page to `target` in the form that the site needs; None if the site does not have the file."""
     path, mark, anchor = target.partition("#")
     if not path:
         return target
@@ -87,7 +87,7 @@ def page_text(page: Path) -> str:
 
 
 def collect() -> None:
-    """Fill build/docs."""
+    """Write all pages to build/docs."""
     shutil.rmtree(STAGE, ignore_errors=True)
     shutil.copytree(DOCS, STAGE, ignore=shutil.ignore_patterns("*.md", "mkdocs.yml", NOTES.name))
     for page in sorted(DOCS.glob("*.md")):
@@ -115,7 +115,7 @@ def collect() -> None:
 
 
 def loaded_from_elsewhere() -> list[str]:
-    """What pages and style sheets of the site would load from other hosts."""
+    """Addresses of other hosts from which pages and style sheets of the site would load something."""
     found = []
     for path in sorted(path for path in SITE.rglob("*") if path.suffix in (".html", ".css")):
         text = path.read_text(encoding="utf-8")
@@ -128,7 +128,7 @@ def loaded_from_elsewhere() -> list[str]:
 
 
 def main() -> None:
-    """Collect, build, check."""
+    """Collect the pages, build the site and check it."""
     collect()
     # Its banner is about its own next version.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}

@@ -4,9 +4,9 @@
 
 Runs from a plain checkout, without installation and network. It needs an NVIDIA GPU, PyTorch for CUDA with its Triton,
 and the packages of pyproject.toml. Within a minute it says what works: every implementation, checked against float64 at
-a small shape. Then it runs the kernels' tests, then the experiments table3-gpu and gpu-kernels: Table 3 and the bars.
-When the time is up, it keeps the measurements that it has. All results are in one folder, and beside it as one file to
-send by mail.
+a small shape. Then it runs the kernels' tests, then the experiments table3-gpu (Table 3) and gpu-kernels (the bars).
+When the time is up, it keeps the measurements that it has. It writes all results to one folder, and beside the folder
+one file with all of them, to send by mail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = ["triton", "pytest", "pytest-timeout", "hypothesis"]
-"""Needed besides the packages that ChunkBench requires."""
+"""Packages that the check needs besides those that ChunkBench requires."""
 OPTIONAL = ["nvidia-ml-py", "flashinfer-python", "xformers", "flash-attn", "fa3-fwd"]
 TESTS = [
     "tests/bench/measure/test_on_cuda.py",
@@ -41,16 +41,16 @@ GPU_FACTS = (
     "index,name,driver_version,vbios_version,memory.total,memory.used,ecc.mode.current,power.limit,power.default_limit,"
     "clocks.max.sm,clocks.max.mem,mig.mode.current,persistence_mode,pstate"
 )
-"""What else decides how fast a GPU is; nothing that identifies it."""
+"""Fields of `nvidia-smi` that tell how fast a GPU is; none of them identifies the GPU."""
 ENDED = (124, 137)
-"""Exit codes of a step that its time limit ended."""
+"""Exit codes of a step that was ended by its time limit."""
 PREPARED = Path(sys.prefix, ".gpu-prepared")
 SAVED_S = 20.0
-"""Part of the time that is reserved for the reports."""
+"""Seconds that are reserved for the reports."""
 
 
 def missing(packages: list[str]) -> list[str]:
-    """Those of the packages that are not installed. PyTorch for CUDA has Triton under another package's name."""
+    """The packages among these that are not installed. PyTorch for CUDA has Triton under another package's name."""
     installed = {distribution.name.lower().replace("_", "-") for distribution in distributions()}
     return [name for name in packages if name not in installed and not importlib.util.find_spec(name.replace("-", "_"))]
 
@@ -67,14 +67,16 @@ def checkout() -> dict[str, str]:
 
 
 def compiled_at_first_use(environment: dict[str, str]) -> list[str]:
-    """Implementations whose first use compiles kernels: measured only after `make gpu-prepare` has compiled them."""
+    """Ids of implementations that compile kernels when they are first used. They are measured only after
+    `make gpu-prepare` has compiled the kernels."""
     code = "from chunkbench.baselines.registry import REGISTRY; print(*REGISTRY.compiling())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
 class Steps:
-    """Runs commands one after the other within a time limit; output goes to the screen and to one file per command."""
+    """Runs commands one after the other within a time limit. The output goes to the screen and to one file per
+    command."""
 
     def __init__(self, out: Path, environment: dict[str, str], seconds: float) -> None:
         self._out, self.environment = out, environment
@@ -87,7 +89,7 @@ class Steps:
         return self._end - time.monotonic() - SAVED_S
 
     def run(self, name: str, command: list[str], limit_s: float) -> int:
-        """Run a command and return its exit code; 124 or 137 if its time limit or an interrupt ended it."""
+        """Run a command and return its exit code: 124 or 137 if a time limit or an interrupt ended the command."""
         print(f"== {name}", flush=True)
         started = time.monotonic()
         # `timeout` ends the command by SIGTERM, so a run keeps its finished points; ten seconds later it kills it.
@@ -111,19 +113,19 @@ class Steps:
 
 
 EXPERIMENTS = {"table3-gpu": 0.6, "gpu-kernels": 0.9}
-"""What is measured, and which part of the time that is left then."""
+"""Experiment -> share of the remaining time that it may take."""
 SMALL = {"n_p": "256", "n_s": "256", "n_c": "1", "batch_size": "8"}
-"""The shape of the first minute."""
+"""The shape at which the first minute checks every implementation."""
 TOY = {
     "first": SMALL | {"n_p": "64", "n_s": "64", "batch_size": "2", "heads": "2", "head_dim": "64"},
     "table3-gpu": {"n_p": "64", "n_s": "0,64", "n_c": "1", "batch_size": "2", "heads": "2", "head_dim": "64"},
     "gpu-kernels": {"heads": "2", "kv_heads": "1", "head_dim": "16", "n_c": "1"},
 }
-"""Shapes of a rehearsal."""
+"""Shapes of `--rehearse`: step -> values of axes."""
 
 
 def what_works(cases: Path) -> list[str]:
-    """A line for each implementation of a run: what works first, then why the others do not."""
+    """Text on the implementations of a run: first those that work, then a line with the reason for each other one."""
     rows = [json.loads(line) for line in cases.read_text().splitlines()] if cases.exists() else []
     worked = dict.fromkeys(row["implementation"] for row in rows if row["status"] in ("ok", "noisy"))
     failed = {row["implementation"]: f"{row['status']}: {row['reason']}" for row in rows if not row["samples_us"]}
@@ -134,7 +136,7 @@ def what_works(cases: Path) -> list[str]:
 
 
 def check_needs(rehearse: bool) -> None:
-    """Raises SystemExit if something is missing without which nothing can be checked."""
+    """Raise SystemExit if something is missing that every check needs."""
     needed = [re.split("[><=]", requirement)[0] for requirement in PROJECT["dependencies"]] + TOOLS
     lacking = missing([name for name in needed if name not in OPTIONAL])
     if lacking:

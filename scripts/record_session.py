@@ -1,8 +1,8 @@
-"""Records a terminal session as an SVG: runs the commands for real, and draws what they print.
+"""Records a terminal session as an SVG: runs the commands, and draws what they print.
 
     python scripts/record_session.py docs/images/session.svg
 
-The picture loads nothing from other hosts: rich's drawing, without its web font.
+The picture is rich's drawing without its web font, so it loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ COMMANDS = (
     ("chunkbench quick --model llama3-8b", 40),
     ("chunkbench claims results/recorded/epyc-zen3-2-cores", 20),
 )
-"""Commands, and how many lines of each are shown."""
+"""Commands, each with the number of lines of its output that are shown."""
 
 
 def printed(command: str) -> str:
-    """What the command prints on a terminal, without the lines that it overwrites."""
+    """The text that the command prints on a terminal, without the lines that it overwrites."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "LINES": "50", "TERM": "xterm-256color"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     # `script` gives the command a terminal. Progress goes to standard error and is gone when the command ends.

@@ -5,9 +5,9 @@
     python3 scripts/set_up.py .venv clients     .venv/clients: guidellm, which nightly tests send requests with
     python3 scripts/set_up.py .venv-vllm vllm   an environment of its own: vLLM with its server, and our plug-in for it
 
-A torch that is already in the environment stays. So does the system's, if it can use a GPU of this machine. When
-nothing is left to do, the stamp `.ready`, or `.ready-serving` for that extra, is written into the environment. After a
-failed download there is no stamp, so the next set-up tries again.
+A torch that is already in the environment stays. So does the torch of the system, if it can use a GPU of this machine.
+When nothing is left to do, the stamp `.ready`, or `.ready-serving` for that extra, is written into the environment.
+After a failed download there is no stamp, so the next set-up tries again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SEES_GPU = "import torch; print('yes' if torch.cuda.is_available() else '')"
 HAS_TRITON = "import triton; print(triton.__version__)"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
 IMPORTED = "import chunkbench.cli.run, chunkbench.report.compare.compare, chunkbench.bench.workers.main"
-"""Imports all libraries that commands and workers import."""
+"""Python code that imports all libraries that commands and workers import."""
 
 
 def say(message: str) -> None:
@@ -59,7 +59,8 @@ def say(message: str) -> None:
 
 @contextmanager
 def progress() -> Iterator[float]:
-    """Say every 20 seconds how long the block has run: pip says nothing while it loads and builds. Yields the start."""
+    """Print every 20 seconds how long the block has run, because pip prints nothing while it downloads and builds.
+    Yields the start."""
     start, ended = time.monotonic(), threading.Event()
 
     def beat() -> None:
@@ -85,7 +86,8 @@ def output_of(*command: str | Path) -> str:
 def pip_install(python: Path) -> list[str]:
     """The command that installs packages.
 
-    vLLM's kernels are there without vLLM's other dependencies. pip would list each of these as an error every time.
+    vLLM's kernels are installed without vLLM's other dependencies. pip would print an error for each of these every
+    time.
     """
     options = ["--disable-pip-version-check", "install", "-qq", "--no-compile", "--no-warn-conflicts"]
     return [str(python), "-m", "pip", *options]
@@ -107,7 +109,7 @@ def create(venv: Path) -> Path:
 
 
 def constraints_with(torch_version: str, folder: Path) -> Path:
-    """The constraints with this torch in the place of the pinned one, as a file in `folder`."""
+    """Write the constraints to a file in `folder`, with this torch instead of the pinned one. Returns the file."""
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("torch==")]
     path = folder / "constraints.txt"
     path.write_text("\n".join([*lines, f"torch=={torch_version}", ""]))
@@ -115,14 +117,15 @@ def constraints_with(torch_version: str, folder: Path) -> Path:
 
 
 def limits(python: Path) -> list[str]:
-    """Options of pip: the constraints, with the torch of the environment if it has one."""
+    """Options for pip: the constraints, with the torch of the environment if it has one."""
     installed = output_of(python, "-c", INSTALLED_TORCH)
     return ["--constraint", str(constraints_with(installed, python.parents[1]) if installed else CONSTRAINTS)]
 
 
 @contextmanager
 def chunkbench_installed(python: Path) -> Iterator[None]:
-    """Install ChunkBench in place and build its native module, while the block installs what it needs to run."""
+    """Install ChunkBench in place and build its native module, while the block installs the packages that ChunkBench
+    needs to run."""
     tools = [*PYPROJECT["build-system"]["requires"]]
     tools += [tool for tool in ("cmake", "ninja") if not output_of(tool, "--version")]
     if not pip(python, "--constraint", str(CONSTRAINTS), *tools):
@@ -190,7 +193,7 @@ def make_environment(venv: Path) -> bool:
 def make_vllm_environment(venv: Path) -> bool:
     """vLLM's CPU package with all that its server needs, and ChunkBench. Returns False if vLLM could not be installed.
 
-    Apart from our environment, because vLLM and the extra `serving` need other versions of the same packages.
+    This environment is not our own, because vLLM and the extra `serving` need different versions of the same packages.
     """
     python = create(venv)
     say(f"vLLM in {venv.name} (3 GB, a minute or two)")
@@ -214,7 +217,7 @@ def make_vllm_environment(venv: Path) -> bool:
 def make_clients_environment(venv: Path) -> bool:
     """guidellm beside our environment, whose packages it sees. Returns False if it could not be installed.
 
-    Of some packages it needs another version, and with others our server would run differently.
+    guidellm needs other versions of some packages. With those versions our server would run differently.
     """
     python = create(venv / "clients")
     paths = [output_of(one, "-c", PACKAGES) for one in (venv / "bin" / "python", python)]

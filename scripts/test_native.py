@@ -65,7 +65,7 @@ def library(name: str) -> str:
 
 
 def build(name: str) -> Path:
-    """Build the module and return its path. Raises CalledProcessError."""
+    """Build the native module and return its path. Raises CalledProcessError."""
     variant, folder = BUILDS[name], ROOT / "build" / name
     nanobind = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     settings = {

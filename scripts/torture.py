@@ -1,8 +1,9 @@
-"""Do harm to ChunkBench and count what survives: `make torture`, one part alone: `make torture PART=kill`.
+"""Disturb ChunkBench on purpose and count the trials that it survives: `make torture`, or one part with
+`make torture PART=kill`.
 
-Each part makes trials until its time is over: the minutes that the part says, all parts in less than three
-hours. A trial that fails says how to repeat it. The first trial's number moves on from day to day, so every night tries
-something new.
+Each part makes trials until its time is over. A part names its minutes; all parts together take less than three hours.
+The message of a failed trial says how to repeat it. The number of the first trial depends on the date, so every night
+makes other trials.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ TRIALS_A_DAY = 100_000
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [part.name for part in PARTS]
-    parser.add_argument("--part", action="append", choices=names, help="only this part; may be given several times")
-    parser.add_argument("--minutes", type=float, help="time of each part (default: what the part says)")
+    parser.add_argument("--part", action="append", choices=names, help="run only this part; may be given several times")
+    parser.add_argument("--minutes", type=float, help="minutes of each part (default: those that the part names)")
     parser.add_argument("--seed", type=int, help="number of the first trial (default: from today's date)")
-    parser.add_argument("--count", type=int, help="at most so many trials of each part (default: as many as fit)")
+    parser.add_argument("--count", type=int, help="most trials of each part (default: as many as fit)")
     return parser.parse_args()
 
 

@@ -1,6 +1,7 @@
-"""The library: prefix trees, pools of chunks, caches per head, and attention over them. Knows the kernels alone.
+"""The library: prefix trees, pools of chunks, caches per head, and attention over these caches. It imports only the
+kernels.
 
-Its modules are light; the classes with tensors are imported when somebody asks for them.
+The modules load fast, because the classes with tensors are imported only when they are used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _MODULES = ("errors", "windows", "tensors", "parts", "single", "layered", "ragged")
-"""Where these names are: first the two that load no torch."""
+"""Modules that define the public names: first the two that do not load torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from chunkbench.kernels.integers import Ints
 
 
 class JoinedBlocks(NamedTuple):
-    """A sequence has joined. The caller must write its tokens from `cached` on to `slots`."""
+    """A sequence has joined. The caller must write the sequence's tokens from number `cached` on to `slots`."""
 
     sequence: int
     cached: int
@@ -30,10 +30,10 @@ class BlockTables:
     """
 
     def __init__(self, block_size: int, share: bool, max_tokens: int = 1) -> None:
-        """`max_tokens`: tokens per sequence for which the table has room initially; it grows on demand."""
+        """`max_tokens`: tokens per sequence for which the table has room at first. The table grows on demand."""
         self.block_size = block_size
         self.tree = PrefixTree(block_size, share=share)
-        """Its chunks are the blocks. Sequences leave by the tree's own method."""
+        """The chunks of the tree are the blocks. Sequences leave by the method `leave` of the tree."""
         self._by_slot: npt.NDArray[np.int32] = np.zeros((8, max(1, -(-max_tokens // block_size))), np.int32)
 
     @property

@@ -1,4 +1,5 @@
-"""A prefix tree with the K and V of its chunks and the kernel that reads them: KV heads that keep all, or windows."""
+"""Caches: a prefix tree, the K and V of its chunks, and the kernel that reads them. KV heads keep all tokens or a
+window."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from chunkbench.kernels.integers import NOWHERE, Ints
 
 
 class Cache:
-    """All KV heads keep all chunks. `LayeredChunkAttention` says what the operations do."""
+    """A cache in which all KV heads keep all chunks. `LayeredChunkAttention` describes the operations."""
 
     def __init__(self, tree: PrefixTree, store: ChunkStore | HeadStores, kernel: Decode) -> None:
         self.tree = tree
@@ -49,11 +50,11 @@ class Cache:
             self.store.copy(*copy)
 
     def compress(self, sequences: Sequence[int] | None) -> None:
-        """No head loses anything."""
+        """Does nothing, because no head loses tokens."""
 
 
 class HeadCache(Cache):
-    """Window heads lose the chunks that all their sequences have left behind their windows."""
+    """A cache with window heads. They lose a chunk when it lies before the windows of all sequences that cover it."""
 
     store: HeadStores
 
@@ -94,7 +95,7 @@ class HeadCache(Cache):
                     f"sequence {sequence} cannot be cut to {length} tokens: window heads lost the last ones"
                 )
         super().truncate(sequence, length)
-        # It no longer has left behind what it left behind with more tokens.
+        # With fewer tokens the window begins earlier, so the sequence needs chunks that it did not need before.
         slot, end = self.tree.slot(sequence), self._policy.end_of_dropped(np.array([length]), self.tree.chunk_size)[0]
         self._ends[slot] = min(self._ends[slot], end)
 
@@ -102,7 +103,7 @@ class HeadCache(Cache):
         self._leave_behind(sequences, self._lengths(sequences))
 
     def _lengths(self, sequences: Sequence[int] | None) -> Ints:
-        """Tokens of these sequences, or of all by row."""
+        """Number of tokens of each of these sequences; without `sequences`, of all by row."""
         return self.tree.lengths if sequences is None else np.array([self.tree.length(one) for one in sequences])
 
     def _begin(self, sequence: int, end: int) -> None:
@@ -112,7 +113,8 @@ class HeadCache(Cache):
         self._ends[slot] = end
 
     def _leave_behind(self, sequences: Sequence[int] | None, positions: Ints) -> None:
-        """Window heads lose what queries at these positions, one for each sequence, and later ones do not see."""
+        """Drop the chunks that window heads no longer need if each sequence has only queries at its position and
+        later."""
         slots = self.tree.slots if sequences is None else np.array([self.tree.slot(one) for one in sequences])
         ends = self._policy.end_of_dropped(positions, self.tree.chunk_size)
         if (ends <= self._ends[slots]).all():

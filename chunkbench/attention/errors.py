@@ -8,7 +8,7 @@ class KVCacheError(Exception):
 
 
 class UnknownSequence(KVCacheError, KeyError):
-    """No live sequence has this id: it was never assigned, or its sequence has left."""
+    """No live sequence has this id: the id was never assigned, or the sequence has left."""
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message, quotes included.

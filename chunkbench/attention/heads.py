@@ -1,6 +1,6 @@
-"""Chunks and kernels where KV heads keep different parts of a sequence: full heads, and heads with a window.
+"""Chunks and kernels of caches with two kinds of KV heads: full heads keep a whole sequence, window heads keep a part.
 
-Both kinds have a store of their own behind one tree. A store holds its heads of all layers one after the other, because
+Each kind has its own store; one tree serves both. A store holds its heads of all layers one after the other, because
 layers differ in how many full heads they have.
 """
 
@@ -23,7 +23,7 @@ from chunkbench.kernels.plan import Plan
 
 
 class Decode(Protocol):
-    """The common interface of the kernels."""
+    """The interface that all decode kernels have."""
 
     @property
     def work_items(self) -> int: ...
@@ -32,7 +32,8 @@ class Decode(Protocol):
 
 
 class HeadKernel(Decode, Protocol):
-    """A kernel for some adjacent heads of a store. The `layer` of `decode` is the first of them."""
+    """A kernel for some adjacent heads of a store. The argument `layer` of `decode` is the number of the first of these
+    heads."""
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None: ...
     def compensate(self, tokens: CompensationTokens) -> None:
@@ -44,22 +45,22 @@ class _Run:
     """Heads of a layer that lie side by side in a store."""
 
     first: int
-    """Number of the first one in the store."""
+    """Number of the run's first head in the store."""
     heads: slice | list[int]
-    """KV heads of the layer."""
+    """Numbers of these KV heads in the layer."""
     queries: slice | list[int]
-    """Query heads of the layer."""
+    """Numbers of their query heads in the layer."""
     count: int
 
 
 class _HeadStore:
-    """The heads of one kind, of all layers."""
+    """The store for all heads of one kind, of all layers."""
 
     def __init__(
         self, policy: HeadPolicy, full: bool, group: int, together: bool, make: Callable[[int], ChunkStore]
     ) -> None:
         self.runs: list[list[_Run]] = []
-        """[layer]"""
+        """`[layer]`: the runs of its heads."""
         first = 0
         for layer in range(len(policy.full)):
             heads = policy.heads(layer, full)
@@ -83,13 +84,14 @@ class _HeadStore:
 
 
 def _slice(numbers: list[int]) -> slice | list[int]:
-    """A slice selects the same without a copy."""
+    """The numbers, as a slice if they are adjacent: indexing with a slice makes no copy."""
     adjacent = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     return slice(numbers[0], numbers[-1] + 1) if adjacent else numbers
 
 
 class HeadStores:
-    """The K and V of both kinds of heads, and the sums of what window heads lost. Its interface is `ChunkStore`'s."""
+    """The K and V of both kinds of heads, and the sums of the K and V that window heads lost. The interface is that of
+    `ChunkStore`."""
 
     def __init__(
         self,
@@ -101,14 +103,14 @@ class HeadStores:
         together: bool,
         make: Callable[[int], ChunkStore],
     ) -> None:
-        """`limit`: of the pool. `group`: query heads of a KV head. `together`: whether a kernel takes several heads.
-        `make`: a store with so many layers of one head."""
+        """`limit`: most chunks of the pool. `group`: query heads per KV head. `together`: whether a kernel takes
+        several heads. `make(n)` makes a store of n layers with one head each."""
         self.policy = policy
         self.chunk_size = chunk_size
         self.full = _HeadStore(policy, True, group, together, make)
         self.windows = _HeadStore(policy, False, group, together, make)
         self.sums = torch.empty(0, 0 if policy.compensation == "none" else self.windows.heads, 2, head_dim)
-        """`[entry, window heads of all layers, 2, d]` float32; of no heads if nothing stands for what they lost."""
+        """`[entry, window heads of all layers, 2, d]` float32; without a compensation token the second size is 0."""
         share = max(0, self.windows.store.chunk_bytes - self.entry_bytes) / self.chunk_bytes
         rooms = self.full.store.grow, self.windows.store.grow, self._grow_sums
         self.pool = WindowedPool(policy, limit, *rooms, share)
@@ -120,7 +122,7 @@ class HeadStores:
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of the sums of one chunk."""
+        """Bytes of the sums of one entry."""
         return self.sums.stride(0) * self.sums.element_size() if self.sums.shape[1] else 0
 
     def bytes_of(self, chunks: Ints) -> int:
@@ -157,7 +159,7 @@ class HeadStores:
             self.windows.store.copy(int(places[source]), int(places[target]), tokens, held)
 
     def drop(self, chunk: int, before: int) -> None:
-        """Window heads lose a full chunk. `before`: the chunk before it that they lack, or NOWHERE."""
+        """Window heads lose a full chunk. `before`: the last chunk that they lost before it on the path, or NOWHERE."""
         place = int(self.pool.places[chunk])
         entry = self.pool.drop(chunk)
         if self.policy.compensation == "none":
@@ -175,7 +177,7 @@ class HeadDecode:
     """Decode attention over both kinds of heads."""
 
     def __init__(self, stores: HeadStores, make: Callable[[ChunkStore, int], HeadKernel]) -> None:
-        """`make`: a kernel for so many adjacent heads of a store."""
+        """`make(store, n)` makes a kernel for n adjacent heads of a store."""
         self._stores = stores
         self._kernels = [
             {count: make(heads.store, count) for count in {run.count for runs in heads.runs for run in runs}}
@@ -185,11 +187,11 @@ class HeadDecode:
 
     @property
     def work_items(self) -> int:
-        """Number of work items of the current plan, for each number of heads that a kernel takes."""
+        """Number of work items of the current plan, added up over all kernels."""
         return sum(kernel.work_items for kernels in self._kernels for kernel in kernels.values())
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
-        """Make the work descriptors of a plan; see the kernels."""
+        """Make the work descriptors of a plan, with rows of prompts; see `TppNative.plan`."""
         for kernel in self._kernels[0].values():
             kernel.plan(plan, prompts)
         stores, pool = self._stores, self._stores.pool

@@ -34,13 +34,13 @@ class LayeredChunkAttention:
     same, but every sequence reads its shared chunks by itself. `kernel="auto"` chooses the native kernel on a CPU if it
     was built and supports the shape (chunk_size a multiple of 16, head_dim up to 256), Triton on an NVIDIA GPU if it
     supports the shape (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch.
-    The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own. `retain`
-    keeps the full chunks of sequences that were removed or cut, for later ones, until their memory is needed.
-    `policy` lets some KV heads keep a window only (`HeadPolicy`); on CPUs.
+    The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own. `retain` keeps the
+    full chunks of sequences that were removed or cut, for later sequences, until their memory is needed. `policy` lets
+    some KV heads keep only a window (`HeadPolicy`); it needs a CPU.
     """
 
     _deferred = False
-    """Whether K and V come some time after their tokens, so that a chunk may be matched but not written."""
+    """Whether K and V come some time after their tokens. Then a join can match a chunk that is not written yet."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LayeredChunkAttention:
             lambda pool: PrefixTree(chunk_size, pool, share, retain, self._deferred),
         )
         self._tree, self._store, self._kernel = self._cache.tree, self._cache.store, self._cache.kernel
-        # One call that checks and runs. With cold caches the checks in Python take as long as a small step.
+        # One native call checks and runs. With cold caches, checks in Python would take as long as a small step.
         self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
         self._spec = TensorSpec(dtype, device)
         self._planned = False
@@ -98,7 +98,7 @@ class LayeredChunkAttention:
 
     @property
     def idle_kv_bytes(self) -> int:
-        """Bytes of K and V of the chunks that no sequence covers any more and that are kept for later ones."""
+        """Bytes of K and V of the chunks that no sequence covers any more and that are kept for later sequences."""
         return self._cache.idle_kv_bytes
 
     @property
@@ -113,7 +113,7 @@ class LayeredChunkAttention:
 
     @property
     def plan_rebuilds(self) -> int:
-        """How often the structure of the forest had changed so that a new plan was needed."""
+        """How often a new plan was needed because the structure of the forest had changed."""
         return self._tree.plan_rebuilds
 
     def length(self, sequence: int) -> int:
@@ -121,7 +121,7 @@ class LayeredChunkAttention:
         return self._tree.length(sequence)
 
     def cached_tokens(self, tokens: Tokens) -> int:
-        """Number of leading tokens that the cache already holds. The caller need not compute their K and V."""
+        """Number of leading tokens whose K and V the cache already holds, so that the caller need not compute them."""
         return self._tree.match(tokens)
 
     def reserve(self, tokens: int, touch: bool = False) -> None:
@@ -149,7 +149,7 @@ class LayeredChunkAttention:
         return joined
 
     def extend(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
-        """Add `counts[i]` tokens to `sequences[i]`. By default one token each, to all live sequences by row.
+        """Add `counts[i]` tokens to `sequences[i]`; by default one token to each live sequence, by row.
 
         `tokens` lists the tokens of the first sequence, then those of the next, and so on. Pass the result to `write`.
         """
@@ -171,22 +171,25 @@ class LayeredChunkAttention:
     def truncate(self, sequence: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence, at least 1.
 
-        If the new end lies inside a chunk that other sequences cover, the sequence gets a copy: PoolExhausted if there
-        is no room for it. With a policy, what window heads lost does not come back: WrongTokens if the end lies in it.
+        If the new end lies inside a chunk that other sequences cover, the sequence gets a copy of the chunk; raises
+        PoolExhausted if there is no room for the copy. With a policy, raises WrongTokens if window heads lost the chunk
+        of the new end.
         """
         self._cache.truncate(sequence, length)
         self._planned = False
 
     def plan(self) -> None:
-        """Update the work descriptors after all changes. `attend` does this itself if the caller did not."""
+        """Update the work descriptors after all changes. `attend` calls this method if the caller did not."""
         if not self._planned:
             self._kernel.plan(self._tree.plan())
             self._planned = True
 
     def compress(self, sequences: Sequence[int] | None = None) -> None:
-        """With a policy: let window heads lose what lies before the windows of these sequences, by default of all.
+        """With a policy: let window heads lose the tokens before the windows of these sequences, by default of all
+        sequences.
 
-        K and V of all their tokens must be written in all layers. `extend` does this for the sequences that it extends.
+        K and V of all tokens of these sequences must be written in all layers. `extend` compresses the sequences that
+        it extends.
         """
         self._cache.compress(sequences)
         self._planned = False

@@ -1,4 +1,5 @@
-"""What every cache manager does: it decides which token slots of K/V memory a sequence has. Ids only, no tensors."""
+"""The interface of cache managers. A manager decides which token slots of K/V memory each sequence has. Ids only, no
+tensors."""
 
 from __future__ import annotations
 
@@ -19,22 +20,23 @@ class NeverFits(KVCacheError, ValueError):
 
 @dataclass(frozen=True)
 class Accounts:
-    """Where the token slots of the memory are. The first six numbers add up to the capacity."""
+    """How the token slots of the memory are used. The first six numbers add up to the capacity."""
 
     used: int
-    """Slots that hold a token of a live sequence; one that several sequences share counts once."""
+    """Slots that hold a token of a live sequence. A slot that several sequences share counts once."""
     reserved: int
     """Allocated slots that the sequence will fill later."""
     internal_fragmentation: int
     """Allocated slots that no token will ever fill (internal fragmentation)."""
     external_fragmentation: int
-    """Slots that no sequence has, and that the waiting sequence cannot get (external fragmentation)."""
+    """Slots that no sequence has, but that the waiting sequence cannot get (external fragmentation)."""
     evictable: int
-    """Slots that hold tokens of sequences that ended, kept for later ones."""
+    """Slots with tokens of sequences that ended, kept for later sequences."""
     free: int
-    """All others."""
+    """All other slots."""
     covered: int
-    """Tokens of all live sequences, each counted by itself; `covered - used` slots are saved by sharing."""
+    """Tokens of all live sequences; a shared token counts once for each sequence. `covered - used` slots are saved by
+    sharing."""
 
     @property
     def capacity(self) -> int:
@@ -56,28 +58,28 @@ class Accounts:
 
 @dataclass(frozen=True)
 class Reads:
-    """What one step of attention reads: tokens of live sequences by how many sequences cover them."""
+    """The tokens that one step of attention reads, by the number of live sequences that cover them."""
 
     private: int
     """Tokens that one sequence covers."""
     shared: int
     """Tokens that several sequences cover, each counted once."""
     shared_covered: int
-    """The same, counted once for each sequence."""
+    """The tokens that several sequences cover, counted once for each sequence."""
 
 
 class LiveSequences(dict[int, L]):
-    """What a manager knows of each live sequence, by id."""
+    """Id of each live sequence -> the manager's record of the sequence."""
 
     def __missing__(self, sequence: int) -> L:
         raise UnknownSequence(f"no live sequence has the id {sequence}")
 
     def check_new(self, sequence: int, tokens: int = 1) -> None:
-        """Raise ValueError if the id is taken, EmptySequence if the sequence would have no token."""
+        """Raise ValueError if the id is in use, EmptySequence if the sequence would have no token."""
         if sequence in self:
             raise ValueError(f"sequence {sequence} lives already")
         if tokens < 1:
-            raise EmptySequence("a sequence has at least one token")
+            raise EmptySequence("a sequence needs at least one token")
 
 
 class Manager(ABC):
@@ -89,7 +91,7 @@ class Manager(ABC):
     """
 
     block_tokens: int
-    """Tokens of a block (chunk, page); 1 where memory is not divided."""
+    """Tokens of a block (chunk, page); 1 if memory is not divided into blocks."""
     capacity: int
     """Token slots of the memory."""
     _live: LiveSequences[Any]
@@ -102,29 +104,32 @@ class Manager(ABC):
     @property
     @abstractmethod
     def slots_held(self) -> int:
-        """Slots that live sequences have, whole blocks, shared ones once: what the memory must hold for them now."""
+        """Slots in the blocks of live sequences; a shared block counts once."""
 
     def cached(self, text: Text) -> int:
-        """Leading tokens of the prompt that an allocation would find now. Changes nothing, not even times of last
-        use."""
+        """Number of leading tokens of the prompt that an allocation would find now. Changes nothing, not even times of
+        last use."""
         return 0
 
     @abstractmethod
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """Admit a sequence with the first `known` tokens of a text: prompt, and answer so far after a preemption.
+        """Admit a sequence with the first `known` tokens of a text: the prompt and, after a preemption, the answer so
+        far.
 
-        After it, room for `spare` more blocks must be left for sequences that grow.
-        Returns the leading tokens that need not be computed, at most `known - 1`, because the last token's logits are
-        needed; None if there is no room now. Raises NeverFits.
+        Room for `spare` more blocks must remain, for sequences that grow. Returns the number of leading tokens that
+        need not be computed, or None if there is no room now. The number is at most `known - 1`, because the last
+        token's logits are needed. Raises NeverFits.
         """
 
     def computed_tokens(self, sequence: int) -> int:
-        """Leading tokens whose K and V are in memory, or come there in this step. May grow through other sequences."""
+        """Number of leading tokens whose K and V are in memory or are written in this step. Other sequences that share
+        them can raise it."""
         self._live[sequence]
         return 0
 
     def extend(self, sequence: int, tokens: int) -> bool:
-        """This step computes a prompt up to its first `tokens` tokens: give them slots. False if there is no room."""
+        """Give slots to the first `tokens` tokens of a prompt, up to which this step computes. False if there is no
+        room."""
         self._live[sequence]
         return True
 
@@ -139,44 +144,45 @@ class Manager(ABC):
     def grow(self, sequence: int, tokens: int) -> bool:
         """Give a sequence slots for `tokens` more tokens, which were appended to its text at once; all or none.
 
-        `extend` says when they are computed. False if there is no room.
+        A call of `extend` says when a step computes these tokens. False if there is no room.
         """
 
     @abstractmethod
     def free(self, sequence: int) -> None:
-        """A sequence ended, or is preempted and will be allocated again. Its blocks may be kept for later ones."""
+        """Free a sequence that ended, or that is preempted and will be allocated again. The manager may keep its blocks
+        for later sequences."""
 
     def swap_out(self, sequence: int) -> int | None:
-        """Move a sequence to another memory instead of forgetting it. Returns the tokens that move; None, and nothing
-        happens, where the manager cannot."""
+        """Move a sequence to another memory instead of freeing it. Returns the number of tokens that move. A manager
+        that cannot swap does nothing and returns None."""
         return None
 
     def swap_in(self, sequence: int) -> bool:
-        """Bring a sequence back. False if there is no room."""
+        """Bring back a sequence that was swapped out. False if there is no room."""
         raise UnknownSequence(f"no sequence with the id {sequence} is swapped out")
 
 
 class ReplayedManager(Manager):
-    """A manager that says where the memory is, as replays ask after each step."""
+    """A manager that can also say how its memory is used. Replays ask for this after each step."""
 
     @property
     def evictions(self) -> int:
-        """Blocks that were kept for later sequences and taken for other tokens, so far."""
+        """Number of kept blocks that were taken for other tokens so far."""
         return 0
 
     @abstractmethod
     def accounts(self) -> Accounts:
-        """Where the slots are now. Costs time in proportion to the live sequences."""
+        """How the slots are used now. Takes time in proportion to the number of live sequences."""
 
     @abstractmethod
     def reads(self) -> Reads:
-        """What attention reads now, of all live sequences."""
+        """The tokens that attention of all live sequences reads now."""
 
 
 class AccountedManager(ReplayedManager):
-    """A manager of ids alone, which can fork sequences.
+    """A manager that keeps only ids, and can fork sequences.
 
-    `append` and `grow` are `give`. A manager that knows which tokens are computed inherits `grow` alone.
+    `append` and `grow` call `give`. A manager that knows which tokens are computed overrides `append`.
     """
 
     def append(self, sequences: Sequence[int]) -> bool:
@@ -187,7 +193,7 @@ class AccountedManager(ReplayedManager):
 
     @abstractmethod
     def give(self, sequences: Sequence[int], tokens: int) -> bool:
-        """Give each of these sequences slots for so many more tokens; all or none. False if there is no room."""
+        """Give each of these sequences slots for `tokens` more tokens; all or none. False if there is no room."""
 
     @abstractmethod
     def table(self, sequence: int) -> Sequence[int]:
@@ -195,16 +201,19 @@ class AccountedManager(ReplayedManager):
 
     @abstractmethod
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Add a sequence with the same tokens so far (parallel sampling, beam search); `text` tells how it goes on.
+        """Add a sequence `twin` with the same tokens so far (parallel sampling, beam search). `text` has the tokens of
+        the new sequence.
 
         False if there is no room.
         """
 
     def check_answers(self, text: Text, answers: int) -> None:
-        """Raise NeverFits unless an empty memory holds so many answers of this text's length, which share the full
-        blocks of its prompt."""
+        """Raise NeverFits unless an empty memory holds `answers` sequences of this text's length that share the full
+        blocks of the prompt."""
         size = self.block_tokens
         shared, blocks = text.prompt // size, self.capacity // size
         needed = shared + answers * (-(-text.total // size) - shared)
         if needed > blocks:
-            raise NeverFits(f"{answers} answers of {text.total} tokens with prompt need {needed} blocks of {blocks}")
+            raise NeverFits(
+                f"{answers} answers of {text.total} tokens with prompt need {needed} blocks; the memory has {blocks}"
+            )

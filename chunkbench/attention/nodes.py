@@ -1,4 +1,4 @@
-"""Nodes of the forest: runs of chunks, looked up by the token ids that they hold."""
+"""Nodes of the forest. A node is a run of chunks; lookups compare the token ids of the chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_MATCHES: dict[bytes, list[TreeNode]] = {}
 
 
 class TreeSequence:
-    """A live sequence. It ends at the end of a node, its `leaf`."""
+    """A live sequence. It ends where its node `leaf` ends."""
 
     __slots__ = ("id", "leaf", "slot")
 
@@ -54,15 +54,15 @@ class TreeNode:
         self.references = references
         """Number of sequences that cover the node."""
         self.children: dict[int, TreeNode] = _NO_CHILDREN
-        """By first chunk id, in depth-first order. A split or a merge does not change this order. Not the evictable
-        ones."""
+        """Id of the first chunk -> child, in depth-first order, without evictable children. Splits and merges keep this
+        order."""
         self.matches: dict[bytes, list[TreeNode]] = _NO_MATCHES
-        """Children, evictable ones too, by the token ids of their first chunk. Live sequences never merge, so children
-        can share a key."""
+        """Token ids of the first chunk -> children, also evictable ones. Live sequences never merge, so several
+        children can have the same key."""
         self.ends: dict[int, TreeSequence] = {}
-        """Sequences that end here, by id."""
+        """Id -> sequence, for each sequence that ends at the end of this node."""
         self.evictable_since: int | None = None
-        """When the last sequence left; None while sequences cover the node."""
+        """Time at which the last sequence left; None while sequences cover the node."""
         self.evictable_children = 0
 
     @property
@@ -72,12 +72,13 @@ class TreeNode:
 
     @property
     def shared_end(self) -> bool:
-        """Whether a sequence that ends here needs a node of its own to go on: others end here, or something follows."""
+        """Whether a sequence that ends here needs a new node to continue: other sequences end here, or the node has
+        children."""
         return self.references > 1 or self.evictable_children > 0
 
     def branch(self, chunk: int, sequence: TreeSequence) -> None:
-        """Let a sequence that ends here go on in a new last child with one chunk that is not full."""
-        # One call for all of this, for speed: a step of a batch may do it for every sequence.
+        """Let a sequence that ends here continue in a new last child with one partial chunk."""
+        # One method does all this, for speed: a step of a batch may call it for every sequence.
         node = TreeNode(self, array("q", (chunk,)), NO_KEYS, 1)
         if self.children is _NO_CHILDREN:
             self.children, self.matches = {}, {}
@@ -87,7 +88,7 @@ class TreeNode:
         sequence.leaf = node
 
     def insert(self, chunks: Iterable[int], keys: list[bytes], references: int = 0) -> TreeNode:
-        """A new last child with these chunks."""
+        """Add a last child with these chunks, and return it."""
         node = TreeNode(self, array("q", chunks), keys, references)
         if self.children is _NO_CHILDREN:
             self.children, self.matches = {}, {}
@@ -97,7 +98,7 @@ class TreeNode:
         return node
 
     def seal(self, key: bytes) -> None:
-        """Record the key of the last chunk, which is now full: from now on joins find it."""
+        """Record the key of the last chunk, which is now full. From now on joins find this chunk."""
         if self.keys:
             self.keys.append(key)
             return
@@ -145,7 +146,7 @@ class TreeNode:
         lower.parent, lower.chunks, lower.keys = self.parent, self.chunks + lower.chunks, self.keys + lower.keys
 
     def _replace_by(self, other: TreeNode) -> None:
-        """Put `other`, which begins with the same chunk, in the place of this node below the parent."""
+        """Replace this node, among the parent's children, by `other`, which begins with the same chunk."""
         assert self.parent is not None
         if self.evictable_since is None:
             self.parent.children[self.chunks[0]] = other
@@ -162,7 +163,7 @@ class TreeNode:
 
 
 class PrefixMatch(NamedTuple):
-    """A path that matches the first keys. It ends in `node`."""
+    """A path whose chunks match the first keys. The path ends in `node`."""
 
     node: TreeNode
     node_chunks: int
@@ -172,7 +173,7 @@ class PrefixMatch(NamedTuple):
 
 
 def deepest_match(root: TreeNode, keys: list[bytes], shareable: Callable[[Sequence[int], int], int]) -> PrefixMatch:
-    """The longest path of full chunks whose token ids equal the first keys, as far as its chunks are shareable."""
+    """The longest path of full, shareable chunks whose token ids equal the first keys."""
     best, of_best, longest = root, 0, 0
     level = [(root, 0)]
     while level:

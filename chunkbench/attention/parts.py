@@ -1,4 +1,4 @@
-"""The kernel for a shape and a device, and the cache that this kernel reads."""
+"""Chooses the kernel for a shape and a device, and makes the cache that this kernel reads."""
 
 from __future__ import annotations
 
@@ -82,9 +82,11 @@ def _head_stores(
 ) -> tuple[HeadStores, HeadDecode]:
     if len(policy.full) != shape.layers or any(len(heads) != shape.kv_heads for heads in policy.full):
         sizes = f"{len(policy.full)} layers of {len(policy.full[0]) if policy.full else 0} KV heads"
-        raise ValueError(f"heads: the policy is for {sizes}; this model has {shape.layers} layers of {shape.kv_heads}")
+        raise ValueError(
+            f"heads: the policy is for {sizes}; this model has {shape.layers} layers of {shape.kv_heads} KV heads"
+        )
     if shape.device.type != "cpu":
-        raise ValueError(f"heads: caches whose heads keep windows are on CPUs, not on {shape.device}")
+        raise ValueError(f"heads: caches with window heads need a CPU, not {shape.device}")
     group, planner = shape.heads // shape.kv_heads, _planner(partition)
     native = kernel == "native"
 
@@ -120,7 +122,7 @@ def _store(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[Chu
 
 
 def _planner(partition: Partition) -> Planner | None:
-    """None: the kernel's own planner."""
+    """The planner for a partition; None stands for the kernel's own planner. Raises ValueError."""
     if partition not in ("two-phase", "sequence-first"):
         raise ValueError(f"partition must be 'two-phase' or 'sequence-first', not {partition!r}")
     return None if partition == "two-phase" else flat

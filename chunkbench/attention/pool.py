@@ -9,7 +9,7 @@ from chunkbench.attention.errors import PoolExhausted
 
 
 class ChunkPool:
-    """Hands out chunk ids 0, 1, 2, ...; grows on demand up to `limit` chunks and never shrinks.
+    """A pool that hands out chunk ids 0, 1, 2, ... It grows on demand up to `limit` chunks and never shrinks.
 
     It hands out the lowest free ids first, in ascending order. So the chunks of a prompt usually have consecutive ids,
     and the kernels read them as one block of memory. The ids in use also stay dense after sequences leave.
@@ -66,7 +66,7 @@ class ChunkPool:
         return ids
 
     def shareable(self, chunks: Sequence[int], count: int) -> int:
-        """How many of the first `count` of these chunks later sequences may share: those before one that may not."""
+        """Number of leading chunks, of the first `count`, that later sequences may share."""
         return count
 
     def _grow(self, capacity: int) -> None:

@@ -21,19 +21,19 @@ _NONE: Ints = np.empty(0, np.int64)
 
 
 class RaggedChunkAttention(LayeredChunkAttention):
-    """`LayeredChunkAttention` for steps with any number of tokens of each sequence: iteration-level batching.
+    """`LayeredChunkAttention` for steps in which each sequence has any number of tokens: iteration-level batching.
 
-    `join` takes a whole prompt. Its K and V come later, over any number of steps; `written` says how far they are. A
-    step goes like this: `join`, `extend` and `remove_sequence`; `select` for the tokens that the step computes, and
-    `plan_selected`; then in each layer `write_selected`, with K and V of all of them, and `attend_selected`, with their
-    queries.
+    `join` takes a whole prompt. The caller writes its K and V later, over any number of steps; `written` says how many
+    tokens are written. A step has these calls: first `join`, `extend` and `remove_sequence`; then `select` for the
+    tokens that the step computes, and `plan_selected`; then in each layer `write_selected` with K and V of the selected
+    tokens, and `attend_selected` with their queries.
 
-    A later sequence can share chunks whose K and V are not written yet. It must not read them before they are: select
-    their tokens in the same step or before, in any sequence that covers them. If a sequence is cut whose tokens were
-    not all computed, select those of its last chunk again.
+    A later sequence can share chunks whose K and V are not written yet, but must not read them before they are written.
+    So select the tokens of these chunks in the same step or before, in any sequence that covers them. If a sequence is
+    cut before all its tokens were computed, select the tokens of its last chunk again.
 
     Sequences that compute only their last token take part in the two-phase partition. The rows of prompts read the
-    cached chunks where they lie, a block of rows at a time. Kernels: native and PyTorch ("auto" chooses between these).
+    cached chunks in place, a block of rows at a time. Kernels: native and PyTorch ("auto" chooses between these).
     """
 
     _deferred = True
@@ -57,7 +57,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         if kernel == "auto" and torch.device(device).type != "cpu":
             kernel = "torch"
         if kernel == "triton":
-            raise ValueError("kernel='triton': its stores cannot take prompts in parts yet; use 'torch'")
+            raise ValueError("kernel='triton' cannot take prompts in parts yet; use 'torch'")
         super().__init__(
             *(layers, heads, head_dim, kv_heads, chunk_size, dtype, device),
             *(max_tokens, partition, kernel, share, retain, policy),
@@ -67,8 +67,8 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._decoding: list[int] = []
         self._prompts: list[PromptRows] = []
         self._writes: list[tuple[Ints, Ints, Ints]] = []  # chunks, slots and rows of new tokens, by prompt
-        self._filled: list[Ints] = []  # chunks that the selected tokens fill, which counts as written from then on
-        # Of the planned step:
+        self._filled: list[Ints] = []  # chunks that the selected tokens fill, and that count as written
+        # The next attributes describe the planned step.
         self._planned_filled: list[Ints] = []
         self._rows = 0
         self._writing = _NONE  # rows whose K and V are new
@@ -76,7 +76,8 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._subset: tuple[Plan, bytes, Plan] | None = None
 
     def written(self, sequence: int) -> int:
-        """Leading tokens of a sequence whose K and V are written, or selected to be, in full chunks.
+        """Number of leading tokens of a sequence, in full chunks, whose K and V are written or will be in a selected
+        step.
 
         Raises UnknownSequence.
         """
@@ -85,8 +86,9 @@ class RaggedChunkAttention(LayeredChunkAttention):
     def select(self, sequence: int, first: int, count: int) -> None:
         """Add tokens `first` to `first + count - 1` of a sequence to the next step: the next rows of its tensors.
 
-        First the sequences that compute only their last token, by row of `sequences`; then all others. Raises
-        UnknownSequence; WrongTokens for tokens that the sequence does not have, or another order.
+        First select the sequences that compute only their last token, by row of `sequences`; then all others. Raises
+        UnknownSequence; WrongTokens if the sequence does not have these tokens. `plan_selected` raises WrongTokens for
+        another order.
         """
         length = self.length(sequence)
         if count < 1 or first < 0 or first + count > length:
@@ -129,19 +131,20 @@ class RaggedChunkAttention(LayeredChunkAttention):
         return self._rows
 
     def undo_planned(self) -> None:
-        """K and V of the planned step did not come, or not in all layers: its tokens have to be selected again."""
+        """Declare that the K and V of the planned step were not written in all layers. Select its tokens again."""
         for chunks in self._planned_filled:
             self._tree.mark_written(chunks, False)
         self._planned_filled = []
 
     def forget(self, sequence: int) -> None:
-        """When a sequence leaves, keep nothing of what it alone covers. Raises UnknownSequence."""
+        """Declare that no chunk that only this sequence covers is to be kept when the sequence leaves. Raises
+        UnknownSequence."""
         self._tree.mark_written(self._tree.own_chunks(sequence), False)
 
     def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write K and V of the selected tokens in one layer, k and v `[rows, kv_heads, head_dim]`.
 
-        Tokens whose K and V are in the cache already are left alone.
+        Skips tokens whose K and V are already in the cache.
         """
         self._check_layer(layer)
         k, v = self._checked_kv(k, v, self._rows)
@@ -167,7 +170,8 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._filled.append(chunks)
 
     def _plan_of(self, rows: Ints) -> Plan:
-        """The plan of some rows; the same object as last time if nothing changed, so that the kernel keeps its work."""
+        """The plan of some rows. If nothing changed, returns the same object as last time, so that the kernel keeps its
+        work descriptors."""
         plan = self._tree.plan()
         if len(rows) == len(self._tree):
             return plan

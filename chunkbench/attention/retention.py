@@ -7,14 +7,15 @@ import heapq
 from chunkbench.attention.nodes import TreeNode
 
 _MOST_OUTDATED = 1 << 16
-"""So many entries of the heap may be outdated, and twice as many as there are evictable chunks."""
+"""Remove outdated entries from the heap when it has more entries than this plus twice the number of evictable
+chunks."""
 
 
 class EvictableNodes:
-    """The evictable nodes of a forest: an LRU.
+    """The evictable nodes of a forest, with eviction of the least recently used.
 
-    An evictable node has full chunks only. Nodes below it are evictable, too. Eviction takes whole nodes, those least
-    recently used first, and leaves before the nodes above them.
+    An evictable node has only full chunks, and the nodes below it are evictable, too. Eviction takes whole nodes: those
+    least recently used first, but leaves before the nodes above them.
     """
 
     def __init__(self) -> None:
@@ -27,11 +28,11 @@ class EvictableNodes:
         self._entries = 0
 
     def advance_clock(self) -> None:
-        """Nodes that are added from now on count as used later than all before."""
+        """Let nodes that are added from now on count as used later than all nodes before."""
         self._time += 1
 
     def add(self, node: TreeNode) -> None:
-        """Keep a node whose last sequence left. The nodes below it are evictable already."""
+        """Add a node whose last sequence left. The nodes below it must be evictable already."""
         assert node.parent is not None
         node.evictable_since = self._time
         del node.parent.children[node.chunks[0]]
@@ -40,7 +41,7 @@ class EvictableNodes:
         self._offer(node)
 
     def remove(self, node: TreeNode) -> None:
-        """A sequence covers an evictable node again. The node above it is not evictable."""
+        """Remove an evictable node that a sequence covers again. The node above it must not be evictable."""
         assert node.parent is not None
         node.evictable_since = None
         node.parent.evictable_children -= 1
@@ -48,8 +49,8 @@ class EvictableNodes:
         self.chunks -= len(node.chunks)
 
     def evict(self, chunks: int) -> list[int]:
-        """Remove leaves until at least so many chunks are free. Returns their ids; fewer if nothing evictable is
-        left."""
+        """Remove leaves until at least `chunks` chunks are free or no evictable node is left. Returns the ids of the
+        free chunks."""
         freed: list[int] = []
         while len(freed) < chunks and self._leaves:
             used, _, node = heapq.heappop(self._leaves)
@@ -75,5 +76,5 @@ class EvictableNodes:
 
 
 def _is_current(used: int, node: TreeNode) -> bool:
-    """Whether a node was not covered again, evicted, or got nodes below it since."""
+    """Whether an entry of the heap is still valid: its node is still evictable since that time, and is a leaf."""
     return node.evictable_since == used and node.is_leaf

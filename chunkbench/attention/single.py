@@ -22,7 +22,7 @@ from chunkbench.kernels.trace import Trace, TracedCall
 class ChunkAttention(LayeredChunkAttention):
     """Decode attention with a prefix-aware KV cache and a two-phase partition kernel (sections 3.1 and 3.2).
 
-    One layer of `LayeredChunkAttention`, which explains sharing, rows, errors and all options.
+    This class is one layer of `LayeredChunkAttention`, which explains sharing, rows, errors and all options.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ChunkAttention(LayeredChunkAttention):
     def add_sequence(self, tokens: Tokens, k: torch.Tensor, v: torch.Tensor) -> int:
         """Add a sequence with its prompt and return its id.
 
-        k, v `[n, kv_heads, head_dim]` for all n tokens, or only the rows after the first `cached_tokens(tokens)`.
+        k, v `[n, kv_heads, head_dim]` hold all n tokens, or only the tokens after the first `cached_tokens(tokens)`.
         """
         ids = token_array(tokens)
         if len(ids) == 0:
@@ -73,8 +73,9 @@ class ChunkAttention(LayeredChunkAttention):
     ) -> None:
         """Add one token to every sequence, by row: token ids `[b]`, k and v `[b, kv_heads, head_dim]`.
 
-        With `sequences`, add tokens only to these, in this order. With `counts`, add `counts[i]` tokens to sequence i.
-        `tokens` lists the tokens of the first sequence, then those of the next; k and v have one row per token.
+        With `sequences`, add tokens only to these sequences, in this order. With `counts`, add `counts[i]` tokens to
+        sequence i. `tokens` lists the tokens of the first sequence, then those of the next; k and v have one row per
+        token.
         """
         ids = token_array(tokens)
         k, v = self._checked_kv(k, v, len(ids))
@@ -89,23 +90,24 @@ class ChunkAttention(LayeredChunkAttention):
 
     @property
     def forest(self) -> Plan:
-        """The plan of the forest as it is now, for `with_planner`."""
+        """The current plan of the forest, for the kernel of `with_planner`."""
         return self._tree.plan()
 
     def with_planner(self, planner: Planner) -> TppNative:
-        """A second native kernel over the same K and V, with items of another planner. Raises ValueError.
+        """A second native kernel over the same K and V, with the items of another planner. Raises ValueError.
 
-        It knows nothing of changes: call its `plan(forest)` before its `decode`.
+        The kernel does not notice changes of the cache: call its `plan(forest)` before its `decode`.
         """
         if not isinstance(self._store, PackedStore):
-            raise ValueError("only caches of the native kernel, without a policy, take another planner")
+            raise ValueError("another planner needs kernel='native' and no policy")
         return TppNative(self._store, self.heads, planner)
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        """`decode` after `plan`, its reads alone or its arithmetic alone, with the time of each unit of work.
+        """Run `decode` after `plan`, or only its reads, or only its arithmetic, and return the time of each unit of
+        work.
 
-        q and out `[b, heads, head_dim]`, out contiguous. None: the kernel cannot say; the native one can, without a
-        policy. After `compute` out holds no result. Raises WrongTensor.
+        q and out `[b, heads, head_dim]`, out contiguous. Only the native kernel without a policy can trace; others
+        return None. After `compute`, out holds no result. Raises WrongTensor.
         """
         q, out = self._checked_q(q, out, len(self._tree))
         if not isinstance(self._kernel, NativeDecode) or not len(out):

@@ -13,7 +13,7 @@ from chunkbench.kernels.integers import Ints, ranges
 
 
 class Slots:
-    """Arrays with one slot per live sequence. A sequence keeps its slot; when another one leaves, nothing moves."""
+    """Arrays with one slot per live sequence. A sequence keeps its slot when other sequences leave."""
 
     def __init__(self, chunk_size: int) -> None:
         self.chunk_size = chunk_size
@@ -28,7 +28,7 @@ class Slots:
         """`[slot, chunk_size]`: token ids of the last chunk, valid while it is partial."""
         self._free: list[int] = []  # heap of slots that were given back
         self._taken = 0  # number of slots ever taken; slots from here on are unused
-        self._of_rows: Ints | slice | None = None  # cached result of `of_rows`; None: outdated
+        self._of_rows: Ints | slice | None = None  # cached result of `of_rows`; None if outdated
 
     def take(self) -> int:
         """Take the lowest free slot."""
@@ -78,7 +78,7 @@ class Slots:
         """
         c = self.chunk_size
         before = self.last_tokens[slots]
-        # `chunks` lists, for each sequence, its last chunk and then its new ones; `places` count from that last chunk.
+        # `chunks` lists, for each sequence, its last chunk, then its new chunks; `places` count from that last chunk.
         firsts = np.cumsum(chunk_counts) - chunk_counts + np.arange(len(slots))
         chunks = np.empty(len(slots) + len(new), np.int64)
         chunks[firsts] = self.last_chunks[slots]

@@ -17,8 +17,8 @@ class TensorSpec:
     """The dtype and the device of K, V, q and out.
 
     With cold caches every attribute of a tensor takes microseconds to read, and a small decode step takes tens of them.
-    So the native module looks at a contiguous tensor on the CPU in one call. What it does not accept is compared here,
-    and only the error of a bad tensor asks what is wrong.
+    So the native module checks a contiguous tensor on the CPU in one call. A tensor that it does not accept is checked
+    here in Python, and only the error message of a bad tensor finds out what is wrong.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -27,9 +27,10 @@ class TensorSpec:
         self._dtype_name = dtype_name(dtype)
 
     def check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor, without its gradient. Raises WrongTensor for another shape, dtype or device, or a sparse tensor.
+        """Return the tensor without its gradient. Raises WrongTensor for another shape, dtype or device, or a sparse
+        tensor.
 
-        To detach a tensor that requires gradients takes less time than to enter `torch.no_grad` for all tensors.
+        Detaching a tensor that requires gradients takes less time than entering `torch.no_grad` for all tensors.
         """
         if not self._is_dense(tensor, shape) and (
             tensor.shape != shape or (tensor.dtype, tensor.device, tensor.layout) != self._kind
@@ -50,7 +51,7 @@ class TensorSpec:
         return self._address is not None and self._address(tensor, shape, self._dtype_name) != 0
 
     def _error(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> WrongTensor:
-        """What is wrong with a tensor that `check` refuses."""
+        """The error for a tensor that `check` refuses."""
         dtype, device, _ = self._kind
         if tensor.shape != shape:
             return WrongTensor(f"{name} has shape {tuple(tensor.shape)}, not {shape}")

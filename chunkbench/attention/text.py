@@ -1,4 +1,4 @@
-"""The tokens of a request as cache managers see them: equal keys mean equal tokens."""
+"""The tokens of a request in the form that cache managers use: equal keys mean equal tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chunkbench.attention.tokens import Tokens, token_array
 from chunkbench.kernels.integers import Ints
 
 _MOST_BLOCKS = 1 << 24
-"""A sequence has fewer blocks than this, and fewer tokens."""
+"""The number of blocks of a sequence, and of its tokens, is below this."""
 _MOST_SEGMENTS = 1 << 38
-"""Ids of segments are below this, so that an id and a place make a number of 62 bits."""
+"""Ids of segments are below this, so that an id and a place together fit into 62 bits."""
 
 
 class Text(Protocol):
@@ -30,11 +30,11 @@ class Text(Protocol):
 
     @property
     def total(self) -> int:
-        """Tokens of prompt and answer; where the answer is not known yet, as many as it may have."""
+        """Tokens of prompt and answer. While the answer is not known, its largest possible length counts."""
         ...
 
     def keys(self, block_tokens: int) -> Ints:
-        """A key for each full block of the known tokens. It names the block and all tokens before it."""
+        """A key for each full block of the known tokens. A key identifies the block and all tokens before it."""
         ...
 
     def tokens(self, first: int, last: int) -> Ints:
@@ -47,7 +47,7 @@ class TokenText:
     """A text whose token ids are known. Keys are chained hashes of 8 bytes."""
 
     ids: Tokens
-    """Prompt, and what is known of the answer."""
+    """Token ids of the prompt and of the known part of the answer."""
     prompt: int
     total: int
 
@@ -71,12 +71,12 @@ class TokenText:
 class SegmentText:
     """A text made of segments whose ids stand for their tokens, as in traces that keep ids of blocks.
 
-    Equal ids mean equal tokens behind equal tokens; different ids mean different tokens from the segment's first token
-    on. So an id, together with a place in the text, names all tokens up to there.
+    Two segments with equal ids have equal tokens, and equal tokens before them. Segments with different ids differ from
+    their first token on. So an id and a place in the text together identify all tokens up to that place.
     """
 
     segments: Sequence[tuple[int, int]]
-    """Ids (from 0 on, below 2**38) and their numbers of tokens, prompt and answer."""
+    """Segments of the prompt, then of the answer: id (from 0 on, below 2**38) and number of tokens."""
     prompt: int
 
     def __post_init__(self) -> None:

@@ -15,7 +15,8 @@ Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
 def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """With how many equal items both begin: tokens, keys, characters, bytes. Both have one type, such as tuple."""
+    """Number of equal items (tokens, keys, characters, bytes) with which both arguments begin. Both have the same type,
+    such as tuple."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high

@@ -1,4 +1,5 @@
-"""The forest of prefix trees over token ids: it knows each chunk's tokens and the sequences that cover the chunk."""
+"""The forest of prefix trees over token ids. It knows the tokens of each chunk and the sequences that cover the
+chunk."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ class PrefixTree:
     Only full chunks are shared. A partial chunk belongs to one sequence. Once it is full, later joins can match it, but
     sequences that are already live never merge. In depth-first order the sequences that cover a chunk are a contiguous
     range. With `share=False` a join matches nothing, so every sequence has private chunks. With `retain` the full
-    chunks of sequences that left stay for later joins (RadixAttention) until the pool needs them: it evicts
-    those least recently used first. It keeps written chunks only: with `deferred`, K and V of a chunk come some time
-    after its tokens, and the owner calls `mark_written`; without it, every chunk counts as written.
+    chunks of sequences that left stay for later joins (RadixAttention) until the pool needs them; the least recently
+    used are evicted first. The tree keeps only written chunks. With `deferred`, K and V of a chunk come some time after
+    its tokens, and the owner calls `mark_written`. Without `deferred`, every chunk counts as written.
 
     Rows, here and in all tensors, are the live sequences in order of addition. The cost of an operation (join, append,
     leave) depends only on the sequence that it changes. The tree updates the plan at the next call of `plan`.
@@ -51,7 +52,7 @@ class PrefixTree:
         self.evictable = EvictableNodes() if retain else None
         """The chunks that no live sequence covers; None without `retain`."""
         self.plan_rebuilds = 0
-        """How often `plan` had to return a new plan."""
+        """How often `plan` returned a new plan."""
         self._deferred = deferred
         self._written: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by chunk id
         self._root = TreeNode(None, array("q"), [])
@@ -106,7 +107,7 @@ class PrefixTree:
         return int(self._slots.lengths[self._find(sequence).slot])
 
     def path(self, sequence: int) -> list[int]:
-        """Chunk ids of a sequence in token order. Raises UnknownSequence."""
+        """Ids of a sequence's chunks in token order. Raises UnknownSequence."""
         return [chunk for node in path_to(self._find(sequence).leaf) for chunk in node.chunks]
 
     def own_chunks(self, sequence: int) -> Ints:
@@ -125,7 +126,7 @@ class PrefixTree:
         return self.match_keys(self.keys(tokens))
 
     def keys(self, tokens: Tokens) -> list[bytes]:
-        """What `match` looks up: a key for each full chunk of these tokens."""
+        """The keys that `match` looks up, one for each full chunk of these tokens."""
         return self._keys(token_array(tokens))
 
     def match_keys(self, keys: list[bytes]) -> int:
@@ -143,13 +144,14 @@ class PrefixTree:
     # Changes
 
     def mark_written(self, chunks: Ints, written: bool = True) -> None:
-        """K and V of these full chunks are there, or come before anybody reads them. False: they did not come."""
+        """Declare that K and V of these full chunks are written, or will be before they are read; with False, that they
+        were not written."""
         self._written[chunks] = written
 
     def join(self, tokens: Tokens, spare: int = 0) -> Join:
         """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted.
 
-        PoolExhausted also if fewer than `spare` chunks were left for live sequences; then nothing has changed.
+        Also raises PoolExhausted, and changes nothing, if fewer than `spare` chunks would be left for live sequences.
         """
         ids = token_array(tokens)
         if len(ids) == 0:
@@ -185,7 +187,7 @@ class PrefixTree:
         return Fork(twin.id, Copy(leaf.chunks[-1], target, tokens, tokens))
 
     def append(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
-        """Add `counts[i]` tokens to `sequences[i]`. By default one token each, to all live sequences by row.
+        """Add `counts[i]` tokens to `sequences[i]`; by default one token to each live sequence, by row.
 
         `tokens` lists the tokens of the first sequence, then those of the next, and so on.
         Raises UnknownSequence, WrongTokens, PoolExhausted.
@@ -213,12 +215,13 @@ class PrefixTree:
         return appended
 
     def truncate(self, sequence: int, length: int) -> Copy | None:
-        """Keep the first `length` tokens of a sequence. What is behind them stays or goes as when a sequence leaves.
+        """Keep the first `length` tokens of a sequence. The chunks after them are released or kept as when a sequence
+        leaves.
 
-        If the new end lies inside a chunk, the result says where the tokens of this chunk are now: still there
-        (`target == source`), or in a chunk of its own, because other sequences cover the chunk or `retain` keeps it.
-        Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length beyond the sequence), PoolExhausted (no
-        room for a chunk of its own, and none becomes free).
+        If the new end lies inside a chunk, the result says where the tokens of this chunk are now: in the same chunk
+        (`target == source`), or in a new chunk, because other sequences cover the old one or `retain` keeps it. Raises
+        UnknownSequence, EmptySequence (length 0), WrongTokens (length beyond the sequence), PoolExhausted (no room for
+        a new chunk, and none becomes free).
         """
         entry = self._find(sequence)
         before = self._slots.lengths[entry.slot]
@@ -234,7 +237,7 @@ class PrefixTree:
         while place >= len(path[depth].chunks):
             place -= len(path[depth].chunks)
             depth += 1
-        node = path[depth]  # the first chunk that is not full any more is number `place` of its run
+        node = path[depth]  # its chunk number `place` is the first that is no longer full
         source, key = node.chunks[place], node.keys[place : place + 1]
         stays = node.references > 1 or full < kept or any(below.evictable_children for below in path[depth:])
         new: list[int] = []
@@ -244,7 +247,7 @@ class PrefixTree:
             except PoolExhausted:
                 if entry.leaf.references > 1:
                     raise
-                # A chunk that it gives up makes room.
+                # A chunk that the sequence gives up makes room.
         elif last_tokens:
             place += 1
             if place == len(node.chunks):
@@ -269,7 +272,8 @@ class PrefixTree:
         return Copy(source, end.chunks[-1], last_tokens, held) if last_tokens else None
 
     def leave(self, sequence: int) -> None:
-        """Remove a sequence; chunks that no other sequence covers return to the pool, or with `retain` stay if written.
+        """Remove a sequence. The chunks that only this sequence covers return to the pool; with `retain`, written ones
+        are kept.
 
         Raises UnknownSequence.
         """
@@ -284,19 +288,20 @@ class PrefixTree:
     # The plan
 
     def plan(self) -> Plan:
-        """The plan of the current forest. A new object only if the structure changed since the last call."""
+        """The plan of the current forest: a new object only if the structure changed since the last call."""
         if self._plan is None:
             self._plan = self._build_plan()
             self.plan_rebuilds += 1
         return self._plan
 
     def shared_chunks(self) -> tuple[int, int]:
-        """Chunks that several sequences cover: each counted once, and each counted once for every such sequence."""
+        """Two numbers of chunks that several sequences cover: each counted once, and each counted once for every
+        sequence that covers it."""
         once = covered = 0
         stack = list(self._root.children.values())
         while stack:
             node = stack.pop()
-            if node.references > 1:  # below a node of one sequence there are only nodes of that sequence
+            if node.references > 1:  # the nodes below a node of one sequence belong to the same sequence
                 once += len(node.chunks)
                 covered += len(node.chunks) * node.references
                 stack.extend(node.children.values())
@@ -333,7 +338,7 @@ class PrefixTree:
     # Nodes and slots
 
     def _count_free_tokens(self) -> int:
-        """How many tokens every last chunk can still take, that is, appends before some sequence needs a new chunk."""
+        """Number of tokens that every last chunk can still take: so many appends need no new chunk."""
         if self._free_tokens is None:
             self._free_tokens = self.chunk_size - int(self._slots.last_tokens[self.slots].max(initial=0))
         return self._free_tokens
@@ -428,7 +433,8 @@ class PrefixTree:
         return [data[start : start + step] for start in range(0, len(data) - step + 1, step)]
 
     def _allocate_beside(self, match: PrefixMatch, chunks: int, spare: int) -> tuple[list[int], TreeNode]:
-        """Take chunks without evicting what a join matches; and the node at which the match ends, split off if needed.
+        """Take chunks without evicting those that a join matches. Returns the chunks and the node at which the match
+        ends, split if needed.
 
         Raises PoolExhausted, and the errors of the pool's `make_room`; then nothing has changed.
         """
@@ -441,7 +447,7 @@ class PrefixTree:
             if chunks + spare > room:
                 to_spare = f" and {spare} to spare" if spare else ""
                 raise PoolExhausted(
-                    f"{chunks} more chunks are needed{to_spare}; of at most {self.pool.limit} only {room} can be had"
+                    f"{chunks} more chunks are needed{to_spare}; of at most {self.pool.limit} only {room} are available"
                 )
         if self.evictable is None:
             return self._allocate(chunks), _end(match)
@@ -459,9 +465,9 @@ class PrefixTree:
             raise
 
     def _allocate(self, chunks: int) -> list[int]:
-        """Take chunks from the pool; evict as far as it is necessary. Raises PoolExhausted, evicting none."""
+        """Take chunks from the pool, and evict others if necessary. Raises PoolExhausted, and then evicts none."""
         if self.evictable is not None and self.pool.limit is not None:
-            # The limit may fall with what the pool takes back.
+            # The limit may fall when chunks return to the pool.
             while 0 < (missing := chunks - (self.pool.limit - self.pool.in_use)) <= self.evictable.chunks:
                 self.pool.release(self.evictable.evict(missing))
         ids = self.pool.allocate(chunks)
@@ -472,21 +478,21 @@ class PrefixTree:
         return ids
 
     def _kept_chunks(self, sequence: int) -> int:
-        """Leading chunks of a sequence that `retain` keeps when it gives them up."""
+        """Number of leading chunks that `retain` keeps when a sequence gives them up."""
         if self.evictable is None:
             return 0
         path, full = self.path(sequence), self.length(sequence) // self.chunk_size
         return self.pool.shareable(path, min(self._written_chunks(path), full))
 
     def _written_chunks(self, path: list[int]) -> int:
-        """Leading chunks of a path that are written."""
+        """Number of leading chunks of a path that are written."""
         missing = np.flatnonzero(~self._written[path])
         return int(missing[0]) if len(missing) else len(path)
 
     def _drop(self, path: list[TreeNode], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.
 
-        The first `keep` chunks of the path become evictable instead, as far as they are full.
+        Those of the first `keep` chunks of the path that are full become evictable instead.
         """
         self._plan = None
         unused: list[int] = []
@@ -499,7 +505,7 @@ class PrefixTree:
             if node.references == 0:
                 full = min(len(node.keys), max(0, keep - begin))
                 if node.evictable_children:
-                    full = len(node.keys)  # what is evictable below it was written after it
+                    full = len(node.keys)  # the evictable nodes below this node were written after it
                 if self.evictable and full:
                     unused.extend(node.keep(full, full))
                     self.evictable.add(node)
@@ -527,5 +533,5 @@ class PrefixTree:
 
 
 def _end(match: PrefixMatch) -> TreeNode:
-    """The node that ends with the last matching chunk, split off if need be."""
+    """The node that ends with the last matching chunk, split off if necessary."""
     return match.node.split(match.node_chunks) if match.node_chunks < len(match.node.chunks) else match.node

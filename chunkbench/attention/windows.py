@@ -1,4 +1,5 @@
-"""Which chunks window heads hold: those of a tree, less the ones that every sequence has left behind its window."""
+"""Decides which chunks window heads hold: those of the tree without the chunks that lie before the window of every
+sequence."""
 
 from __future__ import annotations
 
@@ -22,24 +23,24 @@ _LEAST_WINDOW = 4000
 
 @dataclass(frozen=True)
 class HeadPolicy:
-    """What each KV head keeps: a full head everything, a window head a few sinks and the last tokens.
+    """What each KV head keeps: a full head keeps all tokens, a window head keeps a few sinks and the last tokens.
 
-    RazorAttention (arXiv 2407.15891): the full heads are the model's retrieval heads. Sinks and windows are whole
-    chunks: a query also sees `window` to `window + chunk_size - 1` tokens before its own.
+    RazorAttention (arXiv 2407.15891): the full heads are the model's retrieval heads. Sinks and windows consist of
+    whole chunks: a query sees `window` to `window + chunk_size - 1` tokens before its own.
     """
 
     full: tuple[tuple[bool, ...], ...]
-    """`[layer][KV head]`"""
+    """`[layer][KV head]`: whether this head is full."""
     window: int | None = None
-    """Tokens; None: a fifth of the sequence, at least 4000 (the paper's)."""
+    """Tokens of the window; None: a fifth of the sequence, at least 4000 (as in the paper)."""
     sinks: int = 4
-    """First tokens of the sequence."""
+    """Number of first tokens of the sequence that each window head keeps."""
     compensation: Compensation = "weighted"
-    """What stands for the tokens that a head lost: nothing; a token of their means of K and V; or this token with the
-    logarithm of their number added to its score (the paper's)."""
+    """What replaces the tokens that a head lost. none: nothing; mean: a token with the means of their K and V;
+    weighted: this token, with the logarithm of their number added to its score (as in the paper)."""
     compress: Compress = "own"
-    """own: only what one sequence alone covers; later sequences share no chunk that window heads lost. all: shared
-    prefixes, too; a later sequence with this prefix then finds in its window heads what was left."""
+    """own: window heads lose only chunks that one sequence covers, and later sequences do not share these chunks. all:
+    window heads also lose chunks of shared prefixes, so a later sequence with this prefix finds only what is left."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -52,13 +53,13 @@ class HeadPolicy:
         return [head for head, is_full in enumerate(self.full[layer]) if is_full == full]
 
     def end_of_dropped(self, positions: Ints, chunk_size: int) -> Ints:
-        """Number of the first chunk that the query at each position `[n]` still sees, beside the sinks."""
+        """Number of the first chunk after the sinks that the query at each position `[n]` still sees."""
         windows = np.maximum(_LEAST_WINDOW, -(-(positions + 1) // 5)) if self.window is None else self.window
         return positions // chunk_size + windows // -chunk_size
 
     def lost(self, tokens: int, chunk_size: int, shared: int = 0) -> slice:
-        """Which of so many tokens the query of the last one does not see in a window head. `shared`: leading tokens
-        that other sequences cover, too, and that `own` leaves alone."""
+        """Positions of the tokens that the last of `tokens` tokens does not see in a window head. `shared`: number of
+        leading tokens that other sequences cover, too; with `own` they are never lost."""
         begin = self.sink_chunks(chunk_size) * chunk_size
         if self.compress == "own":
             begin = max(begin, shared // chunk_size * chunk_size)
@@ -66,26 +67,27 @@ class HeadPolicy:
         return slice(begin, max(begin, end))
 
     def sink_chunks(self, chunk_size: int) -> int:
-        """Chunks that hold the sinks."""
+        """Number of chunks that hold the sinks."""
         return -(-self.sinks // chunk_size)
 
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """A plan without the chunks that window heads lack, and what stands for these in each row."""
+    """A plan without the chunks that window heads lost, and the entry that replaces these chunks in each row."""
 
     plan: Plan
     entries: Ints
-    """`[b]` by row: the sums of all chunks that the row lacks; NOWHERE if it lacks none."""
+    """`[b]`, by row: number of the entry with the sums of all chunks that the row lost; NOWHERE if it lost none."""
     tokens: Ints
-    """`[b]` how many tokens these are."""
+    """`[b]`, by row: number of tokens that the row lost."""
 
 
 class WindowedPool(ChunkPool):
-    """A pool of the chunks of full heads. A chunk also has a place for its window heads, until they lose it.
+    """A pool of chunks for full heads. Each chunk also has a place in the store of the window heads until these lose
+    the chunk.
 
-    In place of what they lose there is an entry: the sums of K and V of this chunk and of those before it on the path.
-    So sequences with a common path have common entries, and a fork makes none.
+    A lost chunk has an entry instead: the sums of K and V of this chunk and of the lost chunks before it on the path.
+    So sequences with a common path have common entries, and a fork needs no new entries.
     """
 
     def __init__(
@@ -97,17 +99,17 @@ class WindowedPool(ChunkPool):
         make_entries: Callable[[int], None],
         saved: float,
     ) -> None:
-        """`limit`: chunks that fit while window heads lack none; a chunk that they lack leaves room for `saved` more
-        (below 1). The functions make room for so many chunks, places and entries."""
+        """`limit`: number of chunks that fit while window heads have lost none. Each chunk that they lose makes room
+        for `saved` more chunks (below 1). The three functions make room for a number of chunks, places and entries."""
         super().__init__(limit, make_room)
         self.places: Ints = np.empty(0, np.int64)
-        """`[chunk]` where window heads hold it; NOWHERE if they do not."""
+        """`[chunk]`: its place in the store of the window heads; NOWHERE if they lost it."""
         self.entries: Ints = np.empty(0, np.int64)
-        """`[chunk]` its entry, if they do not."""
+        """`[chunk]`: its entry if window heads lost it, else NOWHERE."""
         self.windows = ChunkPool(None, make_windows)
         self.sums = ChunkPool(None, make_entries)
         self.changes = 0
-        """How often window heads lost chunks."""
+        """Number of chunks that window heads have lost so far."""
         self._policy, self._whole, self._saved = policy, limit, saved
 
     def reserve(self, chunks: int) -> None:
@@ -135,7 +137,7 @@ class WindowedPool(ChunkPool):
         return int(lacking[0]) if len(lacking) else count
 
     def drop(self, chunk: int) -> int:
-        """Window heads lose a chunk. Returns its entry, whose sums are to be written."""
+        """Window heads lose a chunk. Returns the number of its entry; the caller writes the sums."""
         (entry,) = self.sums.allocate(1)
         self.windows.release([int(self.places[chunk])])
         self.places[chunk], self.entries[chunk] = NOWHERE, entry
@@ -144,18 +146,19 @@ class WindowedPool(ChunkPool):
         return entry
 
     def to_drop(self, plan: Plan, ends: Ints) -> list[tuple[int, int]]:
-        """Chunks that window heads no longer need, each with the one before it on the path that they lack, or NOWHERE.
+        """Chunks that window heads no longer need, each with the last chunk that they lost before it on the path, or
+        NOWHERE.
 
-        `ends` `[b]` by row: the number of the first chunk behind the sinks that the row still needs. What a path lacks
-        is one run of chunks, which grows at its end only: it begins after the sinks, with `own` after what other
-        sequences covered when it began.
+        `ends` `[b]`, by row: number of the first chunk after the sinks that the row still needs. The lost chunks of a
+        path are one run, which grows only at its end. The run begins after the sinks; with `own` it begins after the
+        chunks that other sequences also covered at that time.
         """
         found: list[tuple[int, int]] = []
         sinks, own = self._policy.sink_chunks(plan.chunk_size), self._policy.compress == "own"
         needed = ends[plan.order]
         depth, last = np.zeros(len(needed), np.int64), np.full(len(needed), NOWHERE)
-        ended = np.zeros(len(needed), np.bool_)  # whether a chunk follows the run, or is where it would begin
-        begun = np.zeros(len(needed), np.bool_)  # whether the row lacks a chunk
+        ended = np.zeros(len(needed), np.bool_)  # whether a held chunk ends the run of lost chunks
+        begun = np.zeros(len(needed), np.bool_)  # whether the row has lost a chunk
         for segment in np.flatnonzero(self._held(plan)[1] < np.diff(plan.starts)).tolist():
             begun[plan.begins[segment] : plan.ends[segment]] = True
         bounds = zip(plan.begins.tolist(), plan.ends.tolist(), plan.starts.tolist(), strict=False)
@@ -178,7 +181,7 @@ class WindowedPool(ChunkPool):
         return found
 
     def of_windows(self, plan: Plan) -> WindowPlan:
-        """The plan that window heads follow."""
+        """The plan of the chunks that window heads hold."""
         places, (there, lengths) = self.places[plan.chunks], self._held(plan)
         rows = len(plan.order)
         entries, tokens = np.full(rows, NOWHERE), np.zeros(rows, np.int64)
@@ -200,7 +203,7 @@ class WindowedPool(ChunkPool):
         return WindowPlan(seen, entries, tokens)
 
     def _held(self, plan: Plan) -> tuple[npt.NDArray[np.bool_], Ints]:
-        """Which chunks of a plan window heads hold, and how many of each segment."""
+        """For each chunk of a plan, whether window heads hold it; and the number of held chunks of each segment."""
         there = self.places[plan.chunks] != NOWHERE
         counts = np.add.reduceat(there.astype(np.int64), plan.starts[:-1]) if len(there) else np.diff(plan.starts)
         return there, counts

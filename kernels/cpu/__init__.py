@@ -1,6 +1,6 @@
 """Native code for CPUs: attention kernels (`decode`), their store (`store`), and probes of the machine's peak rates.
 
-The installation of the package compiles the module `_native`. If that was not possible, the package works without it:
+The installation of the package compiles the module `_native`. The package also works without this module: then
 `native()` is None, `why_missing()` gives the reason, and the probes raise `NativeMissing`.
 """
 
@@ -65,7 +65,7 @@ def isa() -> str:
 
 
 def read_seconds(buffer: torch.Tensor, threads: int) -> float:
-    """Seconds that `threads` threads need to read a contiguous float32 CPU buffer once (they sum its numbers).
+    """Seconds that `threads` threads need to read a contiguous float32 CPU buffer once and sum its numbers.
 
     Bytes / seconds is the read bandwidth. Use a buffer several times as large as the last-level cache.
     Raises TypeError or ValueError for a wrong buffer, ValueError for threads < 1, NativeMissing.
@@ -95,7 +95,7 @@ def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float, isa: str =
     This is the peak rate of the vector units for `dtype` float32, bfloat16 or float16, measured for about
     `milliseconds` (at most 60000). For bfloat16, a CPU with AVX512-BF16 uses its dot products. On other CPUs, and for
     float16, the rate is that of float32, because the kernels widen the numbers to float32. Matrix units (AMX) are not
-    counted. `isa`: one that this CPU can run; default: the best.
+    counted. `isa`: an instruction set that this CPU can run; default: the best.
 
     Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
     """

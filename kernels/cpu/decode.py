@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 
 def chosen_isa() -> str:
-    """The instruction set in use: `CHUNKBENCH_ISA` if set, else the best. Raises ValueError if the CPU lacks it."""
+    """The instruction set in use: `CHUNKBENCH_ISA` if set, else the best. Raises ValueError if the CPU lacks the
+    instruction set."""
     requested = os.environ.get("CHUNKBENCH_ISA", "")
     usable = required().isas()
     if requested and requested not in usable:
@@ -45,11 +46,12 @@ def chosen_isa() -> str:
 
 
 def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
-    """How one row reads K and V: whether it fetches what it reads next by itself, and several parts side by side.
+    """How one row reads K and V: whether it prefetches the data that it reads next, and whether it reads several parts
+    side by side.
 
-    Intel's CPUs before those with bfloat16 products follow several streams of addresses ahead by themselves; the
-    kernel's own requests only take their place, unless numbers have to be widened: then the arithmetic between two
-    reads makes the CPU's requests late. AMD's CPUs lose by several streams. docs/notes/cpu-tried.md has figures.
+    Intel's CPUs without bfloat16 products prefetch several streams of addresses by themselves. Requests of the kernel
+    would only replace those of the CPU, except if numbers must be widened: the arithmetic between two reads then makes
+    the CPU's requests late. AMD's CPUs are slower with several streams. docs/notes/cpu-tried.md has figures.
     """
     features = required().cpu_features()
     intel = features["intel"]
@@ -71,16 +73,16 @@ class PackedChunks(Protocol):
     def chunk_size(self) -> int: ...
     @property
     def layer_bytes(self) -> int:
-        """Bytes from the chunks of a layer to those of the next one."""
+        """Bytes from the chunks of a layer to those of the next layer."""
         ...
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
-        """Where chunks of layer 0 begin."""
+        """Addresses at which chunks of layer 0 begin."""
         ...
 
 
 class StoredHeads:
-    """The first of adjacent heads of a store with one head a layer, as chunks of so many KV heads."""
+    """Adjacent heads of a store with one head per layer, seen as one layer whose chunks have `kv_heads` KV heads."""
 
     def __init__(self, store: PackedStore, kv_heads: int) -> None:
         self._store = store
@@ -101,12 +103,12 @@ class NativeDecode:
         self._scale = store.head_dim**-0.5
         reads_tensors()
         self._work: DecodePlan | None = None
-        self._made: tuple[ItemArrays, int] | None = None  # what `_work` was made of, and for how many rows
-        self._threads = 0  # for so many the items were cut
+        self._made: tuple[ItemArrays, int] | None = None  # the items of `_work`, and its number of rows
+        self._threads = 0  # number of threads for which the items were cut
         self._last_tokens: Ints | None = None
         self._compensation: CompensationTokens | None = None
         self.work_items = 0
-        """Number of items of the current plan. Each item runs once for every KV head, some heads at a time."""
+        """Number of items of the current plan. Each item runs once for every KV head, several heads at a time."""
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors for `batch` rows."""
@@ -167,7 +169,7 @@ class NativeDecode:
             self.decode_at(q, out, layer * self.store.layer_bytes, self._scale, sums)
 
     def decode_at(self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float, sums: int = 0) -> None:
-        """`decode` of a layer whose chunks lie `shift` bytes behind those of the plan, with this scale.
+        """`decode` of a layer whose chunks lie `shift` bytes after those of the plan, with this scale.
 
         `sums`: address of that layer's sums for compensation tokens, 0 without them. q and out need not be contiguous.
         """
@@ -179,7 +181,8 @@ class NativeDecode:
             out.copy_(target)
 
     def decode_dense(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> bool:
-        """Like `decode`. False, and nothing done, unless both are contiguous and have the plan's shape and dtype.
+        """Like `decode`, but returns False and does nothing unless q and out are contiguous and have the plan's shape
+        and dtype.
 
         The native module checks the tensors itself, all at once (see `cpu.tensors`).
         """
@@ -188,11 +191,11 @@ class NativeDecode:
         return self._work.decode_dense(q, out, self._scale, torch.get_num_threads(), shift)
 
     def accumulate(self, q: torch.Tensor, outputs: torch.Tensor, stats: torch.Tensor) -> None:
-        """Add the planned contexts of layer 0 to running results; rows that the plan does not have stay as they are.
+        """Add the planned contexts of layer 0 to running results. Rows that are not in the plan stay as they are.
 
         q `[b, h, d]`; outputs `[b, h, d]`, sums of weights times V, and stats `[b, h, 2]`, largest score and sum of
-        weights, both float32 and contiguous. Before the first call these are 0, -inf and 0. A row's attention is its
-        output over its sum of weights.
+        weights, both float32 and contiguous. Before the first call set these to 0, -inf and 0. A row's attention is its
+        output divided by its sum of weights.
         """
         assert self._work is not None
         assert outputs.is_contiguous()
@@ -206,9 +209,10 @@ class NativeDecode:
         self._work.read(torch.get_num_threads())
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace:
-        """`decode` of layer 0, its reads alone or its arithmetic alone, with the time of each unit.
+        """Run `decode` of layer 0, or only its reads, or only its arithmetic, and return the time of each unit.
 
-        q and out `[b, h, d]`, out contiguous. After `compute` out holds no result: all chunks are read from one place.
+        q and out `[b, h, d]`, out contiguous. After `compute`, out holds no result, because all chunks are read from
+        one place.
         """
         assert self._work is not None
         assert out.is_contiguous()
@@ -265,8 +269,8 @@ class TppNative(NativeDecode):
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
-        The rows of `prompts` come after those of the plan. Each of them reads the chunks of its sequence up to its own
-        token. `rows`: with prompts, where each of all these rows lies in q and out, if not in this order.
+        The rows of `prompts` come after those of the plan. Each row of a prompt reads the chunks of its sequence up to
+        its own token. `rows`: with prompts, the index of every row in q and out, if they are in another order.
         """
         if prompts:
             self._plan = None

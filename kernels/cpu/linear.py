@@ -11,24 +11,26 @@ from chunkbench.kernels.cpu import required
 from chunkbench.kernels.cpu.store import dtype_name
 
 BLOCK = 16
-"""Outputs side by side."""
+"""Number of outputs that the packed layout stores side by side."""
 Finish = Literal["store", "store32", "add32", "gate"]
-"""What becomes of the result: stored in the weights' dtype or in float32, added to float32 numbers, or, for a gate and
-its up projection, silu(gate) * up."""
+"""How a result is written. store: in the weights' dtype; store32: in float32; add32: added to float32 numbers; gate:
+silu(gate) * up, for a gate and its up projection."""
 
 
 def can_pack(linear: torch.nn.Linear) -> bool:
-    """Whether the kernels take the weights of a layer."""
+    """Whether the kernels support the weights of a linear layer."""
     weight = linear.weight
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     return weight.device.type == "cpu" and weight.dtype in dtypes and linear.in_features % BLOCK == 0
 
 
 class PackedWeights:
-    """The weights of one linear layer, or of several with the same input as one: their outputs lie side by side."""
+    """The packed weights of a linear layer, or of several layers with the same input, whose outputs then lie side by
+    side."""
 
     def __init__(self, linears: Sequence[torch.nn.Linear], finish: Finish = "store") -> None:
-        """For `gate`: the gate and its up projection, with as many outputs, a multiple of 16."""
+        """With `finish="gate"`, `linears` are the gate and its up projection. Both have the same number of outputs, a
+        multiple of 16."""
         self.outputs = sum(linear.out_features for linear in linears)
         self.inputs, self.dtype = linears[0].in_features, linears[0].weight.dtype
         self.finish: Finish = finish

@@ -20,21 +20,21 @@ from chunkbench.kernels.items import ITEM_COLUMNS, Items, items_of_tables, numbe
 MAX_QUERIES = 64
 """Largest number of queries (rows times grouped heads) of an item: its scores and sums then stay in the cache."""
 UNITS_PER_THREAD = 8
-"""Smallest number of work units per thread, if the runs are long enough to be cut so far."""
+"""Smallest number of work units per thread, if the runs are long enough for so many cuts."""
 MIN_CHUNKS = 4
-"""Smallest run after a cut. A shorter one costs more in the merge than it gains in balance."""
+"""Fewest chunks of a run after a cut. A shorter run costs more in the merge than it gains in balance."""
 HEADS_TOGETHER = 8
-"""Largest number of KV heads that one thread reads chunk by chunk: long stretches of memory, and the sums of all these
+"""Largest number of KV heads that one thread reads together, chunk by chunk. So reads are long, and the sums of these
 heads stay in the first-level cache."""
 STAGES = 8
-"""Smallest number of steps of heads where rows also share chunks. While one thread computes on the shared chunks of the
-next heads, another one reads private chunks."""
+"""The KV heads are divided into at least this many stages if rows also share chunks. While one thread computes on the
+shared chunks of the next stage, another thread reads private chunks."""
 QUERIES_PER_READ = 8
 """Number of queries whose arithmetic takes about as long as reading one chunk."""
 
 
 class Grain(NamedTuple):
-    """What the planner needs in order to choose the size of items."""
+    """The numbers from which the planner chooses the size of items."""
 
     threads: int
     kv_heads: int
@@ -43,7 +43,7 @@ class Grain(NamedTuple):
 
 
 COLUMNS = (*ITEM_COLUMNS, "heads")
-"""The fields of `Item` in src/attention.h: also the number of KV heads that a thread computes together."""
+"""The fields of `Item` in src/attention.h: ITEM_COLUMNS, and the number of KV heads that a thread computes together."""
 ITEM = np.dtype([(name, np.int64) for name in COLUMNS])
 
 
@@ -65,8 +65,8 @@ def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
     """Cut items over rows and over chunks, and sort them by cost, the most expensive first.
 
     Also returns the number of KV heads that a thread computes together in each item `[items]`. Items of several rows
-    take one head at a time, because the sums of all their rows fill the cache. So do items with chunks that other items
-    read, too: a head's chunks then stay in the cache.
+    take one head at a time, because the sums of all their rows fill the cache. Items with chunks that other items also
+    read take one head at a time, too: so the chunks of a head stay in the cache.
     """
     narrow = items.split_rows(max(1, MAX_QUERIES // grain.group))
     heads = np.where((narrow.row_count > 1) | _read_twice(narrow), 1, _heads_together(narrow, grain))
@@ -123,7 +123,8 @@ def _read_twice(items: Items) -> Bools:
 
 
 def _heads_together(items: Items, grain: Grain) -> int:
-    """KV heads of one unit of work: as many as leave UNITS_PER_THREAD units for each thread, at most HEADS_TOGETHER."""
+    """Number of KV heads of one unit of work: at most HEADS_TOGETHER, and few enough for UNITS_PER_THREAD units per
+    thread."""
     runs = int(np.maximum(1, items.chunk_count // (2 * MIN_CHUNKS)).sum())
     fewest = grain.threads * UNITS_PER_THREAD
     stages = STAGES if (items.row_count > 1).any() else 1

@@ -1,7 +1,8 @@
-"""A probe that reads memory as the native kernels read single rows: same pieces, same order, no arithmetic.
+"""A probe that reads memory as the native kernels read it for a single row: the same pieces in the same order, without
+arithmetic.
 
-A kernel starts a new piece every few kilobytes. Where this probe is slower than one that reads one long array, the
-order of reading is the cause of a low fraction of the read bandwidth, and not the kernel's arithmetic.
+A kernel starts a new piece every few kilobytes. If this probe is slower than a probe that reads one long array, the
+order of reading causes a low fraction of the read bandwidth, not the kernel's arithmetic.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _CHUNKS_OF_ROW = 16
 class ReadOrderProbe:
     """Reads a contiguous buffer `[n]` as the chunks of sequences that share nothing (16 chunks each, 32 heads of 128).
 
-    `bytes` is what one `run` reads: whole sequences. Raises ValueError for a buffer that is smaller than
-    one sequence, NativeMissing without the compiled module.
+    `bytes`: number of bytes that one `run` reads, in whole sequences. Raises ValueError for a buffer that is smaller
+    than one sequence, NativeMissing without the compiled module.
     """
 
     def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:

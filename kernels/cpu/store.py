@@ -13,16 +13,17 @@ from chunkbench.kernels.cpu import required
 from chunkbench.kernels.integers import Ints
 
 PackedShape = tuple[str, int, int, int]
-"""Name of the dtype, KV heads, head dimension and tokens of a chunk, as the native module takes them."""
+"""Name of the dtype, KV heads, head dimension and tokens of a chunk: arguments of functions of the native module."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """float32, float16 or bfloat16."""
+    """The name of a dtype: float32, float16 or bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def pack_tokens(shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses: Ints, slots: Ints) -> None:
-    """Write k and v `[n, h_kv, d]` to slots `[n]` of the packed chunks at addresses `[n]`; the caller checked them."""
+    """Write k and v `[n, h_kv, d]` to slots `[n]` of the packed chunks at addresses `[n]`. The caller must have checked
+    k and v."""
     k, v = k.contiguous(), v.contiguous()
     slots = np.ascontiguousarray(slots, np.int64)
     required().pack(*shape, k.data_ptr(), v.data_ptr(), addresses, slots, torch.get_num_threads())
@@ -31,11 +32,12 @@ def pack_tokens(shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses:
 class PackedStore(AddressedStore):
     """A chunk store on the CPU that packs K and V when it writes them. Only the native kernels can read it.
 
-    In a chunk the K and the V of a KV head lie side by side. So k and v with several times the store's KV heads are
-    written to a layer and to those after it.
+    In a chunk the K and the V of a KV head lie side by side. So k and v with n times as many KV heads as the store are
+    written to a layer and the n - 1 layers after it.
 
-    The invariant of `ChunkStore` does not hold here and is not needed: the kernels never read V beyond the tokens of a
-    chunk. The one exception is the pair partner of an unpaired last bfloat16 token, and packing sets it to zero.
+    The invariant of `ChunkStore` does not hold and is not needed, because the native kernels do not read V beyond the
+    tokens of a chunk. The only exception is the pair partner of an unpaired last bfloat16 token; packing sets this
+    partner to zero.
     """
 
     def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, layers: int = 1) -> None:
@@ -45,7 +47,8 @@ class PackedStore(AddressedStore):
         self._tails = (b"", np.empty(0, np.int64))  # chunk ids of the last append, and their addresses
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
-        """Addresses of chunks in layer 0: of the K of their first head. Raises IndexError beyond the capacity."""
+        """Addresses of the K of the first head of chunks in layer 0. Raises IndexError for an id beyond the
+        capacity."""
         return self.addresses(chunks)[0]
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
@@ -73,7 +76,8 @@ class PackedStore(AddressedStore):
         return torch.stack([of_keys, torch.cat(of_values, 1)], 1)
 
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
-        """Copy the first `tokens` of the `held` tokens in a chunk to a new chunk, or keep them alone, in all layers."""
+        """Copy the first `tokens` of the `held` tokens in a chunk to a new chunk, in all layers. If `target` is
+        `source`, keep only these tokens."""
         if target != source:
             keys, values = self._chunk(target)
             from_keys, from_values = self._chunk(source)
@@ -104,7 +108,7 @@ class PackedStore(AddressedStore):
 
 
 class BorrowedStore(PackedStore):
-    """A store of one layer whose chunks lie in a buffer `[n]` that somebody else owns, whatever it holds."""
+    """A store of one layer whose chunks lie in a buffer `[n]` of the caller, with its present contents."""
 
     def __init__(self, buffer: torch.Tensor, chunk_size: int, kv_heads: int, head_dim: int) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, buffer.dtype)

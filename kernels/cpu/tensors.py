@@ -1,8 +1,8 @@
-"""Addresses of tensors, checked in one call of the native module.
+"""Gets addresses of tensors, and checks the tensors, in one call of the native module.
 
 Every attribute of a tensor that Python reads takes more than a microsecond when caches are cold, and a small decode
-step takes tens of them. The native module reads all that matters at once, where PyTorch offers the C table of DLPack
-1.2. Elsewhere it knows no tensor's address, and callers ask the tensor itself.
+step takes tens of them. If PyTorch has the C table of DLPack 1.2, the native module reads all necessary attributes at
+once. Without this table the module cannot read tensors, and callers read the attributes in Python.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from chunkbench.kernels.cpu import native
 
 @functools.cache
 def reads_tensors() -> bool:
-    """Whether the native module can read PyTorch's tensors. Call it once before the module gets tensors."""
+    """Whether the native module can read PyTorch's tensors. Call this function once before you pass tensors to the
+    module."""
     module = native()
     return module is not None and bool(module.use_tensors_of(torch.Tensor))
 
 
 def dense_address() -> Callable[[torch.Tensor, tuple[int, ...], str], int] | None:
-    """A function of tensor, shape and dtype name: the address of a contiguous CPU tensor of these, 0 for all others.
+    """A function of tensor, shape and name of a dtype: the address of a contiguous CPU tensor with this shape and
+    dtype, 0 for all others.
 
-    It does not look at gradients. None if the native module cannot read tensors.
+    The function ignores gradients. None if the native module cannot read tensors.
     """
     module = native()
     return module.dense_address if module is not None and reads_tensors() else None

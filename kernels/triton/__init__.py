@@ -1,4 +1,5 @@
-"""GPU kernels in Triton. On a CPU they run in Triton's interpreter (TRITON_INTERPRET=1), for tests, not for timing."""
+"""GPU kernels in Triton. On a CPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1), for tests, not for
+timing."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 HEAD_DIMS = (64, 128, 256)
 MAX_GROUP = 64
-"""Largest number of query heads per KV head; the large tile holds as many."""
+"""Largest number of query heads per KV head, which is also the number of rows of the large tile."""
 
 
 def capability(device: torch.device | None = None) -> int:
@@ -42,5 +43,5 @@ def why_not(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, chunk_
     if chunk_size < 16 or chunk_size & (chunk_size - 1):
         return f"it supports chunks of a power of two from 16 tokens on, not {chunk_size}"
     if heads > MAX_GROUP * kv_heads:
-        return f"it supports {MAX_GROUP} query heads of a KV head at most, not {heads // kv_heads}"
+        return f"it supports at most {MAX_GROUP} query heads per KV head, not {heads // kv_heads}"
     return ""

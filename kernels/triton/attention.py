@@ -5,11 +5,11 @@ runs. An item writes the output if its rows have no other item. All other items 
 float32; lse is the base-2 logarithm of the softmax denominator. `merge_rows` attends to the tail of a row, if the plan
 has one (the sequence-first phase, section 3.2 of the paper), and then merges the row's partial results.
 
-With OVERLAP (Hopper and later) the second launch begins when all blocks of the first one run. Its blocks attend to
-tails meanwhile, and wait for the first launch only before they read partial results.
+With OVERLAP (Hopper and later) the second launch begins when all blocks of the first one run. The blocks of the second
+launch attend to tails meanwhile, and wait for the first launch only before they read partial results.
 
-Nothing that changes from step to step is an argument. The kernels read lengths, items and their number from memory, so
-a captured launch stays correct.
+No argument changes from step to step: the kernels read lengths, items and the number of items from memory. So a
+captured launch stays correct.
 """
 
 # mypy: ignore-errors
@@ -52,7 +52,8 @@ def _attend(
     UNIT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attend to one more run of chunks. Places have units of 16 bytes, so the compiler knows that loads are aligned."""
+    """Attend to one more run of chunks. Places count in units of 16 bytes, so the compiler knows that loads are
+    aligned."""
     offsets = tl.arange(0, TILE)
     dims = tl.arange(0, D)
     for start in tl.range(0, tokens, TILE, num_stages=STAGES):
@@ -232,7 +233,8 @@ def partial_results(
     UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid: (capacity of items) x (KV heads). The heads of an item start together; expensive items start first."""
+    """Run all items. Grid: (capacity of items) x (KV heads). The heads of an item start together; expensive items start
+    first."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     item = tl.program_id(0) // (HEADS // GROUP)
@@ -290,7 +292,8 @@ def merge_rows(
     FOLD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid: (rows of q) x (KV heads). Does nothing for rows whose output an item has written."""
+    """Merge the partial results of each row. Grid: (rows of q) x (KV heads). Skips rows whose output an item has
+    written."""
     row = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
     entry = rows + row * ITEM_WIDTH
@@ -348,7 +351,8 @@ def append_tokens(
     UNIT: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Grid: rows. Append one token to each row and count it. In further layers it is already COUNTED."""
+    """Append one token to each row, and count the token unless it is already COUNTED, as in all layers after the first.
+    Grid: rows."""
     row = tl.program_id(0)
     slot = tl.load(tokens + row) - COUNTED
     heads = tl.arange(0, LANES)

@@ -1,4 +1,4 @@
-"""Compiles the kernels for a GPU generation, even without such a GPU, and reports their use of its resources.
+"""Compiles the kernels for a GPU generation, even without such a GPU, and reports the resources that they use.
 
 TRITON_INTERPRET must not be set when this module is imported: interpreted kernels cannot be compiled.
 """
@@ -19,7 +19,8 @@ from chunkbench.kernels.triton import attention, constants
 from chunkbench.kernels.triton.tuning import Tuning
 
 SHARED_BYTES = {80: 167936, 86: 102400, 90: 233472, 120: 102400}
-"""Shared memory of a multiprocessor from a compute capability on. The system reserves 1 KB of it per block."""
+"""Compute capability -> bytes of shared memory of a multiprocessor, valid up to the next capability. The system
+reserves 1 KB of it per block."""
 REGISTERS = 65536
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POINTERS = {
@@ -36,7 +37,7 @@ class Built(NamedTuple):
     kernel: str
     """`partial_results wide` and `narrow`: with the large tile, and without."""
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     stack_bytes: int
     """Bytes per thread that are spilled to memory."""
     shared_bytes: int
@@ -81,7 +82,7 @@ def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, wa
     types = {name: "*" + (dtype if kind == "data" else kind) for kind, names in _POINTERS.items() for name in names}
     types |= {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
-    # What a launch detects itself: aligned tensors, and strides of q and out that are multiples of 16.
+    # A launch detects these properties itself: aligned tensors, and strides of q and out that are multiples of 16.
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, (name, kind) in enumerate(signature.items())

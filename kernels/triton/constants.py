@@ -9,7 +9,7 @@ import torch
 from chunkbench.kernels.triton.tuning import Tuning
 
 PLACE_BYTES = 16
-"""Unit of the places of chunks, in bytes. So the compiler knows that loads of 16 bytes are aligned."""
+"""Unit of the places of chunks, in bytes. With this unit the compiler knows that loads of 16 bytes are aligned."""
 _NARROW = 16  # smallest number of query heads in a tile: what a matrix instruction needs
 
 
@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     token_step: int = 0
     """Elements between two tokens of a head in a chunk; 0: `head_dim`."""
     head_step: int = 0
-    """Elements between two heads of a chunk; 0: one head's tokens lie behind those of another."""
+    """Elements between two heads of a chunk; 0: the tokens of a head follow those of the head before it."""
 
     @property
     def group(self) -> int:
@@ -61,14 +61,15 @@ def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool) -> 
 
 def merge_rows(sizes: Sizes, tuning: Tuning, overlap: bool) -> dict[str, Any]:
     """Constants of `attention.merge_rows`."""
-    # Partial results per load: as in the table, but fewer for wide groups, which need more registers for each.
+    # Partial results per load: as in the tuning table, but fewer for wide groups, which need more registers for each.
     fold = max(1, min(tuning.fold, 4096 // (power_of_two(sizes.group) * sizes.head_dim)))
     lanes = {"LANES": narrow(sizes.group), "TILE": tuning.merge_tile, "FOLD": fold}
     return _queries(sizes, overlap) | lanes
 
 
 def merge_warps(sizes: Sizes, tuning: Tuning) -> int:
-    """Warps of a block of `merge_rows`: as in the table, but more for wide groups, whose sums fill more registers."""
+    """Warps of a block of `merge_rows`: the number of the tuning table, but more for wide groups, whose sums fill more
+    registers."""
     return max(tuning.merge_warps, min(8, power_of_two(sizes.group) * sizes.head_dim // 512))
 
 

@@ -27,15 +27,15 @@ _LOG2E = log2(np.e)
 
 
 class Places(Protocol):
-    """Where chunks lie on the device, and where rows end."""
+    """The places of chunks on the device, and the ends of rows."""
 
     @property
     def sizes(self) -> constants.Sizes:
-        """The shape of the chunks. Its `heads` do not matter."""
+        """The shape of the chunks. Its field `heads` is not used."""
 
     @property
     def device(self) -> torch.device:
-        """Where K and V lie."""
+        """The device of K and V."""
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Places(Protocol):
         """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`."""
 
     def layer(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tensors whose memory begins where places count from: K and V of a layer."""
+        """K and V of a layer: tensors whose memory begins at place 0."""
 
 
 def _end(places: Ints, shape: Shape) -> int:
@@ -61,15 +61,16 @@ def _end(places: Ints, shape: Shape) -> int:
 class TritonDecode:
     """Decode attention over items of a store. Call `make` before `decode`.
 
-    `decode` does not wait for the device and does not allocate. Its launches read everything that changes from memory,
-    so a CUDA graph of it also works for later plans while `generation` stays the same. The q and out of a graph may
-    have more rows than the plan. `reserve` makes room in advance.
+    `decode` does not wait for the device and does not allocate. The launches of `decode` read everything that changes
+    from memory, so a captured CUDA graph also works for later plans while `generation` stays the same. The q and out of
+    a graph may have more rows than the plan. `reserve` makes room in advance.
     """
 
     def __init__(self, store: Places, heads: int, tuning: Tuning | None = None) -> None:
         self.store = store
         self.generation = 0
-        """Changes when buffers are replaced or launches need more than before: captured graphs are then invalid."""
+        """A number that changes when captured graphs become invalid: when buffers are replaced or launches need more
+        than before."""
         self.work_items = 0
         """Number of items of the current plan. Each item runs once for every KV head."""
         self.sizes = sizes = store.sizes._replace(heads=heads)
@@ -100,10 +101,10 @@ class TritonDecode:
         self._grid = 0  # number of items for which a launch has programs
         self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), sizes, device)
         self._tokens = store.tokens
-        self._own = self._spare = np.empty(0, np.int64)  # by row: own item or -1; chunks that its run can take
+        self._own = self._spare = np.empty(0, np.int64)  # by row: own item or -1; chunks that its run can still take
 
     def reserve(self, rows: int, chunks: int, items: int = 0) -> None:
-        """Make room for plans of at most `rows` rows and `chunks` chunks; these do not change `generation`.
+        """Make room for plans of at most `rows` rows and `chunks` chunks. Such plans then do not change `generation`.
 
         Launches then include all that any such plan needs: the large tile, the merge, and programs for `items` items
         (0: an estimate from the number of rows).
@@ -131,8 +132,8 @@ class TritonDecode:
     def extend(self, rows: Ints, chunks: Ints) -> bool:
         """Add one chunk to the own run of each of these rows, without any other change of the descriptors.
 
-        It costs a fraction of `make`. Returns False, changing nothing, if a row has no run of its own or its run has no
-        room left.
+        Takes a fraction of the time of `make`. Returns False and changes nothing if a row has no own run, or its run
+        has no room left.
         """
         if (self._spare[rows] < 1).any():
             return False
@@ -151,7 +152,7 @@ class TritonDecode:
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: Any = 0, scale: float | None = None) -> None:
         """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`.
 
-        layer: what `Places.layer` of the store takes. scale: of the scores, by default 1/sqrt(d).
+        `layer`: argument of `Places.layer` of the store. `scale`: factor of the scores, by default 1/sqrt(d).
 
         q and out have the store's dtype and device. Rows beyond the plan are allowed and stay unchanged in out.
         """
@@ -196,7 +197,8 @@ class TritonDecode:
             out.copy_(target)
 
     def _launch_needs(self, items: int, wide: bool, merges: bool) -> None:
-        """Extend what launches include. It never shrinks, so that a captured launch works for many plans."""
+        """Extend launches to the needs of this plan. Launches never shrink, so that a captured launch works for many
+        plans."""
         before = self._grid, self._wide, self._merges
         self._grid = max(self._grid, items)
         self._wide, self._merges = self._wide or wide, self._merges or merges
@@ -219,8 +221,8 @@ class TritonDecode:
 class TppTriton(TritonDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 
-    planner: None: `two_phase` with the costs of this GPU. With `flat` there is no first phase: every sequence reads all
-    of its chunks by itself.
+    `planner`: None stands for `two_phase` with the costs of this GPU. `flat` skips the first phase, so every sequence
+    reads all of its chunks by itself.
     """
 
     def __init__(self, store: Places, heads: int, planner: Planner | None = None, tuning: Tuning | None = None) -> None:

@@ -16,7 +16,7 @@ from chunkbench.kernels.items import ITEM_COLUMNS, Items, number_partials
 from chunkbench.kernels.planners import Costs
 
 ITEM_TOKENS = 24
-"""Cost of an item in addition to its tokens: start, load of the queries, write."""
+"""Fixed cost of an item besides its tokens: start, load of the queries, write."""
 TAIL_TOKENS = 64
 """Longest own run of a row that the merge takes over as the row's tail, if the row needs a merge anyway."""
 WAVES = (0.6, 0.9, 1, 1.9, 3, 5, 8)
@@ -42,11 +42,11 @@ class Shape(NamedTuple):
     head_tokens: float
     """Cost to write and read one float32 head vector, in tokens of K and V: 2 for 16-bit K and V."""
     growth: int = 8
-    """Chunks that a row's own run can take before the planner must plan anew."""
+    """Number of chunks that a row's own run can take before the planner must make a new plan."""
 
     @property
     def costs(self) -> Costs:
-        """A block reads a token in the same time for any number of queries."""
+        """Costs for `two_phase`: a block reads a token in the same time for any number of queries."""
         return Costs(ITEM_TOKENS, self.head_tokens, chunk=0, reread_queries=1, hidden_queries=np.inf, fewest_queries=0)
 
 
@@ -57,11 +57,11 @@ class Descriptors(NamedTuple):
     """The work descriptors that the kernels read; see `attention.partial_results`."""
 
     items: npt.NDArray[np.void]
-    """`[items]` of ITEM. They fold in nothing."""
+    """`[items]` of ITEM. These items fold in no partial results."""
     order: npt.NDArray[np.int32]
     """`[positions]`: the row of each position, to which `first_row` of an item refers."""
     rows: npt.NDArray[np.void]
-    """`[b]` of ITEM: what `merge_rows` does for each row. Its chunks are the row's tail."""
+    """`[b]` of ITEM: the work of `merge_rows` for each row. The chunks of such an item are the row's tail."""
     folds: npt.NDArray[np.int32]
     """Slots of partial results, row by row."""
     chunks: Ints
@@ -147,7 +147,7 @@ def _estimates(items: Items, parts: Ints, shape: Shape) -> npt.NDArray[np.float6
     """Estimated time of each candidate cut `parts` `[cuts, items]`, in tokens that a multiprocessor reads.
 
     All blocks share the memory bandwidth, and a multiprocessor can draw about twice its even share. So time is lost
-    only at the end, when few multiprocessors are still busy, and if some never get work. Parts also write partial
+    only at the end, when few multiprocessors are still busy, or if some never get work. Parts also write partial
     results.
     """
     slots = shape.multiprocessors * shape.blocks

@@ -1,4 +1,4 @@
-"""Transfer of integers to the device: one buffer, copied as a whole, asynchronously, from pinned memory."""
+"""Transfers integers to the device in one buffer, which is copied as a whole, asynchronously, from pinned memory."""
 
 from __future__ import annotations
 

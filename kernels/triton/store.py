@@ -51,11 +51,11 @@ class TritonStore(AddressedStore):
         return (keys - first_key) // PLACE_BYTES, (values - first_value) // PLACE_BYTES
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer in the first slab: where places count from."""
+        """K and V of a layer in the first slab, from whose beginning places count."""
         return self.slabs[0].keys[layer], self.slabs[0].values[layer]
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for the ends of `rows` rows. If the buffers are too small, replaces them, also for launches."""
+        """Make room for the ends of `rows` rows. Replaces buffers that are too small, also for launches."""
         if rows <= self._room:
             return
         room = -(-max(rows, 2 * self._room) // 32) * 32

@@ -20,16 +20,16 @@ class Tuning(NamedTuple):
     """Query heads of the large tile; the small tile has 16."""
     warps: int
     tile: int
-    """Tokens that a block multiplies with the large tile at a time."""
+    """Number of tokens that a block multiplies with the large tile at a time."""
     stages: int
-    """Stages of its load pipeline."""
+    """Stages of the load pipeline of the large tile."""
     narrow_tile: int
-    """The same for the small tile."""
+    """Number of tokens that a block multiplies with the small tile at a time."""
     narrow_stages: int
     blocks: int
     """Blocks that a multiprocessor runs at the same time, as the planner assumes."""
     narrow_blocks: int
-    """The same for plans in which no item needs the large tile."""
+    """Blocks that a multiprocessor runs at the same time for plans in which no item needs the large tile."""
     merge_tile: int
     merge_warps: int
     fold: int
@@ -69,7 +69,7 @@ def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
 
 
 def tuning_for(capability: int, head_dim: int) -> Tuning:
-    """The row for a compute capability (90 for 9.0): of its generation, or else of the nearest older one.
+    """The row for a compute capability (90 for 9.0): that of its generation, or else of the nearest older generation.
 
     Raises UnusableTable.
     """

@@ -33,17 +33,17 @@ struct Shape {
     int heads, kv_heads, head_dim, chunk_size;
 };
 
-// A run of chunks, all covered by the same rows. An item either writes partial results, or it is the last item of its
-// rows: then it folds in the partial results of the other items and writes the output.
+// A run of chunks, all covered by the same rows. An item either writes partial results, or is the last item of its
+// rows. A last item folds in the partial results of the other items and writes the output.
 struct Item {
     std::int64_t first_chunk;  // into Work::chunks
     std::int64_t chunk_count;
     std::int64_t first_row;  // into Work::rows
     std::int64_t row_count;
     std::int64_t tail_row;  // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full.
-                            // An item of several rows: the longest of them; each reads up to its own last_tokens
-    std::int64_t first_partial;  // index of its rows' partial results; -1: it writes the output
-    std::int64_t first_fold;     // into Work::folds: partial results of its only row, which it folds in
+                            // In an item of several rows the longest of them; each row reads up to its own last_tokens.
+    std::int64_t first_partial;  // index of the partial results of its rows; -1: the item writes the output
+    std::int64_t first_fold;     // into Work::folds: partial results of its only row, which the item folds in
     std::int64_t folds;
     std::int64_t heads;  // KV heads that one thread computes together, chunk by chunk
 };
@@ -57,16 +57,16 @@ struct Heads {
     int first, count;
 };
 
-// A piece of work of one thread: some heads of some items, one item after the other.
+// A unit of work of one thread: some heads of some items, one item after the other.
 struct Unit {
     std::int64_t first_item, items;
     Heads heads;
 };
 
-// How one row reads.
+// How one row reads K and V.
 struct ReadMode {
-    bool fetch_early;   // whether it fetches what it reads next by itself, besides the CPU
-    bool side_by_side;  // whether it reads several parts of a piece side by side
+    bool fetch_early;   // whether it prefetches its next data itself, in addition to the CPU
+    bool side_by_side;  // whether it reads several parts of a piece at the same time
 };
 
 // The compensation token of each row: the means of K and V of the tokens whose chunks the row does not read.
@@ -75,22 +75,23 @@ struct Compensation {
     std::int64_t stride;          // floats from an entry to the next one
     const std::int64_t* entries;  // [b] -1: none
     const float* shares;          // [b] 1 / tokens of the entry
-    const float* biases;          // [b] what is added to the scaled score
+    const float* biases;          // [b] added to the scaled score
 };
 
-// Results so far of all rows over contexts that earlier calls read (section 3.2 of the paper: O, m, n). A call with
-// them starts from them and leaves the new ones, in place of outputs. A row that has seen nothing yet has 0, -inf, 0.
+// Running results of all rows over the contexts that earlier calls read (section 3.2 of the paper: O, m, n). A call
+// with running results starts from them and updates them, and writes no outputs. A row that has read nothing yet has 0,
+// -inf, 0.
 struct Running {
     float* outputs;  // [b][heads][d], weighted sums of V; nullptr: the call writes outputs
     float* stats;    // [b][heads][2], largest score and sum of weights
 };
 
-// What the loops of an item spend time on: starting its rows (and folding in partial results), Q K^T, softmax, P V, and
-// leaving results.
+// The parts of an item's time: start of its rows (with folding in partial results), Q K^T, softmax, P V, and writing of
+// results.
 enum Part { kStart, kScores, kSoftmax, kValues, kLeave, kParts };
 
-// When and where a unit ran, in ticks of the CPU's clock. `ready`: the partial results that it needs were there. Whole
-// cache lines: threads write to neighbours at the same time.
+// When and on which thread a unit ran, in ticks of the CPU's clock. `ready`: the time at which the partial results that
+// it needs were complete. The struct fills whole cache lines, because threads write to neighbours at the same time.
 struct alignas(64) UnitTrace {
     std::int64_t thread, begin, ready, end;
     std::int64_t parts[kParts];
@@ -141,7 +142,7 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_
 // Number of items that have written their partial results of one KV head.
 using Counter = std::atomic<std::int64_t>;
 
-// What a call does with the chunks. `read`: reads all of them in the same order, as items of one row do, without
+// What a call does with the chunks. `read` reads all chunks in the order of `decode`, like items of one row, without
 // arithmetic, and writes no result.
 enum class Call { decode, read };
 
@@ -149,8 +150,8 @@ enum class Call { decode, read };
 void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
             Call call);
 
-// What a thread reads after an item: the next item of its unit or, if that is nullptr, probably the first item of the
-// first unit that no thread has taken yet. `taken` counts the units that threads have taken.
+// What a thread will read after an item: the next item of its unit or, if that is nullptr, probably the first item of
+// the first unit that no thread has taken yet. `taken` counts the units that threads have taken.
 struct Next {
     const Item* item;
     const std::int64_t* taken;
@@ -159,7 +160,7 @@ struct Next {
 struct LinearWork;
 
 // The loops of one instruction set: those of `decode`, of linear layers (linear.h), and of the probes (probe_loops.h).
-// `parts` [kParts]: to which a traced call adds its ticks; else nullptr.
+// `parts` [kParts]: a traced call adds its ticks to these counters; nullptr for other calls.
 using ItemLoop = void (*)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch, std::int64_t* parts);
 struct Loops {
     ItemLoop item, read;
@@ -173,10 +174,10 @@ struct Loops {
     double flops;  // of one iteration of multiply_add
 };
 
-// The loops that compute with a dtype. What instruction sets above AVX-512 add is for bfloat16 alone.
+// The loops that compute with a dtype. Instruction sets above AVX-512 add only loops for bfloat16.
 Loops loops_of(Isa isa, Dtype dtype);
 
-// Those of each instruction set, as far as this binary has it: loops.cpp.
+// The loops of each instruction set that this binary has: loops.cpp.
 Loops loops_portable(), loops_avx2(), loops_avx512(), loops_avx512_bf16(), loops_amx_bf16();
 
 }  // namespace chunkbench

@@ -19,7 +19,7 @@ struct Features {
     bool intel = false;  // made by Intel
 };
 
-// Features that both the CPU and the operating system (which must save the registers) support.
+// Features that the CPU and the operating system support. The system must save the registers.
 const Features& features();
 
 // Instruction sets that this binary holds code for and this CPU can run, from the simplest to the best.
@@ -27,7 +27,8 @@ std::vector<Isa> usable_isas();
 
 const char* name_of(Isa isa);
 
-// "" stands for the best usable one. Throws std::invalid_argument for an unknown name or if this CPU cannot run it.
+// The instruction set with this name; "" stands for the best usable one. Throws std::invalid_argument if the name is
+// unknown or this CPU cannot run the instruction set.
 Isa isa_named(const std::string& name);
 
 }  // namespace chunkbench

@@ -32,30 +32,30 @@ struct UnitSeconds {
     double parts[kParts];
 };
 
-// Units of all items for all KV heads, in the order in which threads take them: the next one when they are done with
-// one. `partial_items`: so many items come first and write partial results. Their units for a head precede those that
-// fold these results in, so a thread that waits for a head waits for units that are already taken.
+// Units of all items for all KV heads, in the order in which threads take them; a thread that has finished a unit takes
+// the next one. The first `partial_items` items write partial results. Their units for a head come before the units
+// that fold these results in, so a thread that waits for a head waits for units that are already taken.
 std::vector<Unit> schedule(const std::vector<Item>& items, std::int64_t partial_items, int kv_heads, int threads);
 
 class DecodePlan {
   public:
     // Throws std::invalid_argument if an index is outside of its array: a wrong plan must not read foreign memory.
-    // `threads`: for so many the order of the work is made; `decode` may use another number.
+    // `threads`: number of threads for which the work is ordered; `decode` may use another number.
     DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadMode mode, Isa isa);
 
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
 
-    // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the requested layer.
-    // Allocates only if `threads` is larger than in every call before.
-    // sums: of the compensation tokens in that layer, nullptr without them.
+    // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the requested layer. Allocates
+    // only if `threads` is larger than in every call before. sums: sums of the compensation tokens in that layer,
+    // nullptr without such tokens.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr);
 
-    // `decode` of layer 0 that adds to running results (attention.h) in place of writing outputs.
+    // `decode` of layer 0 that adds to running results (attention.h) instead of writing outputs.
     void accumulate(const void* q, Running running, float scale, int threads);
 
     // The compensation tokens of all rows, see attention.h; `stride` floats from one of `count` entries to the next.
-    // Throws std::invalid_argument for another number of rows, or an entry that is not there.
+    // Throws std::invalid_argument for another number of rows, or an entry that does not exist.
     void set_compensation(Numbers entries, std::vector<float> shares, std::vector<float> biases, std::int64_t count,
                           std::int64_t stride);
 
@@ -69,7 +69,7 @@ class DecodePlan {
     const Shape& shape() const { return shape_; }
 
   private:
-    // Runs the units; `work` has what only this call knows.
+    // Runs the units; `work` has the arguments of this call.
     void run(Work work, int threads, Call call);
 
     Shape shape_;

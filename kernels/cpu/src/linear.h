@@ -12,9 +12,10 @@ namespace chunkbench {
 
 constexpr int kLinearBlocks = 4;  // blocks of sixteen outputs that a thread computes together
 constexpr int kLinearRows = 48;   // rows of x that it computes together
-constexpr int kFewRows = 16;  // fewer rows: what is not a product takes less time than a second thread needs to start
+// With fewer rows, work other than products takes less time than a second thread needs to start.
+constexpr int kFewRows = 16;
 
-// What becomes of the sums. W[o] is the sum of output o with its bias.
+// How the sums are written. W[o] is the sum of output o with its bias.
 enum class Finish {
     store,    // y[o] = W[o]
     store32,  // the same, y in float32
@@ -49,7 +50,7 @@ struct DecoderLayer {
     int heads, kv_heads, d;
 };
 
-// Where a step keeps what it computes: hidden float32, the others of the dtype.
+// The buffers of a step: `hidden` is float32, the others have the dtype.
 struct StepBuffers {
     std::int64_t rows;
     float* hidden;                 // [rows][in]
@@ -61,7 +62,7 @@ struct StepBuffers {
     const float *cosines, *sines;  // [rows][d/2]
 };
 
-// hidden to q, k, v; q and k are rotated by the angles of their rows.
+// Computes q, k and v from hidden. q and k are rotated by the angles of their rows.
 void before_attention(const DecoderLayer& layer, const StepBuffers& step, int threads, Isa isa);
 
 // hidden += out(attended), hidden += down(gate_up(norm(hidden))).

@@ -1,5 +1,5 @@
-// The loops of linear layers and of what lies between them in a model. A part of loops.cpp, which says how it
-// is compiled.
+// The loops of linear layers and of the operations between them in a model. A part of loops.cpp, which says how it is
+// compiled.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline V16 gated(V16 gate, V16 up) {
     return load(g);
 }
 
-// Write the sums of some rows and blocks where they belong.
+// Write the sums of some rows and blocks to the output.
 template <class T>
 inline void finish(const LinearWork& work, std::int64_t row, int rows, std::int64_t first, int blocks,
                    const float* sums) {

@@ -7,8 +7,7 @@
 
 namespace chunkbench {
 
-// Shared-out work takes no more threads, whatever the caller says: an OpenMP runtime that cannot start a thread ends
-// the process.
+// Largest number of threads, whatever the caller says: an OpenMP runtime that cannot start a thread ends the process.
 constexpr int kMostThreads = 4096;
 
 // Calls body(t) for t = 0 .. threads - 1 in parallel, and returns when all calls have returned. If some throw, throws

@@ -1,5 +1,5 @@
-// Products of a few rows with blocks of sixteen numbers, for every dtype, which also fetch what is read next.
-// A part of loops.cpp, which says how it is compiled.
+// Products of a few rows with blocks of sixteen numbers, for every dtype. They also prefetch the data that is read
+// next. A part of loops.cpp, which says how it is compiled.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@ namespace chunkbench {
 namespace CHUNKBENCH_NAMESPACE {
 namespace {
 
-// How the loops read K and V of a dtype. They take kStep values of the summed index at a time. kBytes: of a number in
-// memory. kWide: whether `widen` wrote them.
+// How the loops read K and V of a dtype. They take kStep values of the summed index at a time. kBytes: bytes of a
+// number in memory. kWide: whether `widen` wrote the numbers.
 struct Float32 {
     using Stored = float;
     static constexpr int kStep = 1, kBytes = 4;
@@ -64,12 +64,12 @@ template <int N, int I = 0, class Body>
 // that are summed over tokens.
 enum class Side { keys, values };
 
-// Memory that is read next: the K or V of the next head or chunk.
+// The memory that is read next: the K or V of the next head or chunk.
 struct Ahead {
     const char* from;
     std::int64_t bytes;
 
-    // `some` of `all` parts of equal size, from part `first` on.
+    // The part of the memory that begins at part `first` and has `some` of `all` parts of equal size.
     Ahead part(int first, int some, int all) const { return {from + bytes / all * first, bytes / all * some}; }
 };
 
@@ -227,7 +227,8 @@ template <class T, Side Of, int S, int Parts, bool Fetches, bool Reads>
     });
 }
 
-// `stream` as this CPU reads best. next: nullptr if nothing can be fetched line by line.
+// `stream` with the template arguments that read best on this CPU. next: nullptr if nothing can be fetched line by
+// line.
 template <class T, Side Of, int S, bool Reads>
 inline void stream_as(ReadMode mode, const Rows& rows, const Right<T, Of>& right, const char* next) {
     constexpr int kParts = Of == Side::keys ? kKeyParts : kValueParts;
@@ -246,7 +247,7 @@ inline void stream_as(ReadMode mode, const Rows& rows, const Right<T, Of>& right
     stream<T, Of, S, 1, false, Reads>(rows, right, nullptr);
 }
 
-// `tile` for R .. Least rows: the one for rows.count.
+// Calls the `tile` for rows.count rows, which is between Least and R.
 template <class T, Side Of, int R, int Least, int S, int N>
 inline void tile_of(const Rows& rows, const Right<T, Of>& right, const char* next) {
     if (rows.count == R) {

@@ -1,4 +1,4 @@
-// The online softmax of decode attention: scores to weights. A part of loops.cpp, which says how it is
+// The online softmax of decode attention, which turns scores into weights. A part of loops.cpp, which says how it is
 // compiled.
 #pragma once
 

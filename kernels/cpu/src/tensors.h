@@ -1,4 +1,4 @@
-// The address of a tensor, and whether the tensor is what a kernel expects, in one call.
+// Gets the address of a tensor, and checks that a kernel can use the tensor, in one call.
 #pragma once
 
 #include <Python.h>
@@ -16,8 +16,7 @@ namespace chunkbench {
 bool use_tensors_of(PyObject* type);
 
 // The address of a contiguous tensor on the CPU with this shape and dtype. 0 for every other object; for tensors
-// without elements; and always before `use_tensors_of` was successful. It says nothing about gradients. Sets no Python
-// error.
+// without elements; and always before `use_tensors_of` was successful. Ignores gradients. Sets no Python error.
 std::uintptr_t dense_address(PyObject* object, const std::int64_t* shape, std::size_t dimensions, Dtype dtype);
 
 }  // namespace chunkbench

@@ -2,8 +2,8 @@
 // which says how it is compiled.
 //
 // A tile register holds 16 rows of 64 bytes. One instruction multiplies 16 rows of 16 pairs with 16 pairs of 16 numbers
-// and adds the result to 16 x 16 floats. The packed layout is what it wants: a block of K holds pairs of dimensions,
-// one after the other, for sixteen tokens; a band of V holds pairs of tokens for its dimensions.
+// and adds the result to 16 x 16 floats. The packed layout fits this instruction: a block of K holds pairs of
+// dimensions, one after the other, for sixteen tokens; a band of V holds pairs of tokens for its dimensions.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ constexpr int kTileSteps = 16;  // pairs of the summed index that one instructio
 // tiles costs the system more.
 class Tiles {
   public:
-    // For items of so many rows; 0: without tiles.
+    // Sets up the tiles for items of `rows` rows; 0: without tiles.
     explicit Tiles(int rows) : used_(rows > 0) {
         if (!used_) return;
         const int last = (rows - 1) % kTileRows + 1;
@@ -48,8 +48,8 @@ class Tiles {
     bool used_;
 };
 
-// What is read next, fetched some lines at a time, evenly over the work of a chunk: a thread waits for memory while it
-// has few requests open, and a burst of them helps no more than its first lines.
+// Prefetches the data that is read next, some lines at a time, evenly over the work of a chunk. A thread waits for
+// memory if it has few requests open, and of a burst of requests only the first lines help.
 struct Spread {
     const char* at;
     const char* end;

@@ -13,14 +13,14 @@ struct V16 {
     __m256 lo, hi;
 };
 
-constexpr int kRegisters = 2;   // of one V16
+constexpr int kRegisters = 2;   // registers of one V16
 constexpr int kRows = 6;        // query rows in registers at a time: 6 x 2 sums, 2 operands, 1 broadcast; 16 registers
-constexpr int kPairRows = 5;    // the same if a product needs two operands at a time
+constexpr int kPairRows = 5;    // query rows if a product needs two operands at a time
 constexpr int kBlocks = 1;      // blocks per step when several rows are multiplied
-constexpr int kStreamRows = 1;  // up to so many rows read kStreams blocks at a time, so that sums are independent
+constexpr int kStreamRows = 1;  // at most so many rows read kStreams blocks at a time, with independent sums
 constexpr int kStreams = 4;
 constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
-constexpr int kFetchedValueParts = 1;          // parts of V, if it also fetches what it reads next
+constexpr int kFetchedValueParts = 1;          // parts of V, if the kernel also prefetches
 constexpr bool kPairProducts = false;
 
 inline V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -23,7 +23,7 @@ constexpr int kBlocks = 2;  // two products share a broadcast; one broadcast per
 constexpr int kStreamRows = 4;  // by 4 blocks: 16 sums, 4 operands and a broadcast
 constexpr int kStreams = 4;
 constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
-constexpr int kFetchedValueParts = 2;          // parts of V, if it also fetches what it reads next
+constexpr int kFetchedValueParts = 2;          // parts of V, if the kernel also prefetches
 
 inline V16 set1(float x) { return {_mm512_set1_ps(x)}; }
 inline V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -37,7 +37,7 @@ inline float sum(V16 x) { return _mm512_reduce_add_ps(x.all); }
 
 inline float top(V16 x) { return _mm512_reduce_max_ps(x.all); }
 
-// Of n that is no integer, its floor counts; 0 for n = -inf.
+// If n is not an integer, its floor counts; 0 for n = -inf.
 constexpr float kLeastPower = -160.0f;
 inline V16 scale_by_power(V16 x, V16 n) { return {_mm512_scalef_ps(x.all, n.all)}; }
 inline V16 round(V16 x) { return {_mm512_roundscale_ps(x.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }

@@ -19,7 +19,7 @@ constexpr int kBlocks = 1;
 constexpr int kStreamRows = 1;
 constexpr int kStreams = 2;
 constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
-constexpr int kFetchedValueParts = 1;          // parts of V, if it also fetches what it reads next
+constexpr int kFetchedValueParts = 1;          // parts of V, if the kernel also prefetches
 constexpr bool kPairProducts = false;
 
 template <class F>

@@ -46,7 +46,7 @@ def test_auto_chooses_triton_on_a_gpu_and_wrong_shapes_are_refused(device: str) 
         new_cache(device, chunk_size=48)
     with pytest.raises(ValueError, match="head dimensions of 64, 128 and 256, not 80"):
         ChunkAttention(2, 80, dtype=torch.float16, device=device, kernel="triton")
-    with pytest.raises(ValueError, match="64 query heads of a KV head at most"):
+    with pytest.raises(ValueError, match="at most 64 query heads per KV head"):
         ChunkAttention(130, 64, kv_heads=1, dtype=torch.float16, device=device, kernel="triton")
 
 
