@@ -1,4 +1,4 @@
-"""ChunkBench: decode attention over shared prompt prefixes, measured and set beside the ChunkAttention paper."""
+"""ChunkBench measures decode attention over shared prompt prefixes, and compares it with the ChunkAttention paper."""
 
 from __future__ import annotations
 

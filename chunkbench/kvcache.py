@@ -1,4 +1,4 @@
-"""The former home of names that `chunkbench.attention` has now. Goes with the next version."""
+"""The former module of names that are now in `chunkbench.attention`. The next version will remove this module."""
 
 from __future__ import annotations
 

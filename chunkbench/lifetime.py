@@ -1,4 +1,4 @@
-"""A process does not outlive the one that started it."""
+"""Ends a process when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Ask Linux to send this process a signal when its parent ends. `parent` is the id of the parent.
 
-    Exits at once if the parent has already ended. Does nothing on systems other than Linux, which knows a parent as the
-    thread that started the process: if that thread ends, so does the process.
+    Exits at once if the parent has already ended. Does nothing on systems other than Linux. For Linux the parent is the
+    thread that started the process, so the process also ends when this thread ends.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    if parent != os.getppid():  # it ended before the call above
+    if parent != os.getppid():  # the parent ended before the call above
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What the system lets a process have besides memory: open files, and the shared memory of locks."""
+"""Limits of the system for a process besides memory: open files, and the shared memory of locks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def most_files() -> Iterator[None]:
-    """For the time of the block, let this process open as many files as it may: each connection is one."""
+    """During the block, let this process open as many files as the system allows, because each connection is an open
+    file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # a system may have a limit below the hard one
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -20,5 +21,5 @@ def most_files() -> Iterator[None]:
 
 
 def no_locks(error: OSError) -> str:
-    """Why processes cannot share locks, and what to do."""
+    """A message that says why processes cannot share locks, and what to do."""
     return f"/dev/shm: cannot be used: {error.strerror}; processes need it for their locks: mount it writable"

@@ -12,7 +12,7 @@ from chunkbench.text_file import TextError, did_you_mean, from_json, problem_of,
 _Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 WEIGHTS = "chunkbench_weights"
-"""Key of a `config.json` that says what the field `weights` of a shape does."""
+"""Key of a `config.json` whose value is the field `weights` of a shape."""
 
 
 class ShapeError(ValueError):
@@ -32,9 +32,10 @@ class LlamaShape(BaseModel):
     num_key_value_heads: _Count
     head_dim: _Count
     folder: Annotated[str, Field(exclude=True)] = ""
-    """Folder of a checkpoint with weights; empty: none, or the model of that name (`smollm2-135m`)."""
+    """Folder of a checkpoint with weights. Empty if there is none, or if the name of the shape finds it
+    (`smollm2-135m`)."""
     weights: Annotated[str, Field(exclude=True)] = ""
-    """What a reader must know of a checkpoint's weights beside their dtype; empty: nothing."""
+    """Notes on a checkpoint's weights, besides their dtype, that a reader needs to know; empty if there are none."""
 
     def __str__(self) -> str:
         return self.name
@@ -106,7 +107,7 @@ def shape_of(model: str) -> LlamaShape:
     if path.is_dir():
         path = path / "config.json"
     if path.suffix != ".json":
-        raise ShapeError(f"{model}: no known model and no config.json{did_you_mean(model, list(SHAPES))}")
+        raise ShapeError(f"{model}: neither a known model nor a config.json{did_you_mean(model, list(SHAPES))}")
     try:
         config = from_json(read_text(path))
     except TextError as error:
@@ -119,7 +120,8 @@ def shape_of(model: str) -> LlamaShape:
 
 
 def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
-    """Fill in what older files leave out: as many KV heads as heads, and head_dim = hidden_size / heads."""
+    """Fill in fields that older files leave out: the number of KV heads is that of heads, and head_dim is hidden_size /
+    heads."""
     fields: dict[str, Any] = {
         name: config.get(name) for name in LlamaShape.model_fields if name not in ("name", "folder", "weights")
     }

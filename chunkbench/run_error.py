@@ -1,4 +1,4 @@
-"""Why work cannot be done: what commands print, with the way out."""
+"""Errors that say why work cannot be done, with a remedy. Commands print them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Remedy = Literal[
 
 
 class RunError(ValueError):
-    """A run cannot be created or used; the message says why and what to do.
+    """A run cannot be created or used. The message says why, and what to do.
 
-    `remedy` names the solution, if the command line has an option for it.
+    `remedy` names the solution if the command line has an option for it.
     """
 
     def __init__(self, message: str, remedy: Remedy | None = None) -> None:
@@ -27,4 +27,4 @@ class RunError(ValueError):
 
 
 class CannotRunError(RunError):
-    """Nothing of an experiment can be measured on this machine; the message says why and what to do."""
+    """No case of an experiment can be measured on this machine. The message says why, and what to do."""

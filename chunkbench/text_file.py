@@ -1,6 +1,6 @@
-"""The one reader of text files that users write: lines of text, JSON and CSV, with errors that name file and line.
+"""Reads all text files that users write: lines of text, JSON and CSV, with errors that name file and line.
 
-And a writer of lines that are whole or not there.
+Also writes lines so that no incomplete line remains in a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OTHER_ENCODINGS = (
 
 
 class TextError(ValueError):
-    """A file cannot be read as text. The message has no place; `str` of the error has."""
+    """A file cannot be read as text. `str` of the error names the place in the file; `message` does not."""
 
     def __init__(self, path: str | Path, message: str, line: int = 0, column: int = 0) -> None:
         super().__init__(":".join([str(path), *(str(number) for number in (line, column) if number), f" {message}"]))
@@ -38,19 +38,19 @@ _STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a name is that of a pipe or of a file that this process has open: it tells nothing of what is inside, and
-    nothing at all to another process."""
+    """Whether a path is a pipe or an open file of this process. Such a path does not tell the kind of the content, and
+    has no meaning in another process."""
     return _is_stdin(path) or path.parent in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _is_stdin(path: Path) -> bool:
-    """Whether a name is `-`, and no file has it."""
+    """Whether a path is `-` and no file has this name."""
     return str(path) == "-" and not path.exists()
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The text of a file in UTF-8, without a byte order mark, of at most `most` bytes. It is opened once, so it may be
-    a pipe; `-` is standard input. Raises `TextError`."""
+    """The text of a file in UTF-8 of at most `most` bytes, without a byte order mark. The file is opened once, so it
+    may be a pipe; `-` is standard input. Raises `TextError`."""
     try:
         with Path("/dev/stdin" if _is_stdin(path) else path).open("rb") as file:
             content = file.read(-1 if most is None else most + 1)
@@ -80,27 +80,27 @@ def decode(content: bytes, path: str | Path) -> str:
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number, from 1 on, and text of each line that is not blank. Lines end at a line feed alone, maybe behind a
-    carriage return: U+2028 or U+0085 are characters of a text."""
+    """Number, from 1 on, and text of each line that is not blank. Lines end only at a line feed, perhaps after a
+    carriage return; U+2028 and U+0085 do not end a line."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line.removesuffix("\r")
 
 
 def write_whole(file: FileIO, line: bytes) -> None:
-    """Write a line, whole or not at all. Raises OSError."""
+    """Write a line completely or not at all. Raises OSError."""
     left = line = line + b"\n"
     try:
         while left:
             left = left[file.write(left) :]
     except OSError:
-        with contextlib.suppress(OSError):  # a pipe cannot be cut
+        with contextlib.suppress(OSError):  # a pipe cannot be truncated
             file.truncate(file.tell() - len(line) + len(left))
         raise
 
 
 def from_json(text: str) -> Any:
-    """The value of JSON text. Raises ValueError, whatever the text, also for what JSON has but text cannot hold."""
+    """The value of JSON text. Raises only ValueError, also for strings that are valid JSON but not valid Unicode."""
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
         if "\\u" in text:
@@ -115,20 +115,21 @@ def from_json(text: str) -> Any:
 
 
 def problem_of(detail: ErrorDetails, whole: str = "") -> str:
-    """A problem that pydantic found, behind its place; `whole` stands for a place without a name. The place holds what
-    the file has as keys, so characters that are not printable are shown as escapes."""
+    """A problem that pydantic found, after its place; `whole` is the place if it has no name. The place contains keys
+    of the file, so characters that are not printable are shown as escapes."""
     place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in detail["loc"]) or whole
     return f"{place}: {detail['msg']}" if place else detail["msg"]
 
 
 def is_text(text: str) -> bool:
-    """Whether UTF-8 has all characters: not half of a surrogate pair, as names of files have that are not UTF-8."""
+    """Whether all characters can be written in UTF-8. Half of a surrogate pair cannot; it occurs in names of files that
+    are not UTF-8."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def csv_rows(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
-    """Number of the first line and cells of each row that is not blank, without the blanks around cells; an error in
-    place of a row that is not CSV."""
+    """For each row that is not blank, the number of its first line, and its cells without surrounding blanks, or an
+    error if the row is not CSV."""
     reader = csv.reader(io.StringIO(text, newline="\n"), skipinitialspace=True)
     while True:
         first = reader.line_num + 1
@@ -151,7 +152,7 @@ def _finite(text: str) -> float:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:20]} is no finite number")
+    raise ValueError(f"{text[:20]} is not a finite number")
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`python -m chunkbench.worker [KIND]` runs a worker for experiments of this kind; the default is the first kind."""
+"""Runs a worker for experiments of a kind: `python -m chunkbench.worker [KIND]`. The default is the first kind."""
 
 from __future__ import annotations
 

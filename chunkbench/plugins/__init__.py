@@ -1,1 +1,1 @@
-"""What needs other people's systems: runs on a Ray cluster, and our kernels in vLLM."""
+"""Plug-ins for other systems: runs on a Ray cluster, and our kernels in vLLM."""

@@ -1,1 +1,1 @@
-"""Our server: engine, scheduler, constrained answers, and OpenAI's protocol in front."""
+"""Our server: engine, scheduler, constrained answers, and OpenAI's protocol for clients."""

@@ -1,4 +1,4 @@
-"""The web application: OpenAI's completions over an engine."""
+"""The web application: serves OpenAI's completions with an engine."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ from chunkbench.version import __version__
 T = TypeVar("T")
 
 DEFAULT_MAX_TOKENS = 16
-"""Tokens of a completion if the client names none, as in OpenAI's API."""
+"""Tokens of a completion if the client gives no number, as in OpenAI's API."""
 SMALL_BODY = 32 << 10
-"""Bytes of a body that is read in about a millisecond."""
+"""Largest body, in bytes, that is read on the event loop. Reading takes about a millisecond."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What belongs to the server and not to the engine."""
+    """Settings of the server that the engine does not need."""
 
     model: str
     """The model's name in requests."""
     max_length: int
     """Most tokens of prompt and answer together."""
     max_waiting: int = 1024
-    """Requests in the queue above which new ones get status 429."""
+    """Number of requests in the queue from which on new requests get status 429."""
     constrained: Method = "mask"
-    """How answers follow a constraint: see `constrained.matchers`."""
+    """Method by which answers follow a constraint: see `constrained.matchers`."""
     compiled: int = MOST_COMPILED
-    """Constraints that are kept for later requests."""
+    """Number of compiled constraints that are kept for later requests."""
 
     @property
     def max_body(self) -> int:
-        """Most bytes of a request's body: room for the longest prompt as text or token ids, and as much again."""
+        """Most bytes of a request's body: twice the size of the longest prompt as text or token ids."""
         return (1 << 20) + 32 * self.max_length
 
 
 class Server:
-    """State of a running server."""
+    """A running server: its state, and a method for each route."""
 
     def __init__(
         self, backend: Backend, options: ServerOptions, text: CheckpointTokenizer, log: Log, ended: Callable[[], None]
     ) -> None:
-        """`ended` is called when the engine breaks: the process should end then."""
+        """`ended` is called when the engine breaks, and should end the process."""
         self.backend = backend
         self.options = options
         self._text = text
@@ -81,27 +81,27 @@ class Server:
         self._created = int(time.time())
         self.failure: BackendFailed | None = None
         self._grammars: Grammars | None = None
-        # One constraint is compiled at a time, since the growth of the heap does not tell two apart. The others wait,
-        # but no request without a new one.
+        # One constraint is compiled at a time, because the growth of the heap is measured. Requests with other new
+        # constraints wait; all other requests do not.
         self._compiling = asyncio.Lock()
 
-    # The engine's observer.
+    # Methods that the engine calls.
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
-        """Write a step down; called by the engine's thread."""
+        """Record a step. The engine's thread calls this method."""
         self._log.step(ended, report, load)
         self._metrics.steps.observe(report.seconds)
         self._metrics.preemptions.inc(report.preempted)
 
     def failed(self, error: BackendFailed) -> None:
-        """The engine broke; called on the event loop."""
+        """Record that the engine broke. Called on the event loop."""
         self.failure = error
         self._ended()
 
     # The routes.
 
     async def completions(self, http: HttpRequest) -> Response:
-        """/v1/completions"""
+        """Answer /v1/completions."""
         received = time.perf_counter()
         body, ids = await self._read(http, self._completion)
         return await self._answer(http, body, ids, body.max_tokens or DEFAULT_MAX_TOKENS, _COMPLETION, received)
@@ -112,7 +112,7 @@ class Server:
         return body, self._text.encode(prompt) if isinstance(prompt, str) else prompt
 
     async def chat(self, http: HttpRequest) -> Response:
-        """/v1/chat/completions"""
+        """Answer /v1/chat/completions."""
         received = time.perf_counter()
         body, ids = await self._read(http, self._chat)
         limit = body.max_completion_tokens or body.max_tokens or max(1, self.options.max_length - len(ids))
@@ -123,16 +123,16 @@ class Server:
         return body, self._text.encode_chat([message.plain() for message in body.messages])
 
     async def models(self, http: HttpRequest) -> Response:
-        """/v1/models"""
+        """Answer /v1/models."""
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, http: HttpRequest) -> Response:
-        """/v1/models/{id}"""
+        """Answer /v1/models/{id}."""
         self._check_name(http.path_params["id"])
         return JSONResponse(self._model())
 
     def _model(self) -> dict[str, Any]:
-        """The model, and what identifies this server in a measurement."""
+        """The entry of the model, with the facts that identify this server in a measurement."""
         return {
             "id": self.options.model,
             "object": "model",
@@ -148,26 +148,26 @@ class Server:
             raise ApiError(message, 404, "model", "model_not_found")
 
     async def health(self, http: HttpRequest) -> Response:
-        """/health: 200 while the engine works."""
+        """Answer /health: status 200 while the engine works."""
         if self.failure:
             raise ApiError(str(self.failure), 503)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, http: HttpRequest) -> Response:
-        """/metrics for Prometheus."""
+        """Answer /metrics, for Prometheus."""
         return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _read(self, http: HttpRequest, read: Callable[[bytes], T]) -> T:
-        """What `read` makes of the body. Raises ApiError."""
+        """Read the body and return `read(body)`. Raises ApiError."""
         parts, size, most = [], 0, self.options.max_body
-        async for part in http.stream():  # to its end: a client that still sends does not see the answer
+        async for part in http.stream():  # read to the end: a client that is still sending does not see the answer
             size += len(part)
             if size <= most:
                 parts.append(part)
         if size > most:
             raise ApiError(f"the body has {size} bytes: this server takes at most {most}", 413, code="body_too_large")
         data = b"".join(parts)
-        # The other clients do not wait for a large one.
+        # A large body is read in a thread, so that other clients do not wait.
         return read(data) if size <= SMALL_BODY else await asyncio.to_thread(read, data)
 
     async def _answer(
@@ -207,17 +207,18 @@ class Server:
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
     async def _matcher(self, http: HttpRequest, field: str, constraint: Constraint) -> Matcher:
-        """The state of an answer that follows the constraint of a field. Raises ApiError, ClientDisconnect."""
+        """The matcher of a new answer that follows the constraint of a field. Raises ApiError, ClientDisconnect."""
         known = self._grammars.known(constraint) if self._grammars is not None else None
         if known is not None:
             return known
         async with self._compiling:
-            if await http.is_disconnected():  # while others were compiled
+            if await http.is_disconnected():  # while other constraints were compiled
                 raise ClientDisconnect
             return await asyncio.to_thread(self._compiled, field, constraint)
 
     def _compiled(self, field: str, constraint: Constraint) -> Matcher:
-        """The same for a new constraint, one at a time. The first one reads the tokenizer. Raises ApiError."""
+        """Compile a new constraint, one at a time, and return a matcher. The first call reads the tokenizer. Raises
+        ApiError."""
         try:
             if self._grammars is None:
                 vocabulary, ends = self.backend.tokens()
@@ -230,8 +231,8 @@ class Server:
             raise ApiError(f"the constraint cannot be followed: {error}", param=field) from None
 
     def _stream(self, matcher: Matcher | None) -> TextStream:
-        """The text of an answer. One that follows a constraint is kept letter for letter: decoders may drop a first
-        space."""
+        """The text stream of an answer. A constrained answer is decoded without changes, because decoders may drop a
+        first space."""
         if matcher is None or self._grammars is None:
             return self._text.stream()
         return TextStream(self._grammars.vocabulary.decode)
@@ -245,7 +246,7 @@ class Server:
         matcher: Matcher | None,
         compile_s: float,
     ) -> AsyncGenerator[tuple[Generated, str], None]:
-        """The tokens of an answer, and the text that can be given with each; ends early if the client goes away.
+        """The tokens of an answer, each with the text that can be sent with it. Ends early if the client disconnects.
         Raises ApiError if the engine breaks."""
         text, search = self._stream(matcher), StopSearch(stops)
         arrived: asyncio.Queue[Generated | RequestFailed | BackendFailed | None] = asyncio.Queue()
@@ -309,7 +310,7 @@ class Server:
         options: StreamOptions,
         rewritten: bool,
     ) -> AsyncIterator[str]:
-        """Server-sent events of a stream. `rewritten`: token ids may change, so the last event tells them."""
+        """Server-sent events of a stream. `rewritten`: token ids may change, so only the last event holds them."""
         count, cached, begun = 0, None, False
         answered: list[Generated] = []
         try:
@@ -326,7 +327,7 @@ class Server:
                     yield _event(
                         event | {"usage": usage(prompt, count, cached)} if options.continuous_usage_stats else event
                     )
-        except ApiError as error:  # the status has been sent: the error is an event
+        except ApiError as error:  # the status has been sent already, so the error is an event
             yield _event(error.body())
             return
         if options.include_usage:
@@ -336,17 +337,17 @@ class Server:
 
 @dataclass(frozen=True)
 class _Form:
-    """How the answers of a route are written down."""
+    """The form in which a route sends its answers."""
 
     prefix: str
-    """Of their ids."""
+    """Prefix of the ids of answers."""
     object: str
     event: str
-    """`object` of an event of a stream."""
+    """Value of `object` in an event of a stream."""
     text: Callable[[str], dict[str, Any]]
-    """Holds the text of a whole answer."""
+    """Makes the fields that hold the text of a whole answer."""
     piece: Callable[[str, bool], dict[str, Any]]
-    """Holds the text of an event; True: of the first one."""
+    """Makes the fields that hold the text of an event. The second argument says whether it is the first event."""
 
 
 _COMPLETION = _Form(
@@ -363,7 +364,7 @@ _CHAT = _Form(
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes one answer down."""
+    """Makes the JSON of one answer."""
 
     form: _Form
     id: str
@@ -375,11 +376,11 @@ class _Writer:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
     def event(self, tokens: list[Generated], text: str, first: bool, told: bool) -> dict[str, Any]:
-        """An event of a stream. `told`: whether it tells the token ids."""
+        """An event of a stream. `told`: whether the event holds the token ids."""
         return {**self.head(self.form.event), "choices": [self._choice(self.form.piece(text, first), tokens, told)]}
 
     def whole(self, tokens: list[Generated], text: str, counts: dict[str, Any]) -> dict[str, Any]:
-        """A whole answer."""
+        """The JSON object of a whole answer."""
         choices = [self._choice(self.form.text(text), tokens)]
         return {**self.head(self.form.object), "choices": choices, "usage": counts}
 
@@ -391,7 +392,7 @@ class _Writer:
 
 
 def application(server: Server) -> Starlette:
-    """The routes, with the engine running while the application runs."""
+    """The application with all routes. The engine runs while the application runs."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -431,12 +432,12 @@ async def _gone(_: HttpRequest, error: Exception) -> Response:
 
 
 async def _broken(_: HttpRequest, error: Exception) -> Response:
-    """An error of the server itself, whose traceback uvicorn writes."""
+    """The response to an error of the server itself; uvicorn prints the traceback."""
     return JSONResponse(ApiError(f"{type(error).__name__}: {error}", 500).body(), status_code=500)
 
 
 async def _disconnected(http: HttpRequest) -> None:
-    """Wait until the client has gone away."""
+    """Wait until the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""What the server needs of an engine, and the thread that runs ours."""
+"""The interface that the server needs from an engine, and the thread that runs our engine."""
 
 from __future__ import annotations
 
@@ -16,58 +16,59 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class BackendFailed(Exception):
-    """The engine broke. It answers nothing any more."""
+    """The engine broke and answers no more requests."""
 
 
 Deliver = Callable[[Generated | RequestFailed | BackendFailed], None]
-"""Takes the tokens of one answer in order, or why it ends without the last; runs on the event loop."""
+"""A function that takes the tokens of one answer in order, or the error that ends the answer early. It runs on the
+event loop."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much an engine has to do now."""
+    """The present load of an engine."""
 
     running: int
     waiting: int
     kv_bytes: int
-    """Of running requests."""
+    """Bytes of K and V of running requests."""
     idle_kv_bytes: int = 0
-    """Kept for later requests."""
+    """Bytes of K and V that are kept for later requests."""
 
 
 class Backend(Protocol):
     """An engine behind the server. All methods but `close` are called on the event loop."""
 
     def start(self, observer: Observer) -> None:
-        """Begin to compute; tell the observer of every step."""
+        """Begin to compute, and report every step to the observer."""
 
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the engine could never answer the request."""
 
     def tokens(self) -> tuple[int, frozenset[int]]:
-        """Number of token ids, and those that end an answer."""
+        """Number of token ids, and the ids that end an answer."""
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Queue a checked request. Raises BackendFailed."""
 
     def drop(self, id: str) -> None:
-        """Forget a request whose client went away."""
+        """Drop a request whose client disconnected."""
 
     def load(self) -> Load:
-        """What runs and waits."""
+        """The present load."""
 
     def facts(self) -> dict[str, Any]:
-        """Settings that identify what is measured."""
+        """Settings that identify this engine in a measurement."""
 
     def close(self) -> None:
-        """Stop computing. What still runs is not answered."""
+        """Stop computing. Requests that still run get no answer."""
 
 
 class Observer(Protocol):
-    """Hears of steps and of the end."""
+    """Receives reports of steps and of the engine's failure."""
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
-        """A step ended at this time of `time.perf_counter`."""
+        """A step ended at this time, on the clock of `time.perf_counter`."""
 
     def failed(self, error: BackendFailed) -> None:
         """The engine broke."""
@@ -81,11 +82,11 @@ class ChunkBackend:
         self._inbox: list[Request] = []
         self._gone: list[str] = []
         self._changed = threading.Condition()
-        """Guards the inbox, the list of those who left, and `_closing`."""
+        """Guards the inbox, the list of dropped requests, and `_closing`."""
         self._closing = False
         self._failed: BackendFailed | None = None
         self._answers: dict[str, Deliver] = {}
-        """Touched on the event loop only."""
+        """Request id -> function that takes its tokens. Used only on the event loop."""
         self._thread = threading.Thread(target=self._run, name="engine")
 
     def start(self, observer: Observer) -> None:
@@ -146,7 +147,7 @@ class ChunkBackend:
                     _LOGGER.error("request %s failed: %s", failure.request, failure, exc_info=failure.__cause__)
                 if report.generated or report.failed:
                     self._tell(self._deliver, (*report.generated, *report.failed))
-        except BaseException as error:  # a panic of a library in Rust is no Exception
+        except BaseException as error:  # a panic of a library in Rust is not an Exception
             _LOGGER.exception("the engine broke")
             self._tell(self._fail, BackendFailed(f"the engine broke: {type(error).__name__}: {error}"))
 
@@ -156,7 +157,8 @@ class ChunkBackend:
             self._events.call_soon_threadsafe(function, what)
 
     def _take_in(self) -> bool:
-        """Hand new and dropped requests to the engine; wait while there is nothing to do. False: stop."""
+        """Pass new and dropped requests to the engine, and wait while there is nothing to do. False if the thread
+        should stop."""
         with self._changed:
             while not (self._closing or self._inbox or self._gone) and self._engine.idle:
                 self._changed.wait()
@@ -171,7 +173,7 @@ class ChunkBackend:
     def _deliver(self, outcomes: tuple[Generated | RequestFailed, ...]) -> None:
         for outcome in outcomes:
             answer = self._answers.get(outcome.request)
-            if answer is None:  # its client has just gone away
+            if answer is None:  # its client has just disconnected
                 continue
             if isinstance(outcome, RequestFailed) or outcome.finish is not None:
                 del self._answers[outcome.request]

@@ -1,4 +1,5 @@
-"""From the words of a command to an engine: a checkpoint's folder, or a shape or configuration with random weights."""
+"""Builds an engine from the options of a command: a checkpoint's folder, or a shape or configuration with random
+weights."""
 
 from __future__ import annotations
 
@@ -33,21 +34,22 @@ class ModelChoice:
     """Which model a server runs."""
 
     model: str
-    """Folder of a checkpoint, or `smollm2-135m`; name of another shape, or path of a config.json: random weights."""
+    """Folder of a checkpoint, or `smollm2-135m`. For random weights: name of another shape, or path of a
+    config.json."""
     dtype: torch.dtype
     device: str = "cpu"
     layers: int | None = None
-    """Of a shape: fewer layers than it has."""
+    """For a named shape: number of layers, if fewer than the shape has."""
     vocabulary: int | None = None
-    """Of a shape: number of token ids. None: 32000."""
+    """For a named shape: number of token ids; None: 32000."""
     max_length: int | None = None
-    """Of a shape: most tokens of a sequence. None: 16384."""
+    """For a named shape: most tokens of a sequence; None: 16384."""
     seed: int = 0
-    """Draws the weights."""
+    """Seed of the random weights."""
 
     @property
     def folder(self) -> Path | None:
-        """The checkpoint; None: random weights. Raises ModelError."""
+        """Folder of the checkpoint; None for random weights. Raises ModelError."""
         if self.model == smollm2.NAME:
             return smollm2.checkpoint()
         path = Path(self.model)
@@ -59,7 +61,7 @@ class ModelChoice:
         """The model's name for clients."""
         if self.model in SHAPES:
             return self.model
-        path = Path(os.path.abspath(self.model))  # a link has the name that its user gave it
+        path = Path(os.path.abspath(self.model))  # a link keeps the name that its user gave it
         if self.folder is not None:
             return text_of(path.name)
         return text_of(path.parent.name if path.name == "config.json" else path.stem)
@@ -76,7 +78,7 @@ class ModelChoice:
         folder = self.folder
         if folder is not None and not folder.is_dir():
             raise ModelError(
-                f"{folder}: no folder of a checkpoint, no config.json, no name of a shape ({', '.join(SHAPES)})"
+                f"{folder}: not a folder of a checkpoint, a config.json or the name of a shape ({', '.join(SHAPES)})"
             )
         given = {"layers": self.layers, "vocabulary": self.vocabulary, "max_length": self.max_length}
         for name, value in given.items():
@@ -85,7 +87,7 @@ class ModelChoice:
 
 
 def text_of(name: str) -> str:
-    """A name of a file or an argument as text that JSON can carry, with U+FFFD for bytes that are no UTF-8."""
+    """The name of a file or an argument as text for JSON, with U+FFFD for bytes that are not UTF-8."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -96,9 +98,10 @@ def build_backend(
     say: Callable[[str], None],
     check: Callable[[ModelNumbers], None] = lambda numbers: None,
 ) -> tuple[Backend, int]:
-    """The engine with its model, and the most tokens that it takes for prompt and answer together.
+    """The engine with its model, and the most tokens that the engine takes for prompt and answer together.
 
-    `say` gets a line before each part that takes long. `check` may refuse the model. Raises EngineError and ValueError.
+    `say` is called with a line of text before each part that takes long. `check` may refuse the model. Raises
+    EngineError and ValueError.
     """
     if choice.model == smollm2.NAME:
         say(f"{choice.name}: looking for its checkpoint; the first time it is made, in some seconds")

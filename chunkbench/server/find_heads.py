@@ -1,4 +1,5 @@
-"""Finds the retrieval heads of a model: it reads random tokens, repeated, and every head is watched."""
+"""Finds the retrieval heads of a model: the model reads random tokens several times, and the attention of every head is
+recorded."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from chunkbench.server.engine.model import refuse_other_attention
 from chunkbench.server.heads import PAPERS_TOKENS, REPEATS, HeadScores, Scores
 
 INTERFACE = "chunkbench-heads"
-"""Our name in transformers' table of attention functions."""
+"""Name of our function in transformers' table of attention functions."""
 _ROWS = 256
-"""Queries of one block: their scores are in memory together."""
+"""Number of queries in a block, whose scores are in memory at the same time."""
 
 
 @dataclass
 class _Watch:
-    """What the attention function adds up."""
+    """The sums that the attention function collects."""
 
     tokens: int
     advance: Callable[[float], None]
@@ -31,7 +32,7 @@ class _Watch:
 
 
 def tokens_for(max_length: int) -> int:
-    """Random tokens of the test: the paper's number, or as many as the model has positions for."""
+    """Number of random tokens of the test: that of the paper, or fewer if the model has too few positions."""
     return min(PAPERS_TOKENS, max_length // REPEATS)
 
 
@@ -39,9 +40,9 @@ def tokens_for(max_length: int) -> int:
 def find_heads(
     module: Any, name: str, tokens: int, seed: int = 0, advance: Callable[[float], None] = lambda share: None
 ) -> HeadScores:
-    """The scores of all heads of a model of transformers, which was loaded for `INTERFACE`.
+    """The scores of all heads of a model of transformers that was loaded with the attention `INTERFACE`.
 
-    `tokens`: random ones, repeated; `advance` gets the share that is done. Raises ModelError.
+    `tokens`: number of random tokens. `advance` receives the share of the work that is done. Raises ModelError.
     """
     config = module.config
     refuse_other_attention(config)
@@ -73,7 +74,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: query `[1, h, n, d]`, key and value `[1, h_kv, n, d]` to `[1, n, h, d]`."""
     if watched_heads is None:
-        raise ModelError("this model does not tell its attention who asks: its heads cannot be watched")
+        raise ModelError("this model does not pass its layer to the attention function: its heads cannot be scored")
     heads, rows, d = query.shape[1:]
     group, period = heads // key.shape[1], watched_heads.tokens
     keys, values = (both[0].float().repeat_interleave(group, 0) for both in (key, value))

@@ -1,4 +1,5 @@
-"""Retrieval heads of a model: which heads look back at earlier occurrences of a token (RazorAttention, 2407.15891)."""
+"""Retrieval heads of a model: the heads that attend to earlier occurrences of a token (RazorAttention, arXiv
+2407.15891)."""
 
 from __future__ import annotations
 
@@ -13,64 +14,64 @@ from chunkbench.attention.windows import Compress, HeadPolicy
 from chunkbench.text_file import TextError, from_json, problem_of, read_text
 
 REPEATS = 4
-"""How often the test repeats its random tokens."""
+"""How often the random tokens occur in the test."""
 PAPERS_TOKENS = 2500
 INDUCTION_SHARE, ECHO_SHARE = 0.14, 0.01
-"""Shares of the heads, best by each score, that count as retrieval heads."""
+"""Shares of all heads that count as retrieval heads: those best by induction, and those best by echo."""
 
 Scores = tuple[tuple[FiniteFloat, ...], ...]
-"""`[layer][head]`"""
+"""`[layer][head]`: a score of each head."""
 
 
 _AGAIN = "make it again with `chunkbench find-heads MODEL`"
 
 
 class HeadsError(ValueError):
-    """A file of heads cannot be used."""
+    """A file with scores of heads cannot be used."""
 
 
 class HeadScores(BaseModel):
-    """What the test found: attention of each query head, in the mean over the repeated tokens."""
+    """Results of the test: two scores of attention for each query head, in the mean over the repeated tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     tokens: PositiveInt
-    """Random tokens, of which the test has `REPEATS` times as many."""
+    """Number of random tokens; the test has `REPEATS` times as many tokens."""
     kv_heads: PositiveInt
     echo: Scores
     """Attention to earlier occurrences of the same token."""
     induction: Scores
-    """Attention to the tokens after those."""
+    """Attention to the tokens after earlier occurrences of the same token."""
 
     def of_kv_heads(self, scores: Scores) -> Scores:
-        """A KV head has the largest score of its query heads."""
+        """The scores of KV heads: each has the largest score of its query heads."""
         group = len(scores[0]) // self.kv_heads
         return tuple(tuple(max(layer[i : i + group]) for i in range(0, len(layer), group)) for layer in scores)
 
     def retrieval_heads(self, echo: bool = True) -> tuple[tuple[bool, ...], ...]:
-        """`[layer][KV head]`: the best by induction and, with `echo`, the best by echo over all layers, each number
-        rounded up."""
+        """`[layer][KV head]`: whether this is a retrieval head: one of the best of all layers by induction or, with
+        `echo`, by echo. Both numbers of heads are rounded up."""
         chosen = _best(self.of_kv_heads(self.induction), INDUCTION_SHARE)
         if echo:
             chosen |= _best(self.of_kv_heads(self.echo), ECHO_SHARE)
         return tuple(tuple((layer, head) in chosen for head in range(self.kv_heads)) for layer in range(len(self.echo)))
 
     def policy(self, window: int | None = None, compress: Compress = "own") -> HeadPolicy:
-        """Retrieval heads keep everything."""
+        """The policy by which retrieval heads keep everything and other heads keep a window."""
         return HeadPolicy(self.retrieval_heads(), window, compress=compress)
 
     def check(self, path: Path, layers: int, heads: int, kv_heads: int) -> None:
-        """Raise HeadsError, which names the file of the scores, unless they are of a model with these numbers."""
+        """Raise HeadsError with the path of the file unless the scores belong to a model with these numbers."""
         own = len(self.echo), len(self.echo[0]), self.kv_heads
         if own != (layers, heads, kv_heads):
             sizes = [
                 "{} layers of {} heads and {} KV heads".format(*numbers) for numbers in (own, (layers, heads, kv_heads))
             ]
-            raise HeadsError(f"{path}: is of {self.model}, with {sizes[0]}; this model has {sizes[1]}; {_AGAIN}")
+            raise HeadsError(f"{path}: is for {self.model}, with {sizes[0]}; this model has {sizes[1]}; {_AGAIN}")
 
     def problem(self) -> str:
-        """What is wrong with the shape of the scores; empty if nothing."""
+        """The error in the shape of the scores; empty if there is none."""
         widths = {len(layer) for scores in (self.echo, self.induction) for layer in scores}
         if len(self.echo) != len(self.induction) or len(widths) != 1 or 0 in widths:
             return "echo, induction: must have one score for each head of each layer"
@@ -79,12 +80,12 @@ class HeadScores(BaseModel):
         return ""
 
     def named(self) -> list[list[int]]:
-        """Layer and KV head of each retrieval head."""
+        """Names of the retrieval heads: the layer and the KV head of each."""
         full = self.retrieval_heads()
         return [[layer, head] for layer, heads in enumerate(full) for head, is_full in enumerate(heads) if is_full]
 
     def as_json(self) -> str:
-        """For a file; names the retrieval heads, too."""
+        """The content of a file, which also names the retrieval heads."""
         named = self.named()
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in self.model_dump().items()]
         return "{\n" + ",\n".join([*lines, f'  "retrieval": {json.dumps(named)}']) + "\n}\n"
@@ -99,7 +100,7 @@ def read_heads(path: Path) -> HeadScores:
     except ValueError as error:
         raise HeadsError(f"{path}: {error}") from None
     if not isinstance(values, dict):
-        raise HeadsError(f"{path}: not the scores of heads: `chunkbench find-heads MODEL` writes them")
+        raise HeadsError(f"{path}: not a file of scores of heads; `chunkbench find-heads MODEL` writes one")
     named = values.pop("retrieval", None)
     try:
         scores = HeadScores.model_validate(values)
@@ -109,7 +110,7 @@ def read_heads(path: Path) -> HeadScores:
     if problem := scores.problem():
         raise HeadsError(f"{path}: {problem}; {_AGAIN}")
     if named not in (None, scores.named()):
-        raise HeadsError(f"{path}: retrieval: is not what the scores say; {_AGAIN}")
+        raise HeadsError(f"{path}: retrieval: does not agree with the scores; {_AGAIN}")
     return scores
 
 

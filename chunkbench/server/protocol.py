@@ -1,4 +1,4 @@
-"""What a client asks for, checked, and the errors it gets, in the form of OpenAI's API."""
+"""Requests of clients, which are checked here, and errors, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 def _whole(value: Any) -> Any:
-    """16.0 as 16: to JSON both are the same number. Also in a list."""
+    """Turn 16.0 into 16, also in a list, because they are the same number in JSON."""
     if isinstance(value, list):
         return [_whole(part) for part in value] if any(type(part) is float for part in value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _as_list(stop: Any) -> Any:
-    """One stop string as a list; an empty one asks for nothing."""
+    """Stop strings as a list. An empty string means no stop string."""
     return [stop] * bool(stop) if isinstance(stop, str) else stop
 
 
@@ -45,19 +45,19 @@ class ApiError(Exception):
 
 
 class Fields(BaseModel):
-    """An object of a body. A field that is null counts as left out.
+    """A JSON object in a body. A field that is null counts as left out.
 
-    A field that is not there is refused with ApiError, unless it can change no answer or asks for nothing.
+    An unknown field is refused with ApiError, unless it cannot change an answer or its value asks for nothing.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     _within: ClassVar[str | None] = None
-    """The field of the body that holds such objects; None: this is the body."""
+    """Name of the field of the body that holds objects of this class; None for the body itself."""
     _labels: ClassVar[frozenset[str]] = frozenset()
-    """Fields that change no answer."""
+    """Fields that cannot change an answer."""
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Fields that the server lacks -> the values that ask for nothing."""
+    """Field that the server does not support -> values of it that ask for nothing."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,11 +84,11 @@ class StreamOptions(Fields):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """Usage in every chunk."""
+    """Whether every chunk holds the usage."""
 
 
 class Message(Fields):
-    """A message of a chat; its text may come in parts."""
+    """A message of a chat. Its text may be a list of parts."""
 
     _within = "messages"
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -101,7 +101,7 @@ class Message(Fields):
     name: Annotated[str, Field(max_length=1024)] | None = None
 
     def plain(self) -> dict[str, str]:
-        """What a chat template gets. Raises ApiError for images and other parts."""
+        """The message as a chat template takes it. Raises ApiError for images and other parts."""
         text = self.content
         if isinstance(text, list):
             for part in text:
@@ -114,7 +114,7 @@ class Message(Fields):
 
 
 class JsonSchema(Fields):
-    """A schema, as `response_format` has it."""
+    """A JSON schema in the form of `response_format`."""
 
     _within = "response_format"
     _labels = frozenset({"name", "description", "strict"})
@@ -123,7 +123,7 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """What an answer has to be, in OpenAI's words."""
+    """A constraint on the answer in OpenAI's form."""
 
     _within = "response_format"
 
@@ -140,7 +140,7 @@ class ResponseFormat(Fields):
 
 
 class StructuredOutputs(Fields):
-    """What an answer has to be, in vLLM's words: one of these."""
+    """A constraint on the answer in vLLM's form. Only one of the fields may be set."""
 
     _within = "structured_outputs"
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -166,7 +166,7 @@ class StructuredOutputs(Fields):
 
 
 class RequestBody(Fields):
-    """Fields that both kinds of completion take. `Sampling` and `Request` of the engine know their ranges."""
+    """Fields that both kinds of completion take. `Sampling` and `Request` of the engine check their ranges."""
 
     _labels = frozenset(
         {
@@ -210,7 +210,8 @@ class RequestBody(Fields):
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
     def constraint(self) -> tuple[str, Constraint] | None:
-        """What the answer has to follow, and the field that says it; None: nothing. Raises ApiError."""
+        """The name of the field with a constraint, and the constraint that the answer must follow; None without one.
+        Raises ApiError."""
         found: tuple[str, Constraint] | None = None
         asked = ("response_format", self.response_format), ("structured_outputs", self.structured_outputs)
         for field, outputs in asked:
@@ -241,7 +242,7 @@ class CompletionBody(RequestBody):
     prompt: str | list[int] | list[str] | list[list[int]]
 
     def one_prompt(self) -> str | list[int]:
-        """Text or token ids. Raises ApiError for several prompts."""
+        """The prompt as text or token ids. Raises ApiError for several prompts."""
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             if len(prompt) > 1:
@@ -281,12 +282,12 @@ def parse(kind: type[B], data: bytes) -> B:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Whether two values of JSON are equal. To Python, false is 0 and true is 1."""
+    """Whether two values of JSON are equal. In Python, unlike in JSON, false equals 0 and true equals 1."""
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
-    """Token counts of an answer. `cached_tokens`: tokens of the prompt that were not computed; None: not known."""
+    """Token counts of an answer. `cached_tokens`: tokens of the prompt that were not computed; None if unknown."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

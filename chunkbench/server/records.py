@@ -1,4 +1,4 @@
-"""What the server writes down about itself: metrics for Prometheus, and a line for each step and each request."""
+"""Records of the server: metrics for Prometheus, and a line for each step and each request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Metrics:
     """Counters of one server."""
 
     def __init__(self, load: Callable[[], Load]) -> None:
-        """`load`: asked when somebody reads the metrics."""
+        """`load` is called when somebody reads the metrics."""
         self._registry = registry = CollectorRegistry()
         prefix = "chunkbench_"
         gauges = {
@@ -53,21 +53,21 @@ class Log:
     """Lines of JSON about steps and requests, in a folder. Times in seconds of the clock of `time.perf_counter`,
     which all processes of a Linux host share.
 
-    A file that cannot be written any more, because the disk is full, ends with its last whole line, and the server
-    goes on without it.
+    If a file cannot be written any more, for example because the disk is full, it ends with its last whole line, and
+    the server continues without the file.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Files are begun anew. None: nothing is written. Raises OSError."""
+        """Creates the files, replacing old ones; writes none if `folder` is None. Raises OSError."""
         self._lock = threading.Lock()
         self._files: dict[str, FileIO] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            # Without a buffer: what stands in the file survives a killed server.
+            # Without a buffer, so that lines survive if the server is killed.
             self._files = {name: FileIO(folder / f"{name}.jsonl", "w") for name in ("steps", "requests")}
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
-        """A line about a step."""
+        """Write a line about a step."""
         self._write(
             "steps",
             {
@@ -86,7 +86,7 @@ class Log:
         )
 
     def request(self, **fields: Any) -> None:
-        """A line about a request that ended."""
+        """Write a line about a request that ended."""
         self._write("requests", fields)
 
     def close(self) -> None:

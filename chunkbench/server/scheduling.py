@@ -1,4 +1,5 @@
-"""Which sequences run: admission, order of the queue, batch and budget, preemption. Above any cache manager."""
+"""Decides which sequences run: admission, order of the queue, batch and budget, preemption. Works with any cache
+manager."""
 
 from __future__ import annotations
 
@@ -14,34 +15,35 @@ from chunkbench.attention.text import Text
 
 @dataclass(eq=False)
 class Entry(ABC):
-    """A request that waits or runs. The cache manager knows it by `arrival`."""
+    """A request that waits or runs. Its id in the cache manager is `arrival`."""
 
     arrival: int
     """Number of the request in order of arrival."""
     _: KW_ONLY
     computed: int = 0
-    """Leading tokens whose K and V the cache holds, or gets in this step."""
+    """Number of leading tokens whose K and V the cache holds, or gets in this step."""
     joined: int = 0
-    """Tokens that it had when it was admitted last, or when several were appended at once. After a preemption its
-    answer so far is among them."""
+    """Number of tokens that the request had when it was last admitted, or when several tokens were appended at once.
+    After a preemption this includes its answer so far."""
     cached_tokens: int | None = None
-    """Tokens of the prompt that were not computed; None until the first part of the prompt is."""
+    """Tokens of the prompt that were not computed; None until the first part of the prompt is computed."""
     preempted: int = 0
-    """How often its memory was taken away."""
+    """How often the request was preempted."""
     _prompt_keys: list[int] | None = None
 
     @property
     @abstractmethod
     def text(self) -> Text:
-        """Its tokens, for the cache manager."""
+        """The tokens of the request, for the cache manager."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens of the prompt, and those generated so far."""
+        """Number of tokens of the prompt and of the answer so far."""
 
     def prompt_keys(self, block_tokens: int) -> list[int]:
-        """Keys of the full blocks of its prompt. Computed once, so always ask with the same block size."""
+        """Keys of the full blocks of the prompt. They are computed once, so call this method always with the same block
+        size."""
         if self._prompt_keys is None:
             full = self.text.prompt // block_tokens
             self._prompt_keys = self.text.keys(block_tokens)[:full].tolist()
@@ -49,21 +51,22 @@ class Entry(ABC):
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return self.length - self.text.prompt
 
     @property
     def grown(self) -> bool:
-        """Whether several tokens were appended to it at once, which have no slots yet."""
+        """Whether several tokens were appended to the request at once and have no slots yet."""
         return self.length - 1 > self.computed >= self.joined > 0
 
     @property
     def decoding(self) -> bool:
-        """Whether only the last token has to be computed, and it was generated since the admission."""
+        """Whether only the last token must be computed, and this token was generated since the admission."""
         return self.computed == self.length - 1 >= self.joined > 0
 
     def cut(self, tokens: int) -> None:
-        """Only the first `tokens` tokens have K and V any more; those behind them were replaced."""
+        """Record that only the first `tokens` tokens still have K and V, because the tokens after them were
+        replaced."""
         self.computed = min(self.computed, tokens)
         self.joined = min(self.joined, tokens)
 
@@ -80,17 +83,18 @@ def by_arrival(waiting: Sequence[E], manager: Manager) -> list[E]:
 
 
 def longest_prefix(waiting: Sequence[E], manager: Manager) -> list[E]:
-    """Longest cached prefix first (RadixAttention); those with equally long ones by arrival."""
+    """Longest cached prefix first (RadixAttention); with equal lengths, by arrival."""
     if len(waiting) > MOST_MATCHED:
         return list(waiting)
     return sorted(waiting, key=lambda entry: -manager.cached(entry.text))
 
 
 def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
-    """Depth first through the prefixes that waiting requests share: first the branch that is in the cache, because it
-    was begun, then branches with more requests.
+    """Depth first through the prefixes that waiting requests share: first the branch that is in the cache already, then
+    branches with more requests.
 
-    A cache that holds the longest request then computes every shared token once, if all requests wait (RadixAttention).
+    With this order, if all requests wait and the cache holds the longest request, every shared token is computed once
+    (RadixAttention).
     """
     size = manager.block_tokens
     ordered: list[E] = []
@@ -129,29 +133,29 @@ ORDERS: Mapping[str, Order[Entry]] = {
     "depth-first": depth_first,
     "shortest": shortest,
 }
-"""By the names that experiments and `chunkbench serve` use."""
+"""Name in experiments and `chunkbench serve` -> order."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The limits of a scheduler, and what it does when they are reached."""
+    """The limits of a scheduler, and its behaviour when they are reached."""
 
     max_batch: int = 32
     """Most sequences of a step (the paper's value)."""
     prompt_budget: int = 512
     """Most prompt tokens of a step."""
     decode_in_budget: bool = False
-    """Whether decoded tokens count against the budget, too (vLLM 1)."""
+    """Whether decoded tokens also count against the budget (as in vLLM 1)."""
     spare: bool = True
-    """Whether a request is admitted only if a block for each running sequence stays free. Otherwise sequences that grow
-    would soon take its memory away again."""
+    """Whether a request is admitted only if a block for each running sequence stays free. Without this rule, growing
+    sequences would soon preempt the new request."""
     order: str = "fcfs"
     swap: bool = False
-    """Whether preempted sequences are swapped, where the manager can; otherwise they are computed again."""
+    """Whether preempted sequences are swapped, if the manager can swap. Otherwise they are computed again."""
 
 
 class Piece(NamedTuple, Generic[E]):
-    """Tokens `first` to `first + tokens - 1` of a sequence, part of its prompt."""
+    """Tokens `first` to `first + tokens - 1` of a sequence: a part of its prompt."""
 
     entry: E
     first: int
@@ -165,7 +169,7 @@ class Piece(NamedTuple, Generic[E]):
 
 @dataclass
 class Step(Generic[E]):
-    """What one step computes."""
+    """The tokens that one step computes."""
 
     decoding: list[E] = field(default_factory=list)
     """Sequences whose last token is computed, in order of admission."""
@@ -173,29 +177,29 @@ class Step(Generic[E]):
     """Parts of prompts."""
     preempted: int = 0
     swapped_tokens: int = 0
-    """Tokens that moved out or in."""
+    """Number of tokens that were swapped out or in."""
     refused: list[tuple[E, str]] = field(default_factory=list)
-    """Requests that never fit into the memory, with the reason. They left the queue."""
+    """Requests that were removed from the queue because they can never fit into the memory, each with the reason."""
 
     @property
     def batch(self) -> int:
-        """Sequences that take part."""
+        """Number of sequences that take part in the step."""
         return len(self.decoding) + len(self.prompts)
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts."""
+        """Number of prompt tokens of the step."""
         return sum(piece.tokens for piece in self.prompts)
 
 
 class Scheduler(Generic[E]):
-    """Chooses the tokens of each step, over any cache manager.
+    """Chooses the tokens of each step, with any cache manager.
 
-    Each step computes one token of every decoding sequence and, beside them, at most `prompt_budget` tokens of prompts,
-    in order of admission. Several tokens that were appended to a sequence at once are computed like a piece of a
-    prompt, before new prompts. A request is admitted when fewer than `max_batch` sequences run and the manager has room
-    for it. When a decoding sequence finds no room, running sequences are preempted until all others fit; they wait in
-    front of the queue. In such a step nothing is admitted.
+    Each step computes one token of every decoding sequence and, besides, at most `prompt_budget` tokens of prompts, in
+    order of admission. Several tokens that were appended to a sequence at once are computed like a piece of a prompt,
+    before new prompts. A request is admitted when fewer than `max_batch` sequences run and the manager has room for it.
+    If there is no room for a token of a decoding sequence, running sequences are preempted until all others fit.
+    Preempted sequences wait at the front of the queue. In such a step no request is admitted.
     """
 
     def __init__(self, manager: Manager, rules: Rules) -> None:
@@ -208,9 +212,9 @@ class Scheduler(Generic[E]):
         self.waiting: deque[E] = deque()
         self.swapped: list[E] = []
         self.running: list[E] = []
-        """In order of admission."""
+        """Running requests, in order of admission."""
         self._prefilling: list[E] = []
-        """Those of them whose prompt was not computed to its end before this step."""
+        """Running requests whose prompt was not completely computed before this step."""
 
     @property
     def idle(self) -> bool:
@@ -222,7 +226,7 @@ class Scheduler(Generic[E]):
         self.waiting.append(entry)
 
     def drop(self, gone: Iterable[E]) -> None:
-        """Forget requests and free their memory, wherever they are."""
+        """Remove requests, whether they wait or run, and free their memory."""
         dropped = set(gone)
         for entry in [entry for entry in self.running if entry in dropped]:
             self.finish(entry)
@@ -232,21 +236,21 @@ class Scheduler(Generic[E]):
         self.waiting = deque(entry for entry in self.waiting if entry not in dropped)
 
     def finish(self, entry: E) -> None:
-        """A running request ended."""
+        """Remove a running request that ended."""
         self._manager.free(entry.arrival)
         self.running.remove(entry)
         self._prefilling = [other for other in self._prefilling if other is not entry]
 
     def put_back(self, entry: E) -> None:
-        """A running request loses its memory, and waits in front of the queue."""
+        """Free the memory of a running request, and put the request at the front of the queue."""
         self.finish(entry)
         entry.preempted += 1
         entry.computed = 0
-        # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.
+        # Earlier requests that wait were also preempted, or never admitted, so the queue stays in order of arrival.
         self.waiting.appendleft(entry)
 
     def schedule(self) -> Step[E]:
-        """Choose the tokens of the next step. A batch of 0: nothing runs, and nothing that waits fits."""
+        """Choose the tokens of the next step. A batch of 0 means that no request runs, and no waiting request fits."""
         step: Step[E] = Step()
         self._prefilling = [entry for entry in self._prefilling if not entry.decoding]
         self._grow(step)
@@ -262,7 +266,7 @@ class Scheduler(Generic[E]):
         return step
 
     def _grow(self, step: Step[E]) -> None:
-        """Give slots to sequences that several tokens were appended to; preempt sequences until all fit."""
+        """Give slots to sequences to which several tokens were appended; preempt sequences until all fit."""
         grown = [entry for entry in self.running if entry.grown]
         for entry in grown:
             while entry in self.running and not self._manager.grow(entry.arrival, entry.length - entry.computed):
@@ -297,13 +301,13 @@ class Scheduler(Generic[E]):
         self.put_back(entry)
 
     def _admit(self, step: Step[E], budget: int) -> None:
-        """Admit swapped, then waiting requests, as far as they fit."""
+        """Admit requests that fit: first swapped ones, then waiting ones."""
         while self.swapped and len(self.running) < self.rules.max_batch:
             entry = self.swapped[0]
             if not self._manager.swap_in(entry.arrival):
                 return
             step.swapped_tokens += entry.computed
-            self.running.append(self.swapped.pop(0))  # it decodes from the next step on
+            self.running.append(self.swapped.pop(0))  # this request decodes from the next step on
         if self.swapped or not self._room(step, budget):
             return
         if len(self.waiting) > 1 and self.rules.order != "fcfs":
@@ -332,7 +336,7 @@ class Scheduler(Generic[E]):
         return len(self.running) < self.rules.max_batch and step.prompt_tokens < budget
 
     def _prefill(self, step: Step[E], entry: E, budget: int) -> bool:
-        """Compute the next part of a prompt, as far as the budget goes. False if the manager has no room for it."""
+        """Choose the next part of a prompt within the budget. False if the manager has no room for it."""
         left = budget - step.prompt_tokens
         if left < 1:
             return True

@@ -1,4 +1,4 @@
-"""Build what a server has, and run it until a signal ends it."""
+"""Builds a server, and runs it until a signal ends it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from chunkbench.server.text import CheckpointTokenizer
 
 SWITCH_S = 1e-4
 BACKLOG = 2048
-"""Connections that may wait for the server: a burst of clients must not be turned away by the system."""
+"""Most connections that may wait for the server. It is large, so that the system refuses no connection of a burst of
+clients."""
 
 _EVERYWHERE = ("0.0.0.0", "::")
-"""Hosts that stand for all addresses of the machine; clients cannot connect to them everywhere."""
+"""Hosts that stand for all addresses of the machine. Not every system lets clients connect to them."""
 
 
 class _Announcing(uvicorn.Server):
-    """Says when it listens."""
+    """A uvicorn server that announces when it listens."""
 
     announce: Callable[[], None]
 
@@ -52,7 +53,8 @@ _TOO_MANY_FILES = (
 
 
 class _RefusedConnections(logging.Filter):
-    """Connections that the system refuses are one line in ten seconds: asyncio tells each of them, with a traceback."""
+    """A filter that replaces asyncio's messages on refused connections, each with a traceback, by one line in ten
+    seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ class _RefusedConnections(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if "_start_serving" in message:  # it would listen again after a second, but the server shuts down
+        if "_start_serving" in message:  # asyncio would listen again after a second, but the server is shutting down
             return False
         if "out of system resource" not in message:
             return True
@@ -72,7 +74,8 @@ class _RefusedConnections(logging.Filter):
 
 
 def _no_cancelled(record: logging.LogRecord) -> bool:
-    """Answers that are cut because the time to shut down is over are counted in one line; no traceback of each."""
+    """A filter for answers that are cut when the time to shut down is over: one line counts them, without
+    tracebacks."""
     return not record.exc_info or record.exc_info[0] is not asyncio.CancelledError
 
 
@@ -84,7 +87,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """The address for clients, in words."""
+    """Text with the address for clients."""
     address, port = listening.getsockname()[:2]
     if address in _EVERYWHERE:
         return f"http://localhost:{port}/v1, on all addresses of this machine"
@@ -92,9 +95,9 @@ def address_of(listening: socket.socket) -> str:
 
 
 def build(asked: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, ServerOptions, CheckpointTokenizer]:
-    """The engine, how it is served, and the text of its model.
+    """The engine, the options of its server, and the tokenizer of its model.
 
-    `say` gets a line before each part that takes long. Raises EngineError and ValueError.
+    `say` is called with a line of text before each part that takes long. Raises EngineError and ValueError.
     """
     scores = None if asked.heads is None else read_heads(asked.heads)
 
@@ -124,8 +127,8 @@ def run(
     announce: Callable[[], None],
     shutdown_s: int,
 ) -> bool:
-    """Serve until SIGTERM or SIGINT; what runs is answered first, for `shutdown_s` seconds at most. Closes the log.
-    False if the engine broke."""
+    """Serve until SIGTERM or SIGINT. Running requests are then answered for at most `shutdown_s` seconds. Closes the
+    log. False if the engine broke."""
     # A thread that waits for Python's lock asks for it only after this time. The engine gives the lock up in every
     # operation of PyTorch; with Python's 5 ms it would wait that long whenever tokens are being sent.
     sys.setswitchinterval(SWITCH_S)

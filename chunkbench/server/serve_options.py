@@ -1,4 +1,4 @@
-"""What `chunkbench serve` is asked for. Loads nothing, so that the command line is there at once."""
+"""The options of `chunkbench serve`. This module imports nothing large, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """A model, its engine, and where it is served. `chunkbench serve --help` explains each field."""
+    """The options of a model, its engine and its server. `chunkbench serve --help` explains each field."""
 
     model: str
     engine: EngineName
@@ -46,7 +46,7 @@ class ServeOptions:
 
     @property
     def kv_bytes(self) -> int:
-        """`kv_memory` as a number. Raises ValueError."""
+        """`kv_memory` as a number of bytes. Raises ValueError."""
         from pydantic import ByteSize, TypeAdapter
 
         return TypeAdapter(ByteSize).validate_python(self.kv_memory)

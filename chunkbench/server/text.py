@@ -1,4 +1,4 @@
-"""Text to token ids and back, where the checkpoint brings a tokenizer."""
+"""Converts text to token ids and back, if the checkpoint has a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from chunkbench.server.protocol import ApiError
 NO_TOKENIZER = "this model has no tokenizer: send the prompt as a list of token ids"
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _INCOMPLETE = "\ufffd"
-"""What a decoder writes for bytes that are no character, or only a part of one."""
+"""The character that a decoder writes for bytes that are not a whole character."""
 
 
 class CheckpointTokenizer:
-    """The tokenizer of a checkpoint. Without one, text is refused and answers carry token ids only."""
+    """The tokenizer of a checkpoint. Without a tokenizer, text is refused and answers hold only token ids."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: the checkpoint; None: random weights. Raises ModelError."""
+        """`folder`: the checkpoint; None for random weights. Raises ModelError."""
         self._tokenizer: Any = None
         if folder is not None and any((folder / name).is_file() for name in _FILES):
             from transformers import AutoTokenizer
 
             with reading_with_transformers(folder):
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-                tokenizer("")  # the first call sets what calls in several threads must not set together
+                tokenizer("")  # the first call sets state that several threads must not set at the same time
             self._tokenizer = tokenizer
             vocabulary = tokenizer.get_vocab()
             self._ids = frozenset(vocabulary.values())
@@ -42,7 +42,7 @@ class CheckpointTokenizer:
         return self._encode("prompt", text)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation that the model is to go on with. Raises ApiError."""
+        """Token ids of a conversation that the model should continue. Raises ApiError."""
         if self._tokenizer is None or not self._tokenizer.chat_template:
             raise ApiError("this model has no chat template; use /v1/completions", param="messages")
         try:
@@ -67,12 +67,12 @@ class CheckpointTokenizer:
         return str(fast.to_str())
 
     def check(self, stops: Sequence[str]) -> None:
-        """Raise ApiError if stop strings cannot be found."""
+        """Raise ApiError if the model has no tokenizer, so that stop strings cannot be found."""
         if stops and self._tokenizer is None:
             raise ApiError("this model has no tokenizer: name the tokens that stop in stop_token_ids", param="stop")
 
     def stream(self) -> TextStream:
-        """The text of an answer, token by token."""
+        """A stream that gives the text of an answer token by token."""
         if self._tokenizer is None:
             return TextStream(self.decode)
         return TextStream(self.decode, self._bytes, self._cleaned)
@@ -80,16 +80,16 @@ class CheckpointTokenizer:
     def _encode(self, field: str, text: str, **options: bool) -> list[int]:
         try:
             ids: list[int] = self._tokenizer(text, **options)["input_ids"]
-        except Exception as error:  # such as a word that is not in the vocabulary, which has no token for unknown ones
+        except Exception as error:  # for example for an unknown word in a vocabulary without a token for it
             raise ApiError(f"the model's tokenizer cannot read this text: {error}", param=field) from None
         return ids
 
 
 class StopSearch:
-    """Ends a text, which comes in pieces, before the first stop string in it.
+    """Ends a text that comes in pieces before its first stop string.
 
-    What could begin a stop string is held back until it does not. A stop string that is whole ends the text, even if a
-    longer one that began before it might have become whole later.
+    Text that could be the beginning of a stop string is held back until this is decided. A complete stop string ends
+    the text, even if a longer stop string that began earlier could still become complete.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -97,7 +97,8 @@ class StopSearch:
         self._held = ""
 
     def add(self, piece: str, last: bool, search: bool = True) -> tuple[str, bool]:
-        """The text that can be given after one more piece, and whether it ends there. `search`: whether it may."""
+        """The text that can be sent after one more piece, and whether the text ends there. `search`: whether stop
+        strings may end it."""
         text = self._held + piece
         found = [place for stop in self._stops if search and (place := text.find(stop)) >= 0]
         end = min(found) if found else len(text) if last else self._safe(text)
@@ -105,7 +106,7 @@ class StopSearch:
         return text[:end], bool(found)
 
     def _safe(self, text: str) -> int:
-        """Where the longest end of the text begins that could begin a stop string."""
+        """Position of the longest end of the text that could be the beginning of a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
         places = range(max(0, len(text) - longest), len(text))
         return next((place for place in places if self._begun(text[place:])), len(text))
@@ -115,35 +116,37 @@ class StopSearch:
 
 
 class TextStream:
-    """The text of an answer that comes token by token. The pieces together are `decode` of all tokens.
+    """Gives the text of an answer whose tokens come one by one. All pieces together are `decode` of all tokens.
 
-    So a piece is given when no later token can change it. A character may need several tokens. Tokens of single bytes
-    are decoded together, and to U+FFFD all of them if one does not fit.
+    So a piece is given only when no later token can change it. A character may need several tokens. Tokens of single
+    bytes are decoded together; if one of them does not fit, all of them become U+FFFD.
     """
 
     def __init__(
         self, decode: Callable[[list[int]], str], byte_ids: frozenset[int] = frozenset(), cleaned: bool = False
     ) -> None:
-        """`byte_ids`: tokens of single bytes. `cleaned`: any later token may change the spaces of the text."""
+        """`byte_ids`: tokens of single bytes. `cleaned`: whether a later token may change the spaces of the text."""
         self._decode = decode
         self._bytes = byte_ids
         self._cleaned = cleaned
         self._in_bytes = False
         self._ids: list[int] = []
-        """Tokens whose text is not given yet, behind those of the piece before, because decoders strip the begin."""
+        """The tokens of the last piece, then the tokens whose text is not given yet. The last piece is decoded again,
+        because decoders strip the beginning of a text."""
         self._before = 0
-        """How many of them belong to the piece before."""
+        """Number of tokens of `_ids` that belong to the last piece."""
         self._given = ""
-        """The text of these."""
+        """The text of the last piece."""
         self._rewritten = False
-        """Whether tokens took the place of others, and their text is given as far as it was given with the others."""
+        """Whether tokens were replaced, so that a part of the new tokens' text was already given with the old
+        tokens."""
         self._all: list[int] = []
         self._all_given = ""
 
     def add(self, token: int, last: bool, replaces: int = 0) -> str:
-        """The text that can be given after one more token; after the last one, all that is left.
+        """The text that can be given after one more token; after the last token, all remaining text.
 
-        It takes the place of the `replaces` tokens before it, whose text comes again with it or later ones.
+        The token replaces the `replaces` tokens before it. The text of these comes again with this token or later ones.
         """
         piece = self._piece(token, last, replaces)
         self._all_given += piece
@@ -172,9 +175,9 @@ class TextStream:
     def _waits(self, token: int) -> bool:
         if token in self._bytes:
             self._in_bytes = True
-        elif self._in_bytes and self._decode([token]):  # a special token has no text, and ends no run of bytes
+        elif self._in_bytes and self._decode([token]):  # a special token has no text and does not end a run of bytes
             self._in_bytes = False
         waiting = len(self._ids) - self._before
-        # To decode a long run at every token would take time in proportion to its square.
+        # Decoding a long run again at every token would take quadratic time.
         long_run = waiting > 8 and waiting & (waiting - 1) != 0 and not self._rewritten
         return self._cleaned or self._in_bytes or long_run

@@ -1,4 +1,4 @@
-"""transformers' own continuous batching behind our server, as a system to compare with."""
+"""Runs the continuous batching of transformers in our server, as a system to compare with."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from chunkbench.server.engine.model import ModelNumbers
 from chunkbench.server.engine.request import Finish
 
 PAGE_SIZE = 64
-"""Tokens of a page, as many as our chunks have by default."""
+"""Tokens of a page: the default size of our chunks."""
 WATCH_S = 0.5
-"""How often the thread of the manager is looked at."""
+"""Seconds between two checks of the manager's thread."""
 
 
 @dataclass
@@ -28,12 +28,12 @@ class _Answer:
 
 
 class TransformersBackend:
-    """The manager behind `generate_batch`. Greedy only. It shares pages of equal prefixes, also of ended requests."""
+    """A backend that uses the manager of `generate_batch`. It is greedy only, and shares pages of equal prefixes, also
+    of ended requests."""
 
     def __init__(self, module: Any, options: EngineOptions) -> None:
-        """`module`: a causal language model of transformers with its attention `sdpa`. The options `chunk_size` and
-        `attention` are ours alone. Raises ModelError if the memory does not hold a page.
-        """
+        """`module`: a causal language model of transformers with the attention `sdpa`. The options `chunk_size` and
+        `attention` are not used. Raises ModelError if the memory does not hold a page."""
         self._model = model = ModelNumbers(module)
         self._attention: str = module.config._attn_implementation
         self._options = options
@@ -119,7 +119,7 @@ class TransformersBackend:
         return set(request.stop_ids) | (set() if request.ignore_eos else self._model.eos_ids)
 
     def _take(self, output: Any) -> None:
-        """Deliver the tokens that are new; runs on the event loop."""
+        """Deliver new tokens. Runs on the event loop."""
         answer = self._answers.get(output.request_id)
         if answer is None:
             return
@@ -137,7 +137,7 @@ class TransformersBackend:
             answer.deliver(Generated(output.request_id, token, finish, None))
 
     async def _watch(self) -> None:
-        """Notice that the manager's thread has ended, which fails every request."""
+        """Watch the manager's thread. If it ends, all requests fail."""
         while self._manager.is_running():
             await asyncio.sleep(WATCH_S)
         reason = self._manager.background_thread_status.fatal_error

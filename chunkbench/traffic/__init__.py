@@ -1,4 +1,5 @@
-"""Traffic: when requests are due, what their prompts are, how much they ask for. Drawn, or read from a file."""
+"""Traffic: when requests are due, their prompts, and the lengths of their answers. Traffic is drawn or read from a
+file."""
 
 from chunkbench.traffic.arrivals import Arrivals, due_times
 from chunkbench.traffic.formats import read_traffic

@@ -1,4 +1,4 @@
-"""When requests are due, and how long they are: laws to draw from."""
+"""Random distributions of the times at which requests are due, and of their lengths."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Arrivals:
-    """How the gaps between requests are distributed, around the same mean.
+    """The distribution of the gaps between requests. All distributions have the same mean.
 
     poisson: exponential gaps, as in section 4.2 of the paper; gamma: gaps of the given spread; constant: equal gaps.
     """
 
     kind: Literal["poisson", "gamma", "constant"] = "poisson"
     spread: float = 1.0
-    """gamma only: standard deviation of the gaps over their mean. 1 is poisson; above 1 requests come in bursts."""
+    """gamma only: standard deviation of the gaps divided by their mean. 1 is the same as poisson; above 1 requests come
+    in bursts."""
 
     def __post_init__(self) -> None:
         if not 1e-3 <= self.spread <= 1e3:  # beyond, gaps of the gamma law overflow
@@ -51,15 +52,16 @@ def _gap(arrivals: Arrivals, chance: random.Random) -> float:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Whole numbers of tokens from 1 to `most`: a log-normal number, rounded; what lies outside is set to 1 or `most`.
+    """A distribution of numbers of tokens from 1 to `most`: a log-normal number is rounded, then limited to this range.
 
     Raises ValueError.
     """
 
     mean: float
-    """Mean of the draws, after rounding and cutting."""
+    """Mean of the draws, after rounding and limiting."""
     sigma: float
-    """Standard deviation of the logarithm before that. The median is then about `mean * exp(-sigma**2 / 2)`."""
+    """Standard deviation of the logarithm before rounding. The median of the draws is about
+    `mean * exp(-sigma**2 / 2)`."""
     most: int
 
     def __post_init__(self) -> None:
@@ -67,12 +69,13 @@ class LogNormal:
             raise ValueError(f"a length needs 1 < mean < most and sigma > 0, not {self}")
 
     def draw(self, chance: random.Random) -> int:
-        """One length."""
+        """Draw one length, in tokens."""
         return min(max(round(chance.lognormvariate(self._mu, self.sigma)), 1), self.most)
 
     @cached_property
     def _mu(self) -> float:
-        """Mean of the logarithm, found by bisection, so that rounding and cutting do not move the mean of the draws."""
+        """Mean of the logarithm, found by bisection, so that rounding and limiting do not change the mean of the
+        draws."""
         low, high = -4 * self.sigma, math.log(self.most) + 4 * self.sigma
         for _ in range(40):
             middle = (low + high) / 2
@@ -86,7 +89,7 @@ class LogNormal:
 
 
 class Lengths(NamedTuple):
-    """The laws of a workload."""
+    """The distributions of prompt and answer lengths of a workload."""
 
     prompt: LogNormal
     answer: LogNormal
@@ -96,6 +99,6 @@ LENGTHS: Mapping[str, Lengths] = {
     "sharegpt": Lengths(LogNormal(161, 1.0, 2048), LogNormal(338, 1.0, 2048)),
     "alpaca": Lengths(LogNormal(19, 1.0, 2048), LogNormal(58, 1.0, 2048)),
 }
-"""Lengths that the PagedAttention paper names for ShareGPT and Alpaca. It states the means. The rest is our choice: the
+"""Lengths of ShareGPT and Alpaca. The means are those of the PagedAttention paper. The rest is our choice: the
 log-normal form, sigma = 1 (half of the lengths lie within a factor of 2 of the median), and at most 2048 tokens, the
 context of the models in that paper."""

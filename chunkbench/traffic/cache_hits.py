@@ -1,4 +1,4 @@
-"""What a server found in its cache, beside what the requests share by themselves."""
+"""Compares the tokens that a server found in its cache with the tokens that the requests share."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from chunkbench.attention.tokens import alike
 from chunkbench.traffic.request_result import RequestResult
 
 SLACK_TOKENS = 64
-"""Cached tokens of a request that say nothing: a chat template begins all prompts alike, and blocks are whole."""
+"""Cached tokens of a request to ignore: a chat template begins all prompts with the same tokens, and blocks are
+whole."""
 _BY_CHANCE_TOKENS = 4
-"""First tokens of a request that may be those of a warm-up by chance."""
+"""Number of first tokens of a request that may be equal to those of a warm-up by chance."""
 _LENGTHS_DIFFER = 1.1
-"""A character of one text is more of a token than one of another."""
+"""Tolerance of a comparison of tokens with characters: tokens per character differ by up to this factor between
+texts."""
 
 
 class Exchange(NamedTuple):
-    """A request that has ended, and what was said: token ids or text."""
+    """A request that has ended, with its prompt and answer as token ids or text."""
 
     request: RequestResult
     prompt: Sequence[Any]
     whole: Sequence[Any]
-    """The prompt with its answer, as far as a later prompt may repeat it."""
+    """The prompt and the part of its answer that a later prompt may repeat."""
 
 
 @dataclass(frozen=True)
 class CacheHits:
-    """Prompt tokens of the answered requests, found in the server's cache or computed."""
+    """How many prompt tokens of the answered requests were found in the server's cache or computed."""
 
     requests: int
     prompt_tokens: int
-    """All of them: what a server that shares nothing computes."""
+    """All prompt tokens: a server that shares nothing computes as many."""
     cached_tokens: int | None
-    """Those that the server found; None if it does not say."""
+    """Prompt tokens that the server found in its cache; None if the server does not say."""
     source: Literal["usage", "metrics"] | None
-    """Who says so: the usage of each answer, or the server's metrics, which count all its clients."""
+    """Source of `cached_tokens`: the usage of each answer, or the server's metrics, which count all its clients."""
     most_cached: int | None
-    """Of one request; None if usage does not say."""
+    """Most cached tokens of one request; None if the usage of answers does not say."""
     shared: float
-    """Share of the prompts that was sent or answered before: what an endless cache finds that was empty at first."""
+    """Share of the prompts that was sent or answered before. A cache without limit that was empty at first finds this
+    share."""
     unit: Literal["tokens", "characters"]
-    """What `shared` counts."""
+    """The unit in which `shared` was counted."""
 
     @property
     def computed_tokens(self) -> int | None:
@@ -52,53 +55,54 @@ class CacheHits:
 
     @property
     def warm(self) -> bool:
-        """Whether the server found more than these requests can have left: its cache was not empty at first."""
+        """Whether the server found more tokens than these requests can have left in the cache, so that it was not empty
+        at first."""
         most, slack = self.shared * self.prompt_tokens, _BY_CHANCE_TOKENS
         if self.unit == "characters":
             most, slack = most * _LENGTHS_DIFFER, SLACK_TOKENS
         return (self.cached_tokens or 0) > most + slack * self.requests
 
     def doubt(self, control: bool) -> str:
-        """Why latencies may say more about what the cache held than about the server; empty if they do not.
+        """Why latencies may depend on the earlier contents of the cache; empty if they do not.
 
-        `control`: the requests share nothing.
+        `control`: whether this is a control, whose requests share nothing.
         """
         if control and (self.most_cached or 0) > SLACK_TOKENS:
             most = f"{self.most_cached} tokens of a request were found in the cache"
-            return f"The control fails: {most}. A long chat template, or other clients?"
+            return f"The control fails: {most}. Does the server have a long chat template, or other clients?"
         if not control and self.warm:
             return (
-                "The cache was warm: the server found more than the requests share by themselves, from earlier calls "
+                "The cache was warm: the server found more tokens than these requests share, from earlier calls "
                 "or other clients. Restart it, or give another --seed; --control shows its speed without a cache."
             )
         return ""
 
 
 def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> CacheHits | None:
-    """What was found of requests; None if none was answered whose length is known.
+    """The cache hits of requests; None if no request with a known length was answered.
 
-    `counted`: tokens that the server's metrics say it found meanwhile.
+    `counted`: tokens that the server found meanwhile according to its metrics.
     """
     sent = [exchange for exchange in ended if exchange.request.sent is not None]
     sent.sort(key=lambda exchange: exchange.request.sent or 0.0)
     done = [exchange for exchange in sent if exchange.request.status == "ok" and exchange.request.prompt_tokens]
     if not done:
         return None
-    told = [exchange.request.cached_tokens for exchange in done if exchange.request.cached_tokens is not None]
-    cached = sum(told) if told else None if counted is None else round(counted)
+    reported = [exchange.request.cached_tokens for exchange in done if exchange.request.cached_tokens is not None]
+    cached = sum(reported) if reported else None if counted is None else round(counted)
     return CacheHits(
         requests=len(done),
         prompt_tokens=sum(exchange.request.prompt_tokens or 0 for exchange in done),
         cached_tokens=cached,
-        source=None if cached is None else "usage" if told else "metrics",
-        most_cached=max(told, default=None),
+        source=None if cached is None else "usage" if reported else "metrics",
+        most_cached=max(reported, default=None),
         shared=_shared(sent, done),
         unit="characters" if isinstance(done[0].prompt, str) else "tokens",
     )
 
 
 def _shared(sent: Sequence[Exchange], done: Sequence[Exchange]) -> float:
-    earlier: list[Any] = []  # in lexicographic order: one of the two neighbours shares most
+    earlier: list[Any] = []  # in lexicographic order, so one of the two neighbours shares most
     counted = {id(exchange) for exchange in done}
     shared = 0
     for exchange in sent:

@@ -1,4 +1,4 @@
-"""Conversations of many turns: each prompt repeats all that was said before."""
+"""Conversations of several turns. Each prompt repeats all earlier prompts and answers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from chunkbench.traffic.replayed import ReplayRequest, replay_request
 
 @dataclass(frozen=True)
 class Conversations:
-    """Conversations of equally many turns.
+    """Conversations that all have the same number of turns.
 
     The prompt of a turn is the system prompt, all earlier prompts and answers of the conversation, and new text of the
-    user. So a cache that keeps answers finds everything but the new text. Raises ValueError.
+    user. So a cache that keeps answers finds all of it except the new text. Raises ValueError.
     """
 
     turns: int
     lengths: Lengths
-    """Of the user's new text, and of an answer."""
+    """Lengths of the user's new text, and of an answer."""
     think_s: float
-    """Mean pause between the due times of two turns; pauses are exponential. A turn does not wait for the answer
-    before it: with a slow server it may come before that answer ends, as no client could send it."""
+    """Mean pause between the due times of two turns; pauses are exponential. A turn does not wait for the answer before
+    it. With a slow server it may be due before that answer ends, which is impossible for a real client."""
     system_prompt: int = 0
     """Tokens of a system prompt."""
     system_prompts: int = 1
-    """Different system prompts; conversation i has number i modulo this."""
+    """Number of different system prompts; conversation i has system prompt i modulo this number."""
 
     def __post_init__(self) -> None:
         if self.turns < 1 or self.system_prompts < 1:
@@ -38,11 +38,10 @@ class Conversations:
 
 
 def from_conversations(conversations: Conversations, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
-    """The first `count` requests, by due time. Conversations start by a Poisson process.
+    """The first `count` requests, in order of due time. Conversations start by a Poisson process.
 
-    `rate` is in requests per second, once as many conversations end as begin. Before that, for the first
-    `turns * think_s` seconds or so, fewer requests are due. Another count takes another part of the same sequence.
-    Raises ValueError.
+    `rate` is the number of requests per second once as many conversations end as begin. Before, for about the first
+    `turns * think_s` seconds, fewer requests are due. A larger count extends the same sequence. Raises ValueError.
     """
     starts = due_times(Arrivals(), rate / conversations.turns, count, f"{seed} conversations")
     turns = [
@@ -64,7 +63,8 @@ def _turn_times(conversations: Conversations, start: float, seed: str) -> list[f
 
 
 def _said(conversations: Conversations, number: int, seed: str) -> list[PromptSegment]:
-    """A whole conversation: the system prompt, then the user's text and the answer of each turn. Ids are its own."""
+    """The segments of a whole conversation: the system prompt, then the user's text and the answer of each turn. No
+    other conversation has the ids of these turns."""
     chance = random.Random(f"lengths of conversation {seed}")
     said = [PromptSegment(number % conversations.system_prompts, conversations.system_prompt)]
     first = conversations.system_prompts + number * 2 * conversations.turns

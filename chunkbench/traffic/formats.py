@@ -17,12 +17,12 @@ from chunkbench.traffic.trace import MOST_TOKENS, Trace, TraceError, TraceReques
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 _MOST_BAD_LINES = 5
-"""So many are named before reading gives up."""
+"""Reading stops after this number of bad lines and names them."""
 _OWN_BLOCK = 16
 _MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16
-"""Tokens of a block in their traces."""
+"""Tokens of a block in the traces of Mooncake and of Bailian."""
 _TEXTS = {"conversations", "messages", "text_input", "text", "turns"}
-"""Keys of lines that hold texts."""
+"""Keys that show that a line holds texts."""
 
 
 class _OwnLine(BaseModel):
@@ -34,11 +34,11 @@ class _OwnLine(BaseModel):
 
 
 Parse = Callable[[Any], TraceRequest | None]
-"""Reads one line; None: a request that failed, which is left out. Raises ValueError or KeyError."""
+"""Reads one line. Returns None for a failed request, which is left out. Raises ValueError or KeyError."""
 
 
 def read_traffic(path: Path) -> Trace:
-    """Read a trace; its first line tells the format.
+    """Read a trace. The first line decides which format it has.
 
     Mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. AIPerf: the same, with
     turns of conversations (`MooncakeLines`). Bailian: the same with `chat_id`, in seconds and blocks of 16 tokens.
@@ -58,7 +58,7 @@ def read_traffic(path: Path) -> Trace:
     if first.lstrip().startswith("{"):
         return _of_json_lines(path, text, first)
     if first.lstrip().startswith("["):
-        texts = f"of texts, chunkbench prompts makes a trace: chunkbench prompts {path} --tokenizer NAME --trace FILE"
+        texts = f"to make a trace of texts: chunkbench prompts {path} --tokenizer NAME --trace FILE"
         raise TraceError(f"{path}:{line}: a list; a trace has a JSON object in every line ({texts})")
     rows = csv_rows(text)
     _, header = next(rows, (line, []))
@@ -76,7 +76,7 @@ def _of_json_lines(path: Path, text: str, first: str) -> Trace:
     try:
         keys = set(from_json(first))
     except ValueError:
-        keys = set()  # the error is found again, with its line
+        keys = set()  # reading the lines finds this error again, with its place
     if "chat_id" in keys:
         return _mooncake(path, "Bailian", text, MooncakeLines(_BAILIAN_BLOCK, 1))
     if "input_length" in keys or "hash_ids" in keys:
@@ -90,18 +90,18 @@ def _of_json_lines(path: Path, text: str, first: str) -> Trace:
 
 def _mooncake(path: Path, name: str, text: str, reader: MooncakeLines) -> Trace:
     requests, failed = parsed(path, json_lines(text), reader.read)
-    told = []
+    notes = []
     if reader.later_turns:
-        told.append(
-            f"{reader.later_turns} requests are later turns: their prompts repeat what was said before. A delay counts "
+        notes.append(
+            f"{reader.later_turns} requests are later turns: their prompts repeat all earlier texts. A delay counts "
             "from the answer before where there is one (load), else from when the turn before was due"
         )
     if not reader.timed:
-        told.append("the file does not say when requests are due" + ("; first turns are due at 0" * reader.delayed))
+        notes.append("the file does not say when requests are due" + ("; first turns are due at 0" * reader.delayed))
     if not reader.tells_sharing:
         requests = [request._replace(blocks=()) for request in requests]
     timed = bool(reader.timed) or reader.delayed
-    return _trace(name, (requests, failed), reader.block_tokens * reader.tells_sharing, timed, told)
+    return _trace(name, (requests, failed), reader.block_tokens * reader.tells_sharing, timed, notes)
 
 
 def _own(path: Path, text: str) -> Trace:
@@ -145,12 +145,12 @@ def _trace(
     read: tuple[list[TraceRequest], int],
     block_tokens: int = 0,
     timed: bool = True,
-    told: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Trace:
     requests, failed = read
     requests.sort(key=lambda request: request.due)
     start = requests[0].due
-    notes = [*told, *([f"{failed} requests without an answer are left out"] if failed else [])]
+    notes = [*notes, *([f"{failed} requests without an answer are left out"] if failed else [])]
     times = {request.due for request in requests}
     if timed and len(times) < len(requests) / 2:
         notes.append(f"{len(requests)} requests have only {len(times)} different times: bursts, or coarse clocks")
@@ -159,8 +159,8 @@ def _trace(
 
 
 def parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
-    """What `parse` makes of the lines, and how many it left out. Raises TraceError if a line is bad, or all are left
-    out."""
+    """The requests that `parse` makes of the lines, and the number of lines that it left out. Raises TraceError if a
+    line is bad, or all are left out."""
     good: list[T] = []
     bad: list[str] = []
     failed = 0
@@ -188,11 +188,11 @@ def parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any
 
 
 def json_lines(text: str) -> Iterator[tuple[int, Any]]:
-    """Number and value of each line; an error in place of one that is not JSON."""
+    """Number of each line and its value, or the error if the line is not a JSON object."""
     for number, line in lines(text):
         try:
             value = from_json(line)
-            yield number, value if isinstance(value, dict) else ValueError("the line is no JSON object")
+            yield number, value if isinstance(value, dict) else ValueError("the line is not a JSON object")
         except ValueError as error:
             yield number, error
 
@@ -202,7 +202,7 @@ def _csv_lines(header: list[str], rows: Iterator[tuple[int, list[str] | ValueErr
         if isinstance(row, ValueError):
             yield number, row
         elif len(row) != len(header):
-            yield number, ValueError("has another number of columns than the first line")
+            yield number, ValueError("does not have as many columns as the first line")
         else:
             yield number, dict(zip(header, row, strict=True))
 

@@ -1,4 +1,4 @@
-"""Traffic that experiments name instead of a file, and requests drawn from traces that keep lengths alone."""
+"""Generated traffic, which experiments name instead of a file, and requests drawn for traces that hold only lengths."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from chunkbench.traffic.trace import Trace, TraceRequest
 
 CHAT_TURNS = 6
 CHAT_THINK_S = 30.0
-"""Turns of a conversation of `chat`, and the mean pause between two, in seconds. Our choice: no source states them."""
+"""Number of turns of a conversation of `chat`, and mean pause between two turns in seconds. We chose both; no source
+states them."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What an experiment asks of generated traffic. The last five names are axes; None: not asked for."""
+    """What an experiment asks of generated traffic. The last five names are axes; None if the experiment does not set
+    the axis."""
 
     rate: float
     """Requests per second in the mean; they arrive by a Poisson process."""
     count: int
-    """Requests."""
+    """Number of requests."""
     seed: int | str = 0
     n_p: int | None = None
     n_s: int | None = None
@@ -37,16 +39,16 @@ class Demand:
 
     @property
     def due(self) -> list[float]:
-        """Poisson arrivals, seconds."""
+        """Seconds at which the requests are due: Poisson arrivals."""
         return due_times(Arrivals(), self.rate, self.count, self.seed)
 
 
 Generate = Callable[[Demand], list[ReplayRequest]]
-"""Makes requests, by due time. Raises ValueError for what it cannot use."""
+"""Makes requests in order of due time. Raises ValueError for axes that it cannot use."""
 
 
 def _fixed(demand: Demand) -> list[ReplayRequest]:
-    """Prompts of n_p tokens that share n_s tokens, or a tree; answers of n_c tokens."""
+    """Requests with prompts of n_p tokens that share n_s tokens, or a tree, and answers of n_c tokens."""
     if demand.n_p is None or demand.n_c is None:
         raise ValueError("traffic `fixed` needs n_p and n_c")
     if demand.tree is not None:
@@ -56,7 +58,7 @@ def _fixed(demand: Demand) -> list[ReplayRequest]:
 
 
 def _drawn(name: str) -> Generate:
-    """Lengths of a published workload behind a shared system prompt of n_s tokens."""
+    """Makes requests with the lengths of a published workload, after a shared system prompt of n_s tokens."""
 
     def generate(demand: Demand) -> list[ReplayRequest]:
         _refuse(name, demand, "n_p", "n_c", "tree")
@@ -66,7 +68,7 @@ def _drawn(name: str) -> Generate:
 
 
 def _chat(demand: Demand) -> list[ReplayRequest]:
-    """Conversations of 6 turns with ShareGPT's lengths behind a shared system prompt of n_s tokens."""
+    """Conversations of 6 turns with ShareGPT's lengths, after a shared system prompt of n_s tokens."""
     _refuse("chat", demand, "n_p", "n_c", "tree")
     conversations = Conversations(
         CHAT_TURNS, LENGTHS["sharegpt"], CHAT_THINK_S, demand.n_s or 0, _number(demand.prompts, 1)
@@ -78,7 +80,7 @@ def _conversations(demand: Demand) -> list[ReplayRequest]:
     """The conversations that come with ChunkBench: real text, in bytes."""
     _refuse("conversations", demand, "n_p", "n_c", "tree")
     if demand.n_s or _number(demand.prompts, 1) != 1:
-        raise ValueError("traffic `conversations` has system prompts of its own, so no use for n_s and prompts")
+        raise ValueError("traffic `conversations` has its own system prompts and does not take n_s and prompts")
     return from_texts(read_texts("conversations"), demand.rate, demand.count, demand.seed)
 
 
@@ -89,10 +91,11 @@ GENERATED: Mapping[str, Generate] = {
     "chat": _chat,
     "conversations": _conversations,
 }
-"""Names of generated traffic. `fixed` needs n_p and n_c, and takes n_s and prompts, or tree. `conversations` takes none
-of them. The others draw lengths (`LENGTHS`) and take n_s and prompts, for their system prompts."""
+"""Name of generated traffic -> its function. `fixed` needs n_p and n_c, and takes n_s and prompts, or tree.
+`conversations` takes none of these axes. The others draw lengths (`LENGTHS`) and take n_s and prompts, for their system
+prompts."""
 DRAWN_SYSTEM_PROMPTS = ("fixed", "sharegpt", "alpaca", "chat")
-"""Traffic whose system prompts n_s and prompts say."""
+"""Names of the traffic whose system prompts are described by n_s and prompts."""
 
 
 def _number(value: int | None, default: int) -> int:
@@ -108,12 +111,13 @@ def _refuse(name: str, demand: Demand, *unused: str, why: str = "") -> None:
 def draw_traffic(
     trace: Trace, count: int, vocabulary: int, seed: int | str, longest: int | None = None
 ) -> list[PlannedRequest]:
-    """The first `count` requests of a trace with at most `longest` tokens, with drawn token ids; due from 0 s on.
+    """The first `count` requests of a trace that have at most `longest` tokens, with drawn token ids. The first is due
+    at 0 s.
 
-    A turn of a conversation that has a delay is sent so long after the answer before it.
+    A turn of a conversation that has a delay is sent that long after the answer before it.
 
-    Blocks with one id get the same tokens, other blocks others, as far as the vocabulary goes. A trace that says
-    nothing about sharing gets prompts that share nothing. Raises ValueError if no request is short enough.
+    Blocks with equal ids get equal tokens; other blocks get different tokens if the vocabulary is large enough. A trace
+    that says nothing about sharing gets prompts that share nothing. Raises ValueError if no request is short enough.
     """
     fitting = trace.first(count, longest)
     start = fitting[0].due
@@ -138,7 +142,7 @@ def _prompt(request: TraceRequest, number: int, block_tokens: int, vocabulary: i
 
 
 def _tokens(purpose: str, number: int, count: int, vocabulary: int) -> tuple[int, ...]:
-    """Drawn token ids that begin with the digits of a number, so that those of another number differ."""
+    """`count` drawn token ids that begin with the digits of `number`, so that other numbers give other ids."""
     digits: list[int] = []
     while number or not digits:
         number, digit = divmod(number, vocabulary)

@@ -1,4 +1,4 @@
-"""The prompts that are live at an instant of a trace, and the forest that they form."""
+"""The requests that are live at an instant of a trace, and the forest that their prompts form."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from chunkbench.traffic.trace import TraceRequest
 
 
 class LiveRequest(NamedTuple):
-    """A request that is answered at the instant."""
+    """A request that is being answered at a given instant."""
 
     blocks: tuple[int, ...]
-    """Of its prompt, as `TraceRequest` has them."""
+    """Blocks of the prompt, as in `TraceRequest`."""
     prompt: int
     generated: int
-    """Tokens of prompt and answer so far."""
+    """Tokens of the prompt, and tokens of the answer so far."""
 
 
 def live_at(
     requests: Sequence[TraceRequest], token_s: float, at: float | None = None, most: int | None = None
 ) -> tuple[float, list[LiveRequest]]:
-    """The instant in seconds, and the first `most` requests that are live then, in the order of `requests`.
+    """The instant in seconds, and the first `most` requests that are live at that instant, in the order of `requests`.
 
-    A request is live from its due time on, for `token_s` seconds per token of its answer. `requests` are by due time.
-    Without `at`: the first arrival at which most requests are live. Raises ValueError if none is live.
+    A request is live from its due time on, for `token_s` seconds per token of its answer. `requests` must be in order
+    of due time. The default of `at` is the first arrival at which most requests are live. Raises ValueError if no
+    request is live.
     """
     if not 0 < token_s < math.inf:
         raise ValueError(f"a token takes {token_s} s; that must be a number above 0")
@@ -62,7 +63,8 @@ def _busiest(requests: Iterable[TraceRequest], token_s: float) -> float:
 
 
 def cut_forest(live: Sequence[LiveRequest], block_tokens: int) -> Forest:
-    """The forest of these sequences, with the private tokens of each; every branch is a node.
+    """The forest of these sequences. It has a node wherever sequences branch, and the number of private tokens of each
+    sequence.
 
     Prompts share their leading blocks with equal ids, each as far as its own length reaches; answers share nothing.
     Sequences without blocks keep their order. Raises ValueError if the forest has more than `MAX_LEVELS` levels.
@@ -74,23 +76,24 @@ def cut_forest(live: Sequence[LiveRequest], block_tokens: int) -> Forest:
 
 
 def forest_of(prompts: Iterable[Sequence[int]]) -> Forest:
-    """The forest of these prompts of token ids: what any of them share stands once. Raises ValueError like
+    """The forest of these prompts of token ids, in which each shared prefix occurs once. Raises ValueError like
     `cut_forest`."""
     return cut_forest([LiveRequest(tuple(prompt), len(prompt), 0) for prompt in prompts], 1)
 
 
 def _common(one: LiveRequest, other: LiveRequest, block_tokens: int) -> int:
-    """How many leading tokens two prompts have in common."""
+    """Number of leading tokens that two prompts have in common."""
     return min(alike(one.blocks, other.blocks) * block_tokens, one.prompt, other.prompt)
 
 
 def _below(
     live: Sequence[LiveRequest], common: Sequence[int], above: int, level: int
 ) -> tuple[tuple[TreeNode, ...], tuple[int, ...]]:
-    """Nodes, and the private tokens of sequences that share no more, behind `above` tokens that all of `live` share.
+    """The part of the forest after the first `above` tokens, which all of `live` share: its nodes, and the private
+    tokens of sequences that share no more.
 
-    `common` are the tokens that each of `live` shares with the next one. Neighbours share most, because they are
-    sorted.
+    `common` holds the number of tokens that each of `live` shares with the next one. Neighbours share most, because
+    `live` is sorted.
     """
     nodes: list[TreeNode] = []
     alone: list[int] = []

@@ -1,4 +1,4 @@
-"""Which requests a load sends: drawn ones, those of a trace, or texts."""
+"""Plans the requests of a load: drawn requests, those of a trace, or those of a file of texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chunkbench.traffic.texts import control, read_texts
 
 _ANSWER_TOKENS = 64
 _MOST_WAIT_S = 86_400.0
-"""A trace whose first request is due later has the time of a clock."""
+"""Seconds. If the first request of a trace is due later than this, its times are probably those of a clock."""
 
 
 class LoadPlan(NamedTuple):
@@ -23,14 +23,15 @@ class LoadPlan(NamedTuple):
 
     requests: list[PlannedRequest]
     warm_up: list[PlannedRequest]
-    """Requests as long as those of the plan, with other tokens or another first word."""
+    """Requests for the warm-up: as long as those of the plan, with other tokens or another first word."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of a trace."""
+    """Notes on the trace that a reader needs to know."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What requests ask for, and when they are due. `help` of `chunkbench load` explains each field."""
+    """The options of `chunkbench load` that decide what requests ask for and when they are due. `--help` explains each
+    field."""
 
     rate: float | None
     clients: int | None
@@ -50,7 +51,7 @@ class PlanOptions:
     warm_up: int
 
     def plan(self) -> LoadPlan:
-        """Raises ValueError, of a trace and of texts TraceError."""
+        """The requests by these options. Raises ValueError, and TraceError for a bad trace or file of texts."""
         notes: tuple[str, ...] = ()
         if self.texts:
             texts = read_texts(self.texts)
@@ -72,7 +73,7 @@ class PlanOptions:
         return due_times(Arrivals(self.arrivals, self.spread), self.rate, count, self.seed)
 
     def _traced(self, path: Path) -> tuple[list[PlannedRequest], tuple[str, ...]]:
-        """The requests of the trace, and its notes."""
+        """The requests of a trace, and its notes."""
         trace = read_traffic(path)
         if trace.has_token_ids:
             requests = [PlannedRequest(r.due, r.prompt, r.answer_tokens) for r in trace.requests]

@@ -1,4 +1,4 @@
-"""Lines of Mooncake's kind: lengths and ids of blocks, also as turns of conversations."""
+"""Reads lines of traces in Mooncake's format: lengths and ids of blocks, also as turns of conversations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from chunkbench.traffic.trace import TraceRequest, count, seconds
 
 Piece = tuple[int, int, int]
-"""The number of a text, its first token, and the token behind its last one."""
+"""Number of a text, position of the piece's first token in the text, and position after its last token."""
 
 
 @dataclass(frozen=True)
@@ -17,32 +17,33 @@ class _Turn:
     first_id: int | None
     """The id of the conversation's first block."""
     pieces: tuple[Piece, ...]
-    """Prompt and answer."""
+    """Pieces of the prompt and of the answer."""
 
 
 class MooncakeLines:
-    """Reads lines in their order.
+    """Reads the lines of a trace, in their order.
 
-    A line with the `session_id` of an earlier one is the next turn of that conversation, as AIPerf sends it. Its
-    `input_length` and `hash_ids` are those of the new text; its prompt is all that was said before, and the new text.
-    Only if its ids begin as those of the conversation, or `context_mode` is `message_array_with_responses`, the line
-    has the whole prompt. Without a `timestamp`, a later turn comes `delay` after the answer to the turn before.
+    A line with the `session_id` of an earlier one is the next turn of that conversation, as AIPerf sends it. The
+    `input_length` and `hash_ids` of such a turn describe only its new text; its prompt is all earlier texts of the
+    conversation and the new text. There is one exception: if the ids begin with the conversation's first id, or
+    `context_mode` is `message_array_with_responses`, the line describes the whole prompt. Without a `timestamp`, a
+    later turn comes `delay` after the answer to the turn before.
     """
 
     def __init__(self, block_tokens: int, per_second: float) -> None:
         self.block_tokens, self._per_second = block_tokens, per_second
         self._numbers: dict[object, int] = {}
-        """Id of a block, or the texts in it -> number. Ids of any size become numbers from 0 on."""
+        """Id of a block, or the pieces of text in it -> number. So ids of any size become numbers from 0 on."""
         self._last: dict[object, _Turn] = {}
         self.timed: bool | None = None
-        """Whether first turns have times."""
+        """Whether first turns have a `timestamp`; None before the first line."""
         self.delayed = False
         """Whether a line has a `delay`."""
         self.later_turns = 0
         self.tells_sharing = False
 
     def read(self, line: Any) -> TraceRequest:
-        """One request. Raises ValueError or KeyError."""
+        """Read one line as a request. Raises ValueError or KeyError."""
         tokens = count(line["input_length"], "input_length")
         answer = count(line["output_length"], "output_length")
         session, ids = line.get("session_id"), self._ids(line.get("hash_ids"), tokens)
@@ -64,7 +65,7 @@ class MooncakeLines:
         return TraceRequest(due, total, answer, self._blocks(pieces), (), number, delay)
 
     def _times(self, line: Any, before: _Turn | None) -> tuple[float, float | None]:
-        """When the request is due, and its delay after the answer before, in seconds."""
+        """Seconds at which the request is due, and its delay in seconds after the answer before."""
         timestamp, delay = line.get("timestamp"), line.get("delay")
         if before is None:
             if self.timed and timestamp is None:
@@ -82,7 +83,7 @@ class MooncakeLines:
         if ids is None:
             return None
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            raise ValueError("hash_ids is no list of ids, which are whole numbers")
+            raise ValueError("hash_ids must be a list of whole numbers")
         wanted = -(-tokens // self.block_tokens)
         if len(ids) != wanted:
             raise ValueError(
@@ -97,7 +98,8 @@ class MooncakeLines:
         return tuple((self._number(one), 0, min(rest, self.block_tokens)) for one, rest in zip(ids, left, strict=True))
 
     def _blocks(self, pieces: tuple[Piece, ...]) -> tuple[int, ...]:
-        """The texts, cut into blocks. A block of one text from its begin on has the text's number."""
+        """Numbers of the blocks into which the pieces are cut. A block that holds only the beginning of one text has
+        the text's number."""
         found: list[int] = []
         block: list[Piece] = []
         left = self.block_tokens

@@ -1,4 +1,4 @@
-"""Sets of real prompts: texts, chats or token ids from files, and their token ids. Works offline."""
+"""Reads sets of real prompts (texts, chats or token ids) from files, and converts them to token ids. Works offline."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Prompt:
 def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
     """All prompts of the files, in order. Raises `PromptsError`.
 
-    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt; a pipe
-    has no suffix, and its first line tells. A prompt is a text, a list of token ids, a list of chat messages (`role`,
+    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt. A pipe
+    has no suffix; its first line decides. A prompt is a text, a list of token ids, a list of chat messages (`role`,
     `content`), or an object with one of these fields: `prompt`, `text` or `text_input`; `token_ids` (or `input_ids`,
     `prompt_token_ids`, `tokens`); `messages`; ShareGPT's `conversations` (messages of `from`, `value`), which is left
     out if it is empty. The value of the field `group_by` (default: `group`) is the prompt's group. Without that field,
@@ -53,7 +53,7 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
             prompts.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
             continue
         for place, value in _values(path, content, suffix):
-            if not (isinstance(value, dict) and value.get("conversations") == []):  # ShareGPT's own file has such
+            if not (isinstance(value, dict) and value.get("conversations") == []):  # ShareGPT's own file has some
                 prompts.append(_prompt(value, place, path.stem, group_by))
     for prompt in prompts:
         if not prompt.text and not prompt.tokens:
@@ -62,7 +62,8 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
 
 
 def _suffix_of(content: str) -> str:
-    """What the suffix of a pipe would be: its content begins as JSON, and its first line is a whole prompt or not."""
+    """The suffix that fits the content of a pipe: its content begins like JSON or not, and its first line is a whole
+    prompt or not."""
     (_, first), *more = [*islice(lines(content), 2)] or [(0, "")]
     if not first.lstrip().startswith(("{", "[", '"')):
         return ""
@@ -125,7 +126,8 @@ def _is_message(value: Any) -> bool:
 
 
 def _message(message: dict[str, Any], place: str) -> str:
-    """One message as text. Models use different templates; for shared prefixes, only the role's place first matters."""
+    """One message as text, with the role first. Models use different templates, but only the order matters for shared
+    prefixes."""
     role, content = message.get("role"), message.get("content")
     if "from" in message:
         role, content = _SHAREGPT_ROLES.get(str(message["from"]), message["from"]), message.get("value")
@@ -141,7 +143,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[int, ...]]:
-    """Token ids of each prompt: its own, or those that `tokenizer` makes from its text.
+    """Token ids of each prompt: those of the file, or those that `tokenizer` makes from the text.
 
     `tokenizer` is the path of a Hugging Face `tokenizer.json`, a tiktoken encoding (`cl100k_base`), or the name of a
     model on Hugging Face. Raises `PromptsError`.
@@ -164,7 +166,7 @@ def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[in
 
 
 def grouped(prompts: Sequence[Prompt], tokenizer: str | None) -> dict[str, list[tuple[int, ...]]]:
-    """Group -> the token ids of its prompts, in order. Raises `PromptsError` as `tokenized` does."""
+    """Group -> token ids of each of its prompts, in order. Raises `PromptsError` like `tokenized`."""
     groups: dict[str, list[tuple[int, ...]]] = {}
     for prompt, tokens in zip(prompts, tokenized(prompts, tokenizer), strict=True):
         groups.setdefault(prompt.group, []).append(tokens)
@@ -177,7 +179,7 @@ def _encoder(name: str) -> Encode:
     try:
         import tiktoken
     except ImportError:
-        if name.endswith("_base"):  # most tiktoken encodings end so, and no model on Hugging Face
+        if name.endswith("_base"):  # most tiktoken encodings end with this, and no model on Hugging Face does
             raise PromptsError(f"tokenizer {name}: needs tiktoken: pip install 'chunkbench[prompts]'") from None
         encodings: list[str] = []
     else:

@@ -1,4 +1,4 @@
-"""Prompts of token ids, shared as in the experiments on kernels."""
+"""Prompts of token ids that share prefixes as in the experiments on kernels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from chunkbench.traffic.texts import TextIds
 
 @dataclass(frozen=True)
 class Prompts:
-    """Lengths and sharing of prompts. The names are those of the axes of experiments."""
+    """Lengths and sharing of prompts. The fields have the names of axes of experiments."""
 
     n_p: int
     """Tokens of a prompt."""
     n_s: int = 0
     """Leading tokens that requests share."""
     prompts: int = 1
-    """Different shared prefixes; request i has prefix i mod prompts."""
+    """Number of different shared prefixes; request i has prefix i modulo `prompts`."""
     tree: tuple[TreeNode, ...] | None = None
-    """A forest of prefixes instead of `n_s` and `prompts`; the requests take its sequences in turns."""
+    """A forest of prefixes instead of `n_s` and `prompts`. The requests take the sequences of the forest in turns."""
 
     def __post_init__(self) -> None:
         if self.n_p < 1 or self.n_s < 0 or self.prompts < 1:
@@ -33,7 +33,7 @@ class Prompts:
             raise ValueError(f"{longest} shared tokens do not fit into prompts of n_p = {self.n_p} tokens")
 
     def paths(self) -> list[Sequence[PromptSegment]]:
-        """The shared segments of the requests; request i has path i mod their number."""
+        """Paths of shared segments; request i has path i modulo the number of paths."""
         if self.tree is None:
             return [[PromptSegment(root, self.n_s)] for root in range(self.prompts)]
         ids = count_from()
@@ -45,8 +45,8 @@ def draw_prompts(
 ) -> list[tuple[int, ...]]:
     """Token ids of `count` prompts: random ones below `vocabulary`, or cut from texts.
 
-    Another seed gives other shared tokens, too: a server that keeps prefixes of earlier measurements finds none of
-    them. The first private token of request i is i modulo the vocabulary, so that no more is shared than asked for.
+    Another seed also gives other shared tokens, so a server that keeps prefixes of earlier measurements finds nothing.
+    The first private token of request i is i modulo the vocabulary, so that requests do not share more than asked for.
     """
 
     def draw(purpose: str, tokens: int, shared: bool) -> list[int]:
@@ -60,7 +60,7 @@ def draw_prompts(
         path = paths[number % len(paths)]
         head = [token for segment in path for token in shared[segment.id]]
         tail = draw(f"{seed} request {number}", prompts.n_p - len(head), False)
-        if tail and texts is None:  # so that no two requests share more than asked for, as far as the vocabulary goes
+        if tail and texts is None:  # no two requests share more than asked for
             tail[0] = number % vocabulary
         drawn.append((*head, *tail))
     return drawn

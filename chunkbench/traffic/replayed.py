@@ -1,4 +1,4 @@
-"""Requests for a replay: drawn, from texts, and from files of real traffic."""
+"""Requests for a replay: drawn ones, those of texts, and those of files of real traffic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chunkbench.traffic.texts import Texts
 from chunkbench.traffic.trace import TraceRequest
 
 _CUT = 1 << 37
-"""Ids of segments of cut prompts begin here, far above all others."""
+"""Ids of segments of cut prompts begin here, far above all other ids."""
 
 
 class ReplayRequest(NamedTuple):
@@ -28,7 +28,7 @@ class ReplayRequest(NamedTuple):
     due: float
     """Seconds after the start."""
     text: Text
-    """Prompt and answer. Segments with one id, or equal tokens behind equal tokens, are shared."""
+    """Prompt and answer. Requests share leading segments with equal ids, or leading equal tokens."""
 
     @property
     def answer(self) -> int:
@@ -37,10 +37,10 @@ class ReplayRequest(NamedTuple):
 
 
 def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[ReplayRequest]:
-    """Requests with prompts of one length, shared as `prompts` says, and answers of `answer` tokens.
+    """Requests with prompts of one length that share as `prompts` describes, and answers of `answer` tokens.
 
-    Requests i and j share what paths i and j of `prompts.paths()` share, each modulo the number of paths. Raises
-    ValueError.
+    Requests i and j share the segments that paths i and j of `prompts.paths()` share, both modulo the number of paths.
+    Raises ValueError.
     """
     paths = prompts.paths()
     fresh = count_from(1 + max(segment.id for path in paths for segment in path))
@@ -57,8 +57,8 @@ def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[Re
 def from_lengths(
     lengths: Lengths, due: Sequence[float], seed: int | str, n_s: int = 0, prompts: int = 1
 ) -> list[ReplayRequest]:
-    """Requests with drawn lengths. Before its private prompt, request i has system prompt i modulo `prompts` (`n_s`
-    tokens, 0: none), which adds to the drawn length. Raises ValueError."""
+    """Requests with drawn lengths. Request i begins with system prompt i modulo `prompts`; its `n_s` tokens (0: no
+    system prompt) add to the drawn length. Raises ValueError."""
     if n_s < 0 or prompts < 1:
         raise ValueError(f"n_s must be at least 0 and prompts at least 1, not {n_s} and {prompts}")
     chance = random.Random(f"lengths of requests {seed}")
@@ -72,7 +72,7 @@ def from_lengths(
 
 
 def replay_request(due: float, prompt: Sequence[PromptSegment], answer: PromptSegment) -> ReplayRequest:
-    """A request of segments; empty ones are left out. Raises ValueError if prompt or answer has no token."""
+    """A request made of segments. Empty segments are left out. Raises ValueError if prompt or answer has no token."""
     tokens = sum(segment.tokens for segment in prompt)
     if tokens < 1 or answer.tokens < 1:
         raise ValueError(f"a request needs tokens in prompt and answer, not {tokens} and {answer.tokens}")
@@ -81,10 +81,10 @@ def replay_request(due: float, prompt: Sequence[PromptSegment], answer: PromptSe
 
 
 def truncated(requests: Sequence[ReplayRequest], tokens: int) -> list[ReplayRequest]:
-    """The same requests with at most the last `tokens` tokens of their prompts.
+    """The requests with at most the last `tokens` tokens of their prompts.
 
-    What is left of a cut prompt has other positions than before. So its K and V are nobody else's, and it shares
-    nothing.
+    The tokens of a cut prompt have other positions than before. So no other request has the same K and V, and a cut
+    prompt shares nothing.
     """
     fresh = count_from(_CUT)
 
@@ -101,12 +101,12 @@ _BYTES = 256
 
 
 def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
-    """The first `count` requests, by due time; fewer if the texts have fewer.
+    """The first `count` requests of texts, in order of due time; fewer if the texts have fewer.
 
-    No tokenizer is asked for: the tokens are the bytes of the text in UTF-8, about four times as many as a model's.
-    An answer has `MOST_ANSWER_TOKENS` tokens, which are nobody else's. A later turn repeats all that was said before,
-    the answers too, and is due its delay after the turn before was due. Conversations start by a Poisson process, so
-    that `rate` requests per second are due in the mean. Raises ValueError.
+    Tokens are the bytes of the text in UTF-8, about four times as many as with a model's tokenizer. An answer has
+    `MOST_ANSWER_TOKENS` tokens, which no other request has. A later turn repeats all earlier texts and answers, and is
+    due its delay after the turn before was due. Conversations start by a Poisson process, so that `rate` requests per
+    second are due in the mean. Raises ValueError.
     """
     turns = sum(map(len, texts.lines))
     starts = due_times(Arrivals(), rate * len(texts.lines) / turns, len(texts.lines), f"{seed} conversations")
@@ -127,12 +127,14 @@ def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[R
 def read_replayed(
     path: Path, count: int, longest: int | None = None, rate: float | None = None, seed: int | str = 0
 ) -> list[ReplayRequest]:
-    """The first `count` requests of a file with at most `longest` tokens in prompt and answer, by due time.
+    """The first `count` requests of a file that have at most `longest` tokens in prompt and answer, in order of due
+    time.
 
-    Prompts share what their token ids or the blocks of the trace share, or nothing where it says nothing. What was
-    answered is not known. So the tokens of an answer are nobody else's, and no later prompt finds them in a cache,
-    although the next prompt of the same conversation begins with them. `rate`: Poisson arrivals of so many requests per
-    second by `seed`; None: as in the file, from 0 s on. Raises TraceError, and ValueError if all requests are longer.
+    Prompts share as their token ids or the blocks of the trace say; without either, they share nothing. The text of
+    answers is not known. So an answer gets tokens that no other request has, and no later prompt finds them in a cache,
+    although in reality the next prompt of the conversation contains them. `rate`: requests per second of Poisson
+    arrivals, drawn by `seed`; None: the times of the file, shifted to begin at 0 s. Raises TraceError, and ValueError
+    if all requests are longer.
     """
     trace = read_traffic(path)
     kept = trace.first(count, longest)
@@ -150,7 +152,8 @@ def _of_tokens(due: float, request: TraceRequest, fresh: Iterator[int]) -> Repla
 
 
 def _of_blocks(due: float, request: TraceRequest, block_tokens: int, fresh: Iterator[int]) -> ReplayRequest:
-    """The last block of a prompt may be partial. Where the trace has no blocks, the prompt is one segment."""
+    """The request with one segment per block of its prompt, the last of which may be partial. Without blocks, the
+    prompt is one segment."""
     prompt = [PromptSegment(block, block_tokens) for block in request.blocks[:-1]]
     left = request.prompt_tokens - len(prompt) * block_tokens
     prompt.append(PromptSegment(request.blocks[-1] if request.blocks else next(fresh), left))

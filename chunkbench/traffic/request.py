@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_TOKEN_IDS = 2**31
-"""Token ids are below this, also where a model's vocabulary is not known."""
+"""Token ids are below this, also if a model's vocabulary is not known."""
 
 
 Message = dict[str, str]
@@ -14,11 +14,11 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages of a chat. In a request behind another one, they follow that one's messages and its answer."""
+    """Messages of a chat. In a later turn, they follow the messages of the turn before and its answer."""
 
     messages: tuple[Message, ...]
     word: str = ""
-    """Sent in front of the first message, and not repeated by the turns behind this one."""
+    """Word that is sent before the first message. Later turns do not repeat it."""
 
     @property
     def sent(self) -> list[Message]:
@@ -27,12 +27,12 @@ class Chat:
         return [{**first, "content": self.word + first["content"]}, *others]
 
     def text(self, answer: str = "") -> str:
-        """The messages, and maybe the answer, as one text. Models have templates of their own."""
+        """The messages, and the answer if given, as one text in a simple format. Models have their own templates."""
         answered = [{"role": "assistant", "content": answer}] if answer else []
         return "".join(f"<|{said['role']}|>\n{said['content']}\n" for said in (*self.sent, *answered))
 
     def after(self, before: Chat, answer: str) -> Chat:
-        """These messages behind a whole turn."""
+        """These messages after those of the turn `before` and its answer."""
         answered = {"role": "assistant", "content": answer}
         return Chat((*before.messages, answered, *self.messages), self.word)
 
@@ -43,7 +43,7 @@ Prompt = tuple[int, ...] | str | Chat
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """What a client will send, and when."""
+    """A request that a client will send, and its due time."""
 
     due: float
     """Seconds after the start of the measurement, or after the end of the request `after`."""
@@ -51,8 +51,9 @@ class PlannedRequest:
     max_tokens: int
     """Tokens to generate."""
     after: int | None = None
-    """Number in the plan of the request that has to end first; it comes before this one."""
+    """Number in the plan of the request that must end before this one is sent. It is smaller than this request's own
+    number."""
     exact: bool = True
-    """Ask for `max_tokens` tokens; else for an answer that ends where the model ends it, or there."""
+    """Ask for exactly `max_tokens` tokens. If False, the model may end the answer earlier."""
     regex: str = ""
-    """What the answer has to match; empty: any answer."""
+    """Regular expression that the answer must match; empty: any answer."""

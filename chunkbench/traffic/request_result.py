@@ -1,4 +1,4 @@
-"""What came back of requests: the facts about each, and the numbers of a measurement (`docs/design.md`)."""
+"""Results of requests: the facts about each request, and the numbers of a measurement (`docs/design.md`)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ RequestStatus = Literal["ok", "wrong", "refused", "error", "timeout", "cancelled
 
 
 class RequestResult(Facts):
-    """One request. Times in seconds after the start of the measurement, on the client's clock."""
+    """The result of one request. Times are in seconds after the start of the measurement, on the client's clock."""
 
     due: NonNegativeFloat
-    """When it should be sent. With closed-loop clients: when the client was free."""
+    """Time at which the request should be sent. With closed-loop clients: time at which the client was free."""
     sent: NonNegativeFloat | None = None
-    """When it left the client; None if no connection came about."""
+    """Time at which the request left the client; None if no connection was made."""
     first: NonNegativeFloat | None = None
-    """When its first token arrived."""
+    """Time at which the first token arrived."""
     last: NonNegativeFloat | None = None
-    """When its last token arrived."""
+    """Time at which the last token arrived."""
     prompt_tokens: Count | None
-    """None: the prompt is text, and the server does not say how many tokens it makes of it."""
+    """Tokens of the prompt; None if the prompt is text and the server does not report its tokens."""
     asked_tokens: Count
-    """Tokens to generate, at most where the model ends the answer."""
+    """Tokens that the request asks for; the largest number if the model may end the answer earlier."""
     tokens: Count = 0
     """Tokens that arrived."""
     cached_tokens: Count | None = None
@@ -42,7 +42,7 @@ class RequestResult(Facts):
 
 
 LATE_SHARE = 0.01
-"""A client whose mean sending delay is above this share of the mean latency held requests up."""
+"""A client delays requests if its mean sending delay is above this share of the mean latency."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class LoadNumbers:
-    """One measurement of a server. Times in seconds; None where no request gives the number."""
+    """The numbers of one measurement of a server. Times are in seconds. A number is None if no request has it."""
 
     requests: int
     answered: int
     failed: int
     cancelled: int
-    """Requests that an interrupt of the client cut; neither answered nor failed."""
+    """Requests that were cut by an interrupt of the client. They count neither as answered nor as failed."""
     seconds: float
-    """From the first request's due time to the last token."""
+    """Seconds from the first request's due time to the last token."""
     normalized_latency: Quantiles | None
-    """(last token - due) / tokens: the paper's measure (section 4.2); queueing counts."""
+    """(last token - due) / tokens, as in the paper (section 4.2). Time in the queue counts."""
     latency: Quantiles | None
     """last token - due."""
     time_to_first_token: Quantiles | None
@@ -76,24 +76,24 @@ class LoadNumbers:
     """(last - first) / (tokens - 1)."""
     requests_per_s: float
     tokens_per_s: float
-    """Generated tokens."""
+    """Generated tokens per second."""
     goodput_per_s: float | None
     """Requests per second whose normalized latency meets the objective; None without an objective."""
     cached_share: float | None
-    """Prompt tokens that the server did not compute, over all; None if it does not say."""
+    """Share of the prompt tokens that the server did not compute; None if the server does not say."""
     sending_delay: Quantiles | None
     """sent - due."""
 
     @property
     def client_late(self) -> bool:
-        """Whether the client held requests up, so that latencies are partly its own."""
+        """Whether the client delayed requests, so that a part of the latencies comes from the client."""
         if self.sending_delay is None or self.latency is None:
             return False
         return self.sending_delay.mean > LATE_SHARE * self.latency.mean
 
 
 def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = None) -> LoadNumbers:
-    """Numbers of the requests of one measurement. `objective_s`: most seconds per generated token."""
+    """The numbers of one measurement. `objective_s`: most seconds per generated token."""
     done = [request for request in requests if request.status == "ok" and request.last is not None]
     seconds = max((r.last or 0.0 for r in done), default=0.0) - min((r.due for r in requests), default=0.0)
     per_s = 1 / seconds if seconds > 0 else 0.0

@@ -20,10 +20,10 @@ from chunkbench.traffic.request import Chat, Message, PlannedRequest, Prompt
 from chunkbench.traffic.trace import TraceError
 
 MOST_ANSWER_TOKENS = 512
-"""Where an answer ends that the model does not end before."""
+"""Most tokens of an answer if the model does not end the answer earlier."""
 LONGEST_DELAY_S = 86_400.0
 _CONTROL_TOKENS = 4
-"""So many first token ids are others in a control: two calls in a row hardly draw the same."""
+"""Number of first token ids that a control replaces. Two calls in a row hardly ever draw the same ids."""
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -45,7 +45,7 @@ class _Turn(_Part):
 
 
 class _Line(_Part):
-    """A line of the file; other fields are not looked at."""
+    """A line of the file. Other fields are ignored."""
 
     name: _Text | None = None
     begin: _Text | None = None
@@ -55,10 +55,10 @@ class _Line(_Part):
     turns: Annotated[tuple[_Turn, ...], Field(strict=False)] = ()
 
     def prompts(self) -> list[tuple[Prompt, float]]:
-        """What is sent, one after the other, and how many seconds after the answer before. Raises ValueError."""
+        """The prompts to send one after the other, each with its seconds after the answer before. Raises ValueError."""
         texts = [text for text in (self.text, self.prompt) if text is not None]
         if len(texts) + bool(self.messages or self.turns) != 1:
-            raise ValueError("has to have one of text, prompt, messages or turns (messages may stand before turns)")
+            raise ValueError("must have one of text, prompt, messages or turns (messages may stand before turns)")
         if texts:
             return [(texts[0], 0.0)]
         if self.turns and self.turns[0].delay:
@@ -78,14 +78,14 @@ class Texts:
     """The requests of a file of texts."""
 
     beginnings: dict[str, Prompt]
-    """Text that requests share, by name."""
+    """Name -> beginning that requests share."""
     lines: tuple[tuple[tuple[Prompt, float], ...], ...]
-    """Requests that follow each other, each with the seconds after the answer before: one, or the turns of a
-    conversation. The first holds its beginning."""
+    """For each line of the file, one request or the turns of a conversation, each with its seconds after the answer
+    before. The first request of a line includes the beginning."""
 
     def plan(self, dues: Sequence[float], max_tokens: int | None) -> list[PlannedRequest]:
-        """The requests of as many lines as there are due times. `max_tokens`: of every answer; None: as long as the
-        model makes them."""
+        """The requests of as many lines as there are due times. `max_tokens`: tokens of every answer; None: the model
+        ends the answers."""
         plan: list[PlannedRequest] = []
         for due, line in zip(dues, self.lines, strict=False):
             after = None
@@ -99,7 +99,7 @@ class Texts:
 
 
 def bundled_texts() -> dict[str, Any]:
-    """Name -> file, for every set of texts that comes with ChunkBench."""
+    """Name -> file, for each set of texts that comes with ChunkBench."""
     folder = resources.files("chunkbench.experiments") / "texts"
     return {file.name.removesuffix(".jsonl"): file for file in folder.iterdir() if file.name.endswith(".jsonl")}
 
@@ -108,8 +108,8 @@ def read_texts(name: str) -> Texts:
     """The texts of a file of JSON lines, or of a bundled set of that name.
 
     A line has `text` (or `prompt`), `messages` (objects of `role` and `content`) or `turns` (objects of `text` and
-    `delay`, seconds after the answer before; `messages` may stand before them). A line with `name` is no request but
-    the beginning of the lines behind it that have this name as `begin`.
+    `delay`, seconds after the answer before; `messages` may stand before them). A line with `name` is not a request. It
+    is the beginning of all later lines that have this name as `begin`.
 
     Raises TraceError, which names the bad lines; a file with a bad line is not read at all.
     """
@@ -152,9 +152,10 @@ def _behind(beginning: Prompt, rest: Prompt) -> Prompt:
 
 
 def control(plan: Sequence[PlannedRequest], vocabulary: int) -> list[PlannedRequest]:
-    """The same requests, each with a first word of its own that no other call draws: a cache finds nothing of them.
+    """The same requests, each with its own random first word, so that a cache finds nothing of them.
 
-    Text and chats get a word of letters in front, token ids other first ids below `vocabulary`.
+    Texts and chats get a word of random letters before them. In token ids, the first ids are replaced by others below
+    `vocabulary`.
     """
     chance = SystemRandom()
     first = cycle(chance.sample(range(vocabulary), vocabulary))
@@ -171,22 +172,22 @@ def _control(prompt: Prompt, chance: SystemRandom, first: Iterator[int]) -> Prom
 
 Ids = tuple[int, ...]
 _OWN_WORDS = 4
-"""Drawn tokens at the begin of a text: no cache knows it from an earlier measurement."""
+"""Number of drawn tokens at the beginning of a text, so that no cache has the text from an earlier measurement."""
 
 
 @dataclass(frozen=True)
 class TextIds:
-    """Token ids of texts."""
+    """Token ids of texts, to draw prompts of any length from."""
 
     openings: tuple[Ids, ...]
-    """What requests begin with: system prompts, examples."""
+    """Beginnings of requests: system prompts, examples."""
     questions: tuple[Ids, ...]
     words: Ids
-    """All ids that occur."""
+    """All different ids that occur."""
 
     def draw(self, purpose: str, count: int, shared: bool) -> list[int]:
-        """`count` tokens: a few drawn ones, then openings (`shared`) or questions, one after the other from a drawn one
-        on, the last one cut."""
+        """`count` tokens: first a few drawn ones, then openings (if `shared`) or questions in their order, beginning
+        with a drawn one. The last one is cut."""
         chance = random.Random(f"text {purpose}")
         texts = self.openings if shared and self.openings else self.questions
         ids, place = chance.choices(self.words, k=_OWN_WORDS), chance.randrange(len(texts))
@@ -197,7 +198,8 @@ class TextIds:
 
 
 def text_ids(texts: Texts, tokenizer: Path) -> TextIds:
-    """The texts by a `tokenizer.json`, without special tokens. Of conversations the first turn is read."""
+    """The token ids of texts by a `tokenizer.json`, without special tokens. Only the first turn of a conversation is
+    used."""
     from tokenizers import Tokenizer
 
     parts = [_parts(line[0][0], texts) for line in texts.lines]
@@ -211,7 +213,7 @@ def text_ids(texts: Texts, tokenizer: Path) -> TextIds:
 
 
 def _parts(prompt: Prompt, texts: Texts) -> tuple[str, str]:
-    """What a request begins with, and the question behind it, as plain text."""
+    """The opening of a request and the question after it, as plain text."""
     if isinstance(prompt, Chat):
         *before, last = (said["content"] for said in prompt.messages)
         return "\n".join(before), last

@@ -1,4 +1,4 @@
-"""A trace: requests of real traffic, and how numbers of its file are read."""
+"""A trace holds requests of real traffic. Also reads the numbers in files of traces."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class TraceRequest(NamedTuple):
     prompt_tokens: int
     answer_tokens: int
     blocks: tuple[int, ...]
-    """Numbers from 0 on of the prompt's blocks, a partial last one included. Equal numbers mean equal blocks behind
-    equal blocks. Empty where the trace says nothing about sharing."""
+    """Numbers, from 0 on, of the prompt's blocks, including a partial last one. Equal numbers mean equal blocks after
+    equal blocks. Empty if the trace says nothing about sharing."""
     prompt: tuple[int, ...] = ()
-    """Token ids of the prompt; empty where the trace has none."""
+    """Token ids of the prompt; empty if the trace has none."""
     session: int | None = None
-    """Number of its conversation; None if it is no turn of one."""
+    """Number of the conversation; None if the request is not a turn of one."""
     delay: float | None = None
-    """Seconds after the answer to the turn before. `due` counts as if that answer took no time. None: only `due` is
-    known."""
+    """Seconds between the answer to the turn before and this request; `due` then assumes that this answer took no time.
+    None: only `due` is known."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The requests of a file, by due time."""
+    """The requests of a file, in order of due time."""
 
     format: str
     requests: tuple[TraceRequest, ...]
     block_tokens: int
     """Tokens of a block; 0: the trace says nothing about sharing."""
     notes: tuple[str, ...]
-    """What a reader must know: lines left out, coarse times."""
+    """Notes that a reader needs to know: lines left out, coarse times."""
     timed: bool = True
-    """Whether the file says when requests are due; else all are due at 0."""
+    """Whether the file says when requests are due. If not, all are due at 0."""
 
     @property
     def has_token_ids(self) -> bool:
@@ -61,7 +61,7 @@ class Trace:
 
 
 def plain_number(value: Any) -> float:
-    """A number or the text of one; NaN for True and False. Raises ValueError, also for text in which only Python sees a
+    """A number, also from text; NaN for True and False. Raises ValueError, also for text that only Python reads as a
     number: `1_000`, or digits of other scripts."""
     python_only = isinstance(value, str) and ("_" in value or not value.isascii())
     try:
@@ -69,11 +69,11 @@ def plain_number(value: Any) -> float:
     except OverflowError:
         return math.inf
     except (ValueError, TypeError):
-        raise ValueError(f"{repr(value)[:22]} is no number") from None
+        raise ValueError(f"{repr(value)[:22]} is not a number") from None
 
 
 def count(value: Any, name: str = "tokens") -> int:
-    """A number of tokens. Raises ValueError."""
+    """Read a number of tokens. Raises ValueError."""
     found = plain_number(value)
     if not (1 <= found <= MOST_TOKENS and found == int(found)):
         raise ValueError(f"{name} is {str(value)[:20]}; it must be a whole number from 1 on, at most {MOST_TOKENS:,}")
@@ -81,7 +81,7 @@ def count(value: Any, name: str = "tokens") -> int:
 
 
 def seconds(value: Any) -> float:
-    """A time in units of the file. Raises ValueError."""
+    """Read a time, in the unit of the file. Raises ValueError."""
     found = plain_number(value)
     if not 0 <= found < math.inf:
         raise ValueError(f"the time is {str(value)[:20]}; it must be a number from 0 on")

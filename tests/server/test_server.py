@@ -497,7 +497,7 @@ def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: no folder of a checkpoint, no config.json, no name of a shape"),
+        (["nowhere"], "nowhere: not a folder of a checkpoint, a config.json or the name of a shape"),
         (["small-llama", "--kv-memory", "much"], "--kv-memory much: not a size"),
         (["small-llama", "--kv-memory", "1KiB", "--layers", "1"], "does not hold one chunk"),
         (["small-llama", "--kv-memory", "1TiB", "--layers", "1"], "--kv-memory 1TiB needs 1099.5 GB, "),

@@ -318,8 +318,8 @@ def test_a_file_of_scores_comes_back(tmp_path: Path) -> None:
     [
         (None, "heads.json: cannot be read: No such file"),
         ("{", "heads.json: not JSON"),
-        ("[]", "not the scores of heads"),
-        ('{"echo": [[NaN]]}', "NaN is no finite number"),
+        ("[]", "not a file of scores of heads"),
+        ('{"echo": [[NaN]]}', "NaN is not a finite number"),
         ('{"model": "m"}', "tokens: Field required"),
         ('{"model": "m", "tokens": 1, "kv_heads": 1, "echo": [["x"]], "induction": []}', "echo.0.0"),
     ],
@@ -336,7 +336,7 @@ def test_scores_of_another_model_are_refused() -> None:
     scores = HeadScores(model="m", tokens=8, kv_heads=2, echo=((0.1, 0.2),), induction=((0.1, 0.2),))
     scores.check(Path("heads.json"), 1, 2, 2)
     for other in ((2, 2, 2), (1, 4, 2), (1, 2, 1)):
-        with pytest.raises(HeadsError, match=r"heads\.json: is of m, with 1 layers of 2 heads.*this model.*find-heads"):
+        with pytest.raises(HeadsError, match=r"heads\.json: is for m, with 1 layers of 2 heads.*this model.*find-h"):
             scores.check(Path("heads.json"), *other)
 
 
@@ -350,7 +350,7 @@ def test_scores_of_another_model_are_refused() -> None:
         ({"echo": [[], []], "induction": [[], []]}, "must have one score for each head"),
         ({"echo": [[0.1, 0.2], [0.3]]}, "must have one score for each head"),
         ({"induction": [[0.1, 0.2]]}, "must have one score for each head"),
-        ({"retrieval": [[1, 1], [0, 0], [0, 1]]}, "retrieval: is not what the scores say"),
+        ({"retrieval": [[1, 1], [0, 0], [0, 1]]}, "retrieval: does not agree with the scores"),
     ],
 )
 def test_scores_that_no_search_wrote_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_prompts_can_be_grouped_by_any_field(tmp_path: Path) -> None:
         ("p.json", "[1, 2", "not JSON"),
         ("p.json", "[" * 100_000, "p.json: not JSON that can be read: it is nested too deeply"),
         ("p.jsonl", "1\n1e999", "p.jsonl:1: neither a text"),
-        ("p.jsonl", '"a"\n[1e999]', "p.jsonl:2: not JSON: 1e999 is no finite number"),
+        ("p.jsonl", '"a"\n[1e999]', "p.jsonl:2: not JSON: 1e999 is not a finite number"),
         ("p.jsonl", "[18446744073709551616]", "neither a text, nor token ids"),
         ("p.jsonl", r'"\ud800"', "p.jsonl:1: not text: half of a surrogate pair"),
         ("p.jsonl", '{"conversations": [{"from": "gpt"}]}', "needs a role and a content"),

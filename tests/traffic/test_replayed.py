@@ -175,7 +175,7 @@ def test_texts_are_bytes_and_a_turn_repeats_what_was_said(tmp_path: Path) -> Non
         ("alpaca", {"n_c": 8, "tree": ((4, 2),)}, "no use for n_c and tree"),
         ("chat", {"n_p": 8}, "`chat` has no use for n_p"),
         ("conversations", {"n_p": 8}, "`conversations` has no use for n_p"),
-        ("conversations", {"n_s": 8}, "no use for n_s and prompts"),
+        ("conversations", {"n_s": 8}, "does not take n_s and prompts"),
         ("chat", {"prompts": 0}, "at least one turn and one system prompt"),
     ],
 )

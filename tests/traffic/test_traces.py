@@ -210,9 +210,9 @@ def test_lines_of_all_kinds(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ("{", "not JSON"),
-        ("[1]", "the line is no JSON object"),
-        ({"id": 1}, "has to have one of text, prompt, messages or turns"),
-        ({"text": "a", "messages": [user("b")]}, "has to have one of text, prompt, messages or turns"),
+        ("[1]", "the line is not a JSON object"),
+        ({"id": 1}, "must have one of text, prompt, messages or turns"),
+        ({"text": "a", "messages": [user("b")]}, "must have one of text, prompt, messages or turns"),
         ({"text": ""}, "text: String should have at least 1 character"),
         ({"text": [1, 2]}, "text: Input should be a valid string"),
         ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),

@@ -1,1 +1,1 @@
-"""Runs on the machines of a Ray cluster: which of them can measure, and an executor that measures on them."""
+"""Runs on the machines of a Ray cluster: finds the machines that can measure, and measures on them."""

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: its nodes, what they answer, and whether its head still lives."""
+"""The connection to a Ray cluster: finds and probes its nodes, and checks that its head answers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from chunkbench.run_error import RunError
 from chunkbench.version import __version__
 
 _PROBE_LIMIT_S = 180.0
-"""A node imports PyTorch to answer; from a slow disk that takes long."""
+"""Most seconds to wait for the answer to a probe. A node imports PyTorch first, which takes long from a slow disk."""
 HEAD_LIMIT_S = 20.0
-"""A head that does not answer so long is given up. After 60 s Ray itself would end this process without a word."""
+"""Seconds without an answer after which the head counts as lost. After 60 s Ray itself would end this process without a
+message."""
 _CLIENT_PORT = 10001
-"""The port of Ray's server for drivers outside of the cluster, unless another is named."""
+"""Default port of Ray's server for drivers outside of the cluster."""
 _HOW_TO_START = (
     "To have one, start it with `ray start --head`, name its head with --on ray://HOST:10001, or set "
     "RAY_ADDRESS=HOST:6379"
@@ -35,12 +36,13 @@ _HOW_TO_CONNECT = (
 
 
 class Cluster:
-    """A cluster that this process is connected to. `close` ends all that this process started on it."""
+    """A cluster that this process is connected to. `close` ends all tasks and actors that this process started
+    there."""
 
     def __init__(self, address: str | None = None, runtime: Mapping[str, Any] | None = None) -> None:
-        """Connect to the cluster at `ray://HOST:PORT`; None: the one that runs on this host, or at RAY_ADDRESS.
+        """Connect to the cluster at `ray://HOST:PORT`. None stands for the cluster at RAY_ADDRESS, or on this host.
 
-        `runtime`: Ray's runtime environment for what runs on the nodes. Raises `RunError`.
+        `runtime`: Ray's runtime environment for tasks and actors on the nodes. Raises `RunError`.
         """
         try:
             import ray
@@ -64,11 +66,11 @@ class Cluster:
         self._head_answered = monotonic()
 
     def close(self) -> None:
-        """Disconnect. What runs on the nodes for this process ends with it."""
+        """Disconnect. Tasks and actors of this process on the nodes end."""
         self.ray.shutdown()
 
     def check_head(self) -> bool:
-        """Whether the head answers now. Raises `RunError` when it has not answered for a while."""
+        """Whether the head answers now. Raises `RunError` if it has not answered for HEAD_LIMIT_S."""
         if _answers(self._head):
             self._head_answered = monotonic()
             return True
@@ -77,7 +79,7 @@ class Cluster:
         return False
 
     def lost_head(self) -> RunError:
-        """The error that ends a run without a head."""
+        """The error that ends a run after the head was lost."""
         return RunError(
             "the head of the Ray cluster does not answer any more. Finished points are kept: start the cluster again "
             "and resume the run",
@@ -85,29 +87,29 @@ class Cluster:
         )
 
     def resources(self) -> list[Resources]:
-        """The nodes that live and have CPUs."""
+        """The live nodes that have CPUs."""
         found = [Resources.of(node) for node in self.ray.nodes() if node["Alive"]]
         return sorted((node for node in found if node.cpus >= 1), key=lambda node: node.address)
 
     def remote(self, what: Any, node: Resources, **options: Any) -> Any:
-        """A function or an actor's class that runs on this node alone."""
+        """A function or an actor's class that runs only on this node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(node.id, soft=False)
         return self.ray.remote(scheduling_strategy=here, **options)(what)
 
     def start_actor(self, actor: type, node: Resources, **resources: Any) -> Any:
-        """An actor on this node. Its method `state` answers also while another method runs."""
-        # Marked on the method, because Ray's client refuses the group as an option of a call.
+        """Start an actor on this node. The actor's method `state` also answers while another method runs."""
+        # The method is marked, because Ray's client refuses the group as an option of a call.
         self.ray.method(concurrency_group="state")(actor.state)  # type: ignore[attr-defined]
         return self.remote(actor, node, concurrency_groups={"state": 1}, **resources).remote()
 
     def start_probe(self, node: Resources) -> Any:
-        """Ask a node what it has; the answer comes later."""
+        """Start a probe of a node. Returns a reference to the later answer."""
         return self.remote(remote.probe, node, num_cpus=0, max_retries=1).remote()
 
     def answer_of(self, probe: Any, limit_s: float) -> Mapping[str, Any]:
-        """The answer to a probe; if there is none, one that says why."""
+        """The answer to a probe. If the node did not answer, a dictionary that says why."""
         try:
             answer: Mapping[str, Any] = self.ray.get(probe, timeout=max(0.0, limit_s))
         except self.ray.exceptions.GetTimeoutError:
@@ -119,7 +121,8 @@ class Cluster:
     def nodes(self, wanted: str | None, log: Callable[[str], None]) -> list[Node]:
         """All nodes that can measure.
 
-        Raises `RunError` that names every node that cannot. With `wanted`, such nodes are only left out, with a word.
+        Raises a `RunError` that names all nodes that cannot measure. With `wanted`, such nodes are left out, and the
+        log says so.
         """
         resources = self.resources()
         if not resources:
@@ -150,7 +153,7 @@ class Cluster:
 
 
 def software() -> Software:
-    """What this machine has, and every node must have."""
+    """The software of this machine, which every node must also have."""
     torch = version("torch").partition("+")[0]
     python = ".".join(map(str, sys.version_info[:2]))
     return Software(python, __version__, code_digest(".py"), torch, read_native().built)
@@ -183,5 +186,5 @@ def _refuse_mixed_ids(nodes: Sequence[Node]) -> None:
 
 
 def lines_of(error: Exception) -> list[str]:
-    """The lines of an error's message, at least one."""
+    """The lines of an error's message. There is at least one line."""
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

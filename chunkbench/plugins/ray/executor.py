@@ -1,4 +1,4 @@
-"""Measures the passes of a run on the machines of a cluster, and copes with machines that come and go."""
+"""Measures the passes of a run on the machines of a cluster, also if machines join or leave during the run."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds
 from chunkbench.run_error import CannotRunError, RunError
 
 MOST_LOSSES = 2
-"""A pass that was lost with so many machines is a row `crashed`."""
+"""A pass becomes rows with the status `crashed` after it was lost with this number of machines."""
 _MOST_RESTARTS = 2
-"""An actor that was lost so often in a row, while its node lives, is not started again."""
+"""An actor is not started again after it was lost this number of times in a row while its node was alive."""
 _POLL_S = 2.0
-"""Time between two polls of the list of nodes."""
+"""Seconds between two polls of the list of nodes."""
 _WAITING_S = 15.0
-"""A machine that has not answered for so long after the start is named: other work probably holds it."""
+"""Seconds after the start from which on the log names a machine that has not answered, because other work probably uses
+it."""
 _OFFSET_S = 5.0
-"""From this difference on, the clock of a node counts as wrong."""
+"""Difference in seconds from which on the clock of a node counts as wrong."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait before a machine is given up."""
+    """Times to wait before a machine or the run is given up."""
 
     silent_s: float = 60.0
-    """For an answer of a machine that has answered before."""
+    """Seconds to wait for an answer of a machine that has answered before."""
     nodes_s: float = 60.0
-    """For a machine, when none is left that could measure what is pending."""
+    """Seconds to wait for a new machine when no machine is left that could measure the pending passes."""
 
 
 class RayExecutor:
@@ -60,7 +61,7 @@ class RayExecutor:
         resumed: Path | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """`wanted`: what the machines shall match. `resumed`: a run, which goes on with its kinds of machines.
+        """`wanted`: text that the machines must match. `resumed`: a run to continue with its kinds of machines.
 
         Raises `RunError` if the cluster has no such machines.
         """
@@ -105,7 +106,7 @@ def _targets(fleet: Fleet, experiment: Experiment, chosen: Sequence[str]) -> tup
 
 
 class _Measuring:
-    """One experiment on a fleet."""
+    """The measuring of one experiment on a fleet."""
 
     def __init__(
         self,
@@ -135,7 +136,8 @@ class _Measuring:
         self._waiting_logged: set[int] = set()
 
     def passes(self) -> Generator[MeasuredPass, None, None]:
-        """Yield every pass when its rows are here. Raises `RunError` if nobody is left to measure the others."""
+        """Yield each pass when its rows have arrived. Raises `RunError` if no machine is left to measure the remaining
+        passes."""
         for node in self._fleet.nodes:
             self._employ(node)
         while any(self._queues.values()) or any(lane.pass_ for lane in self._lanes):
@@ -144,12 +146,12 @@ class _Measuring:
             self._wait()
             self._notice_silence()
             finished, self._finished = self._finished, []
-            self._assign()  # before the rows are written: nobody has to wait for the disk
+            self._assign()  # assign before rows are written, so that no machine waits for the disk
             yield from finished
             self._require_machines()
 
     def close(self) -> None:
-        """Leave the machines idle. What still measures is ended."""
+        """Leave the machines idle. Kills the actors that are still measuring."""
         for lane in self._lanes:
             if lane.pass_ is None and lane.call is None:
                 lane.idle()
@@ -157,7 +159,7 @@ class _Measuring:
                 lane.kill()
 
     def _employ(self, node: Node) -> None:
-        """Let a node take part, if it is of a kind that measures."""
+        """Use a node if the experiment is measured on its kind of machine."""
         target = self._targets.get(node.kind)
         if target is not None:
             for lane in self._fleet.lanes(node, target.device):
@@ -169,12 +171,12 @@ class _Measuring:
         here = Target(target.device, target.dtype, lane.node.environment, lane.node.machine, target.machine_kind)
         points = [point for pass_ in self._job.passes if pass_.machine_kind == lane.node.kind for point in pass_.points]
         earlier = tuple(case for case in self._job.earlier if case.machine == lane.node.machine)
-        options = RunOptions()  # the job's matter to the driver alone
+        options = RunOptions()  # only the driver needs the options of the job
         lane.begin(pickle.dumps((self._job.experiment, here, points, earlier, options)))
         self._lanes.append(lane)
 
     def _poll_nodes(self) -> None:
-        """See which nodes went and came."""
+        """Find out which nodes left and which joined."""
         if monotonic() < self._next_poll:
             return
         self._next_poll = monotonic() + _POLL_S
@@ -202,7 +204,7 @@ class _Measuring:
         self._pace.machines = max(1, sum(lane.ready for lane in self._lanes))
 
     def _wait(self) -> None:
-        """Wait until something is answered, at most until the next poll of the nodes."""
+        """Wait until an answer arrives, at most until the next poll of the nodes."""
         for lane in self._lanes:
             lane.poll()
         waiting = {ref: (lane, "call") for lane in self._lanes if (ref := lane.call) is not None}
@@ -213,18 +215,18 @@ class _Measuring:
             sleep(limit_s)
             return
         ready, _ = self._ray.wait(refs, num_returns=1, timeout=limit_s, fetch_local=False)
-        if ready:  # what else is there already
+        if ready:  # other answers that have already arrived
             ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         for ref in ready:
             if ref in self._probes:
                 self._welcome(self._probes.pop(ref), self._cluster.answer_of(ref, 5.0))
                 continue
             lane, what = waiting[ref]
-            if lane in self._lanes:  # not lost by an earlier answer of this turn
+            if lane in self._lanes:  # the lane was not lost by an earlier answer of this turn
                 self._take(lane, what)
 
     def _take(self, lane: Lane, what: str) -> None:
-        """Take an answer of a lane."""
+        """Process an answer of a lane."""
         try:
             if what == "heartbeat":
                 lane.take_heartbeat()
@@ -268,7 +270,7 @@ class _Measuring:
         self._finished.append(MeasuredPass(pass_, rows, lane.node.machine, facts, styles, self._pace.end(pass_)))
 
     def _lose(self, lane: Lane, why: str) -> None:
-        """A lane is lost. Its pass is measured elsewhere, unless it was lost too often."""
+        """Give up a lost lane. Its pass is measured on another lane, unless the pass was lost too often."""
         pass_ = lane.pass_
         self._listener.problem(f"lost {lane.node.name}: {why}")
         self._lanes.remove(lane)
@@ -285,7 +287,7 @@ class _Measuring:
         self._restart(lane)
 
     def _restart(self, lane: Lane) -> None:
-        """Start a lost actor again, if its node lives."""
+        """Start a lost actor again if its node is alive."""
         node = lane.node.resources
         if not self._cluster.check_head() or node.id not in {other.id for other in self._cluster.resources()}:
             self._fleet.forget(node)
@@ -300,7 +302,7 @@ class _Measuring:
         self._employ(lane.node)
 
     def _welcome(self, resources: Resources, answer: Mapping[str, Any]) -> None:
-        """A node that came during the run has reported what it has."""
+        """Process the answer of a node that joined during the run: use the node if it can measure."""
         problem = problem_of(answer, software())
         if problem:
             self._listener.problem(f"{resources.address} joined the cluster and is left out: {problem}")
@@ -312,7 +314,7 @@ class _Measuring:
         self._employ(node)
 
     def _notice_silence(self) -> None:
-        """Give up lanes that do not answer; name those that have not answered at all yet."""
+        """Give up lanes that do not answer any more. Name lanes that have never answered in the log."""
         for lane in list(self._lanes):
             if lane.last_heartbeat is None:
                 if monotonic() - lane.born > _WAITING_S and id(lane) not in self._waiting_logged:
@@ -354,7 +356,8 @@ class _Measuring:
 
 
 def _checked(case: Result, lane: Lane) -> Result:
-    """A row as the node sent it, with the time by the clock here and a word about neighbours."""
+    """A row from a node, with its start time corrected to the clock of this machine, and a note if another GPU
+    measured."""
     changes: dict[str, object] = {}
     if abs(lane.clock_offset_s) > _OFFSET_S and case.started_at:
         started = datetime.fromisoformat(case.started_at) - timedelta(seconds=lane.clock_offset_s)
@@ -366,7 +369,7 @@ def _checked(case: Result, lane: Lane) -> Result:
 
 
 def _crashed(experiment: Experiment, pass_: Pass, node: Node, reason: str) -> dict[Point, list[Result]]:
-    """The rows of a pass that was lost with its machines."""
+    """Rows with the status `crashed` for a pass that was lost with its machines."""
     model = workload.of(experiment).result
     return {
         point: [
@@ -389,11 +392,11 @@ def _crashed(experiment: Experiment, pass_: Pass, node: Node, reason: str) -> di
 def _label(experiment: Experiment, implementation: str) -> str:
     try:
         return str(workload.of(experiment).implementations().load(implementation).label)
-    except Exception:  # an adapter that does not load here has no label
+    except Exception:  # an adapter that does not load on this machine has no label
         return implementation
 
 
 def _reason(error: Exception) -> str:
-    """The first line of Ray's message that says why an actor is gone."""
+    """The first line of Ray's message that says why an actor was lost."""
     lines = lines_of(error)
     return next((line for line in lines if "died" in line.casefold() or "killed" in line.casefold()), lines[0])[:300]

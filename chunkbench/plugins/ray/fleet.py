@@ -20,12 +20,12 @@ from chunkbench.plugins.ray.connection import Cluster
 from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds
 
 _HEARTBEAT_S = 2.0
-"""Time between two polls of a node: often enough for a progress bar, too rarely to disturb a measurement."""
+"""Seconds between two polls of a node: short enough for a progress bar, long enough not to disturb a measurement."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a lane takes of its node, in Ray's resources."""
+    """The share of a node that a lane uses, in Ray's resources."""
 
     cpus: int
     gpus: int
@@ -33,7 +33,7 @@ class Share:
 
     @classmethod
     def of(cls, node: Resources, device: Device, alone: bool) -> list[Share]:
-        """The shares of a node: the whole node, or on a GPU one for each GPU unless it shall be `alone`."""
+        """The shares of a node: the whole node or, for GPUs without `alone`, one share for each GPU."""
         count = 1
         if device == "cuda" and not alone:
             count = max(1, min(node.gpus, node.cpus))
@@ -42,7 +42,7 @@ class Share:
 
 
 class Lane:
-    """An actor on its share of a node, what it is doing, and when it last answered."""
+    """An actor on its share of a node, with its present work and the time of its last answer."""
 
     def __init__(self, cluster: Cluster, node: Node, share: Share) -> None:
         self.node, self.share = node, share
@@ -51,20 +51,20 @@ class Lane:
         wanted = {name: amount for name, amount in amounts.items() if amount}
         self.actor = cluster.start_actor(remote.Measurer, node.resources, **wanted)
         self.call: Any = None
-        """The outstanding `begin` or `measure`."""
+        """The call of `begin` or `measure` that has not been answered yet."""
         self.pass_: Pass | None = None
         """The pass that is being measured."""
         self.ready = False
-        """Whether it has begun the present experiment."""
+        """Whether the actor is prepared for the present experiment."""
         self.dead = False
         self.beside = False
         """Whether another lane of the node measured during the pass."""
         self.text, self.budget = "", Budget(0.0)
         self.clock_offset_s = 0.0
-        """How far the node's clock is ahead of the clock here."""
+        """Seconds by which the node's clock is ahead of the clock of this machine."""
         self.born = monotonic()
         self.last_heartbeat: float | None = None
-        """When it last answered; None while it waits for its node."""
+        """Time of the actor's last answer; None while the actor waits for its node."""
         self.heartbeat: Any = None
         self._next_heartbeat = 0.0
         self.poll()
@@ -72,7 +72,7 @@ class Lane:
     def begin(self, job: bytes) -> None:
         """Prepare for an experiment."""
         self.ready = False
-        self.last_heartbeat = self.last_heartbeat and monotonic()  # nobody has asked since the last experiment
+        self.last_heartbeat = self.last_heartbeat and monotonic()  # no call since the last experiment
         self.call = self.actor.begin.remote(job)
 
     def measure(self, pass_: Pass, points: bytes, budget: Budget) -> None:
@@ -82,12 +82,12 @@ class Lane:
         self.call = self.actor.measure.remote(points, budget.seconds)
 
     def poll(self) -> None:
-        """Ask for its state, if that is due."""
+        """Ask the actor for its state if a poll is due."""
         if self.heartbeat is None and monotonic() >= self._next_heartbeat:
             self.heartbeat = self.actor.state.remote()
 
     def take_heartbeat(self) -> None:
-        """Take the answer to `poll`. Raises what Ray raises."""
+        """Take the answer to `poll`. Raises the errors of Ray."""
         heartbeat, self.heartbeat = self.heartbeat, None
         self.text, self.budget.share_done, clock = self._ray.get(heartbeat)
         self.clock_offset_s = clock - time.time()
@@ -95,7 +95,7 @@ class Lane:
         self._next_heartbeat = self.last_heartbeat + _HEARTBEAT_S
 
     def idle(self) -> None:
-        """Release what the experiment holds on the node; the actor stays."""
+        """Release the resources of the experiment on the node. The actor stays alive."""
         self.ready = False
         self.actor.end.remote()
 
@@ -110,15 +110,15 @@ class Fleet:
     """The nodes of a cluster that can measure, with their lanes. Lanes stay from one experiment to the next."""
 
     def __init__(self, cluster: Cluster, nodes: Sequence[Node], alone: bool, log: Callable[[str], None]) -> None:
-        """`alone`: one GPU of a node at a time; `log` receives what the user should know."""
+        """`alone`: whether only one GPU of a node measures at a time; `log` receives messages for the user."""
         self.cluster, self.nodes, self.alone, self.log = cluster, list(nodes), alone, log
         self._lanes: dict[tuple[str, Device], list[Lane]] = {}
 
     def lanes(self, node: Node, device: Device) -> list[Lane]:
-        """The lanes of a node; new ones in the place of those that were killed."""
+        """The lanes of a node. Replaces killed lanes by new ones."""
         key = node.resources.id, device
         if key not in self._lanes:
-            for other in [other for other in self._lanes if other[0] == key[0]]:  # lanes for another device hold it
+            for other in [other for other in self._lanes if other[0] == key[0]]:  # for another device
                 self._kill(self._lanes.pop(other))
             shares = Share.of(node.resources, device, self.alone)
             self._lanes[key] = [Lane(self.cluster, node, share) for share in shares]
@@ -126,7 +126,7 @@ class Fleet:
         return self._lanes[key]
 
     def forget(self, node: Resources) -> None:
-        """A node is gone."""
+        """Remove a node that has left."""
         self.nodes = [other for other in self.nodes if other.resources.id != node.id]
         for key in [key for key in self._lanes if key[0] == node.id]:
             self._kill(self._lanes.pop(key))
@@ -136,7 +136,8 @@ class Fleet:
         return [node for node in self.nodes if node.kind == kind]
 
     def one_of_each(self, machines: Machines | None, wanted: str | None) -> list[Node]:
-        """A node of every kind of machine that shall measure, which matches `wanted`. Raises `RunError`."""
+        """For each kind of machine that `machines` and `wanted` choose, one node that matches `wanted`. Raises
+        `RunError`."""
         kinds = choose_kinds(self.nodes, machines, wanted)
         return [next(one for one in self.of_kind(kind) if wanted is None or one.matches(wanted)) for kind in kinds]
 
@@ -158,7 +159,7 @@ def connected(
 ) -> Iterator[Fleet]:
     """The machines of the cluster at an address (see `Cluster`), until the `with` block ends.
 
-    `wanted`: what they shall match; `ship`: they get this ChunkBench. Raises `RunError`.
+    `wanted`: text that the machines must match; `ship`: whether to copy this ChunkBench to them. Raises `RunError`.
     """
     with (
         shipped(ship) as runtime,

@@ -1,4 +1,5 @@
-"""The nodes of a cluster: which of them can measure, of which kind they are, and which of them a run uses."""
+"""The nodes of a cluster: decides which nodes can measure, which kind of machine each is, and which kinds a run
+uses."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _ACCELERATOR = "accelerator_type:"
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray says of a node."""
+    """Ray's facts about a node."""
 
     id: str
     address: str
@@ -24,11 +25,11 @@ class Resources:
     gpus: int = 0
     memory: float = 0.0
     accelerators: tuple[str, ...] = ()
-    """Kinds of accelerators, as Ray names them."""
+    """Kinds of accelerators, by Ray's names."""
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Resources:
-        """From an entry of `ray.nodes()`."""
+        """The resources in an entry of `ray.nodes()`."""
         amounts = node["Resources"]
         return cls(
             node["NodeID"],
@@ -50,7 +51,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """The kind of machine in words: accelerators, processor, cores."""
+        """The kind of machine as text: accelerators, processor, cores."""
         gpus = dict.fromkeys(gpu.name for gpu in self.environment.gpus)
         cpu = self.environment.cpu
         parts = [*(gpus or self.resources.accelerators), cpu.name, f"{cpu.cores} cores"]
@@ -58,18 +59,18 @@ class Node:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The name of the node in messages."""
         return f"{self.machine} at {self.resources.address}"
 
     def matches(self, wanted: str) -> bool:
-        """Whether the user means this machine: part of its kind, of its id, or an accelerator's name in Ray."""
+        """Whether `wanted` is a part of the machine's kind, of its id, or of the name of an accelerator in Ray."""
         texts = (self.kind, self.machine, *self.resources.accelerators)
         return any(wanted.casefold() in text.casefold() for text in texts)
 
 
 @dataclass(frozen=True)
 class Software:
-    """What every node must have in common with the driver."""
+    """The software that every node must have in common with the driver."""
 
     python: str
     chunkbench: str
@@ -96,14 +97,15 @@ def problem_of(answer: Mapping[str, Any], here: Software) -> str:
 
 
 def node_of(resources: Resources, answer: Mapping[str, Any]) -> Node:
-    """A node that answered a probe without a problem."""
+    """The node of a probe that found no problem."""
     return Node(resources, answer["machine"], Environment.model_validate(answer["environment"]))
 
 
 def choose_kinds(nodes: Sequence[Node], machines: Machines | None, wanted: str | None) -> list[str]:
     """The kinds of machines that a run uses: all for `each`; for `any`, or None, the kind of most machines.
 
-    `wanted` leaves only machines that match it. Raises `RunError` if none is left, or for `any` if several kinds match.
+    With `wanted`, only machines that match it count. Raises `RunError` if no machine is left, or for `any` if several
+    kinds match.
     """
     matching = [node for node in nodes if wanted is None or node.matches(wanted)]
     if not matching:

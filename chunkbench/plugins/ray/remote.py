@@ -1,6 +1,7 @@
-"""What runs on the nodes of a cluster. It travels to them by value: a node may lack ChunkBench, and has to report that.
+"""Code that runs on the nodes of a cluster. Ray copies this code to the nodes, so that a node without ChunkBench can
+report this.
 
-So this module imports nothing of ChunkBench before it is asked to, and answers with plain data.
+So this module imports modules of ChunkBench only inside functions, and answers with plain data.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 OUT = "out"
-"""The folder in which a command leaves its files."""
+"""The folder for the result files of a command."""
 
 
 def _as_started() -> None:
-    """Undo what Ray sets for a task, so that a node measures as it would without Ray: the threads of OpenMP, and the
-    GPUs that a task without a GPU does not see."""
+    """Undo settings of Ray, so that a node measures as without Ray: the number of OpenMP threads, and the GPUs that Ray
+    hides from a task without a GPU."""
     try:
-        before = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")  # the raylet started this process
+        before = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")  # the parent process is the raylet
     except OSError:
         return
     started_with = dict(pair.decode(errors="replace").split("=", 1) for pair in before if b"=" in pair)
@@ -35,14 +36,15 @@ def _as_started() -> None:
             os.environ[name] = started_with[name]
         else:
             os.environ.pop(name, None)
-    with contextlib.suppress(ImportError):  # `probe` reports it
+    with contextlib.suppress(ImportError):  # `probe` reports this error
         from chunkbench.bench.environment import respect_quota
 
         respect_quota()
 
 
 def probe() -> dict[str, Any]:
-    """What a node has: Python, ChunkBench and its revision, PyTorch, the environment, the machine id."""
+    """The software and hardware of this node: Python, ChunkBench and its revision, PyTorch, the environment, the
+    machine id."""
     _as_started()
     answer: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:2])), "problem": ""}
     try:
@@ -75,7 +77,7 @@ class Measurer:
         self._budget: Any = None
 
     def state(self) -> tuple[str, float, float]:
-        """What it does, which share of the pass is done, and the time on its clock."""
+        """Text on the present work, the share of the pass that is done, and the time on the node's clock."""
         return self._text, self._budget.share_done if self._budget else 0.0, time.time()
 
     def begin(self, job: bytes) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class Measurer:
 
         `job`: pickled experiment, target, all points that this node may have to measure, earlier rows, `RunOptions`.
 
-        Returns the styles of the implementations, or why nothing can be measured.
+        Returns the styles of the implementations, or the reason why nothing can be measured.
         """
         from chunkbench import workloads
         from chunkbench.bench import workload
@@ -111,13 +113,13 @@ class Measurer:
         return {"measured": pickle.dumps(dict(measured)), "log": self._new_log()}
 
     def end(self) -> None:
-        """Release what the last experiment holds on the node."""
+        """Release the resources of the last experiment on the node."""
         if self._measurer is not None:
             self._measurer.close()
             self._measurer = None
 
     def leave(self) -> None:
-        """Leave nothing on the node."""
+        """End the experiment, and delete all files of this actor on the node."""
         self.end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -125,7 +127,7 @@ class Measurer:
         self._text = text
 
     def _new_log(self) -> bytes:
-        """What workers and servers printed since the last answer."""
+        """The output of workers and servers since the last answer."""
         if not self._log.exists():
             return b""
         with self._log.open("rb") as file:
@@ -149,11 +151,11 @@ class RemoteCommand:
         return lines[-1] if lines else ""
 
     def run(self, words: list[str], files: dict[str, bytes], checkout: bytes | None) -> dict[str, Any]:
-        """Run `chunkbench WORDS` among files. Returns the exit code, what it printed, and the files of its folder
-        `OUT`.
+        """Run `chunkbench WORDS` in a folder with `files`. Returns the exit code, the output, and the files of the
+        folder `OUT`.
 
-        `{project}` among the words stands for the folder of ChunkBench's own checkout on this node, or of the
-        `checkout` (a bundle of git).
+        `{project}` in a word stands for the folder of ChunkBench's checkout on this node or, if given, of `checkout` (a
+        bundle of git).
         """
         from chunkbench.bench.child import ChildProcess
         from chunkbench.bench.environment.revision import PROJECT
@@ -180,14 +182,15 @@ class RemoteCommand:
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files by their paths in the folder."""
+    """Write files, given as path -> content, into a folder."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 
 def _unbundle(bundle: Path, project: Path) -> None:
-    """Make a checkout whose files differ from its commit as where `remote_commands` packed it."""
+    """Make a checkout with the same commit and the same uncommitted changes as the one that `remote_commands`
+    packed."""
     from chunkbench.bench.environment.revision import git
 
     git(project.parent, "clone", "-q", "--no-checkout", str(bundle), str(project)).check_returncode()

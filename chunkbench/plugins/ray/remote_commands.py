@@ -1,4 +1,5 @@
-"""Whole commands on nodes of a cluster: `regress`, whose two sides must be measured on one machine, and `tune`."""
+"""Runs whole commands on nodes of a cluster: `regress`, which must measure both revisions on one machine, and
+`tune`."""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ from chunkbench.plugins.ray.nodes import Node
 from chunkbench.run_error import RunError
 
 PROJECT = "{project}"
-"""Among the words of a command: the folder of the project on the node."""
+"""Stands, in the words of a command, for the folder of the project on the node."""
 _POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command left."""
+    """The result of a command."""
 
     code: int
     stdout: str
     stderr: str
-    """Its standard error."""
+    """Standard error of the command."""
     files: dict[str, bytes]
-    """Path and content of all files of its folder `remote.OUT`."""
+    """Path -> content, for all files of the command's folder `remote.OUT`."""
 
     def unpack(self, folder: Path) -> None:
         """Write the files into a folder. Raises `RunError`."""
@@ -44,10 +45,10 @@ def run_remote_command(
     checkout: bytes | None,
     log: Callable[[str], None],
 ) -> CommandResult:
-    """Run `chunkbench WORDS` on a node of which nothing else is used meanwhile, in a folder that holds `files`.
+    """Run `chunkbench WORDS` on a node that does no other work of this run, in a folder that holds `files`.
 
-    `checkout` is what `packed_checkout` made; `log` receives the lines of its progress. Raises `RunError`
-    if the node is lost. Ctrl-C ends the command.
+    `checkout`: a result of `packed_checkout`. `log` receives the lines of the command's progress. Raises `RunError` if
+    the node is lost. Ctrl-C ends the command.
     """
     ray = cluster.ray
     share = node.resources
@@ -70,7 +71,7 @@ def run_remote_command(
 
 
 def packed_checkout(project: Path, base: str) -> bytes:
-    """A git checkout with its uncommitted and new files, and the commit `base`, so that a node can make them again.
+    """A git checkout with its uncommitted and new files, and the commit `base`, packed so that a node can unpack them.
 
     Nothing is written into the checkout. Raises `RunError` if git cannot read it.
     """

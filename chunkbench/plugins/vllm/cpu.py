@@ -1,10 +1,10 @@
-"""vLLM's attention backend for CPUs with our kernels in it.
+"""vLLM's attention backend for CPUs, with our kernels.
 
-Each layer's K and V stay where vLLM's cache manager puts them. Our kernels lay them out inside a block as they like:
-nobody else reads it on a CPU. Which blocks sequences share stands in vLLM's block tables.
+The K and V of each layer stay in the blocks of vLLM's cache manager. Inside a block they have the layout of our
+kernels, because nothing else reads the block on a CPU. vLLM's block tables say which blocks sequences share.
 
-What the kernels do not do (sliding windows, soft-capping, sinks, ALiBi, quantized caches, encoders) falls back to
-vLLM's own backend, for all layers that share a block table.
+vLLM's own backend computes what the kernels do not support (sliding windows, soft-capping, sinks, ALiBi, quantized
+caches, encoders), for all layers that share a block table.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class ChunkBackend(CPUAttentionBackend):
 
 @dataclass
 class ChunkMetadata(CPUAttentionMetadata):
-    """What a step's layers need; `steps` has planned the step."""
+    """The metadata of a step for its layers. `steps` has planned the step."""
 
     steps: Steps | None = None
 
 
 class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
-    """Finds what sequences share, once a step for all layers with the same block table."""
+    """Finds the blocks that sequences share, once per step for all layers with the same block table."""
 
     def __init__(
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -83,7 +83,7 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         common = common_attn_metadata
         if common.causal is not True:
-            raise NotImplementedError("chunkbench: attention that is not causal; take the plug-in out of VLLM_PLUGINS")
+            raise NotImplementedError("chunkbench: this attention is not causal; take the plug-in out of VLLM_PLUGINS")
         requests = common.num_reqs
         self._steps.plan(
             common.block_table_tensor[:requests].numpy(),
@@ -104,7 +104,7 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
 
 
 class ChunkImpl(CPUAttentionBackendImpl):
-    """The attention of one layer."""
+    """The attention of one layer on a CPU."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -151,6 +151,6 @@ class ChunkImpl(CPUAttentionBackendImpl):
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
             return
         if not kv_cache.is_contiguous():
-            raise NotImplementedError("chunkbench: a K/V cache whose blocks do not lie one after the other")
+            raise NotImplementedError("chunkbench: the blocks of the K/V cache are not contiguous")
         slots = slot_mapping.numpy()
         self.blocks.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots)

@@ -1,4 +1,4 @@
-"""The forest of chunks that block tables describe: sequences that share a prefix have the same leading block ids."""
+"""Makes the forest of chunks from block tables. Sequences that share a prefix have the same leading block ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BlockForest:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self._blocks: Ints = np.empty((0, 0), np.int64)  # of the last step; -1 behind the blocks in use
+        self._blocks: Ints = np.empty((0, 0), np.int64)  # of the last step; -1 after the blocks in use
         self._last_tokens = _NONE
         zero = np.zeros(1, np.int64)
         self._nothing = Plan(block_size, _NONE, zero, _NONE, _NONE, _NONE, _NONE, _NONE, slice(0, 0))
@@ -24,12 +24,12 @@ class BlockForest:
     def plan(self, table: Ints, lengths: Ints) -> Plan:
         """The plan of sequences with block tables `[b, blocks]` and lengths `[b]` in tokens, at least 1 each.
 
-        The same object as last time if no block came or went. Row i is sequence i.
+        Returns the same object as last time if no block came or went. Row i is sequence i.
         """
         if not len(lengths):
             return self._nothing
         used = -(-lengths // self._size)
-        # 64 bits, whatever the table has: ids are multiplied by the bytes of a block.
+        # Always 64 bits, because ids are multiplied by the bytes of a block.
         minus = np.int64(-1)
         blocks = np.where(np.arange(int(used.max())) < used[:, None], table[:, : int(used.max())], minus)
         if not np.array_equal(blocks, self._blocks):
@@ -40,13 +40,13 @@ class BlockForest:
         return self._plan
 
     def _found(self, blocks: Ints, lengths: Ints, used: Ints) -> Plan:
-        """A plan from the tables alone."""
-        # Sorted as bytes, tables with the same first blocks are neighbours; which of them comes first does not matter.
+        """Make a plan from these block tables."""
+        # After sorting as bytes, tables with the same first blocks are neighbours. Their order does not matter.
         keys = np.ascontiguousarray(blocks).view(np.dtype((np.void, blocks.shape[1] * blocks.itemsize)))
         order = np.argsort(keys.ravel(), kind="stable")
         ordered, full = blocks[order], lengths[order] // self._size
         differ = np.column_stack([ordered[1:] != ordered[:-1], np.ones(len(order) - 1, np.bool_)])
-        # Only full blocks are shared: a sequence writes into its last one.
+        # Only full blocks are shared, because a sequence writes into its last block.
         common = np.minimum(differ.argmax(1), np.minimum(full[1:], full[:-1]))
         begins, ends, firsts, counts = (np.array(column, np.int64) for column in _segments(used[order], common))
         return Plan(
@@ -63,23 +63,24 @@ class BlockForest:
 
 
 def _segments(used: Ints, common: Ints) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Segments of sorted tables, parents before children: rows begin .. end - 1; their first block and their blocks.
+    """Segments of sorted tables, parents before children: first row, row after the last, index of the first block,
+    number of blocks.
 
-    used: blocks of each table; common: blocks that it shares with the next one.
+    `used`: number of blocks of each table; `common`: number of blocks that each table shares with the next one.
     """
     lengths, shared_with_next = used.tolist(), [*common.tolist(), 0]
     begins: list[int] = []
     ends: list[int] = []
     firsts: list[int] = []
     counts: list[int] = []
-    waiting = [(0, len(lengths), 0)]  # neighbours, and how many blocks of theirs lie in segments already
+    waiting = [(0, len(lengths), 0)]  # neighbours, and the number of their blocks that are already in segments
     while waiting:
         begin, end, above = waiting.pop()
         first = begin
         for row in range(begin, end):
             if row + 1 < end and shared_with_next[row] > above:
                 continue
-            # Rows first .. row share more blocks than those above; a single row has the rest for itself.
+            # Rows first .. row share more than `above` blocks. A single row has its remaining blocks for itself.
             shared = min(shared_with_next[first:row]) if row > first else lengths[row]
             if shared > above:
                 begins.append(first)

@@ -1,9 +1,10 @@
-"""vLLM's Triton attention for NVIDIA GPUs, with our kernels for the tokens that are decoded.
+"""vLLM's Triton attention for NVIDIA GPUs, with our kernels for decoded tokens.
 
-K and V stay in vLLM's layout: vLLM's own kernels write them, and compute the prompts. So a step that we cannot compute
-is vLLM's own without any copy. Decoding is where shared prefixes are read again and again.
+K and V stay in vLLM's layout, and vLLM's own kernels write them and compute the prompts. So vLLM can compute a step
+that we do not support without any copy. Our kernels compute decoding, because decoding reads shared prefixes at every
+step.
 
-Not measured, and not run on a GPU: it is tested in Triton's interpreter, with vLLM's own classes around it.
+This backend has not been measured and not run on a GPU. It is tested in Triton's interpreter, with vLLM's own classes.
 """
 
 from __future__ import annotations
@@ -47,19 +48,20 @@ class ChunkTritonBackend(TritonAttentionBackend):
 
 @dataclass
 class ChunkTritonMetadata(TritonAttentionMetadata):
-    """What a step's layers need. Rows `0 .. decoding - 1` of the step are ours, those behind them vLLM's."""
+    """The metadata of a step for its layers. Our kernels compute rows `0 .. decoding - 1` of the step, vLLM the rows
+    after them."""
 
     steps: DecodeSteps | None = None
-    """Has planned the decoding rows."""
+    """The object that has planned the decoding rows."""
     decoding: int = 0
     rest: TritonAttentionMetadata | None = None
-    """Of the rows behind; None: there are none."""
+    """Metadata of the rows after the decoding rows; None if there are none."""
 
 
 class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
-    """Finds what decoding sequences share, once a step for all layers with the same block table."""
+    """Finds the blocks that decoding sequences share, once per step for all layers with the same block table."""
 
-    # A captured graph can have decoding rows only: how many rows a prompt has is not known when it is captured.
+    # A captured graph can have only decoding rows, because the number of rows of prompts is unknown at capture.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def __init__(
@@ -95,7 +97,7 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
     ) -> TritonAttentionMetadata:
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         common = common_attn_metadata
-        # Without speculation this is no bound but the length itself.
+        # Without speculation this bound is the length itself.
         known = common.seq_lens_cpu_upper_bound
         if not self._ours or common.causal is not True or common.mm_req_doc_ranges is not None or known is None:
             return metadata
@@ -104,7 +106,7 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
         others = np.flatnonzero((counts != 1) | (lengths == 0))  # prompts, and rows of padding
         decoding = int(others[0]) if len(others) else len(counts)
         steps = self._steps or self._make_steps()
-        # vLLM keeps tables on the device. What came or went can be seen in the whole table only.
+        # vLLM keeps tables on the device, and only the whole table shows which blocks came or went.
         table = common.block_table_tensor[:decoding].cpu().numpy()
         steps.plan(table, lengths[:decoding])
         if self._captured not in (None, steps.generation):
@@ -115,17 +117,19 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
         return ChunkTritonMetadata(**vars(metadata), steps=steps, decoding=decoding, rest=rest)
 
     def _make_steps(self) -> DecodeSteps:
-        """Made at the first step: before, the layers have no K/V cache."""
+        """Make `DecodeSteps` at the first step, because the layers have no K/V cache before."""
         caches = [layer.kv_cache for layer in self._layers]
         if len({cache.stride() for cache in caches}) > 1:
-            raise NotImplementedError("chunkbench: K/V caches of layers lie differently; take it out of VLLM_PLUGINS")
+            raise NotImplementedError(
+                "chunkbench: layers' K/V caches have different strides; take it out of VLLM_PLUGINS"
+            )
         rows = self.vllm_config.scheduler_config.max_num_seqs
         self._steps = DecodeSteps(caches[0], self.num_heads_q, rows, len(caches[0]))
         return self._steps
 
 
 class ChunkTritonImpl(TritonAttentionImpl):
-    """The attention of one layer."""
+    """The attention of one layer on a GPU."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -155,7 +159,7 @@ class ChunkTritonImpl(TritonAttentionImpl):
             return output
         metadata, steps = attn_metadata, attn_metadata.steps
         assert steps is not None
-        # Without prompts, rows of padding are left as they are: a captured graph has as many rows as it may ever get.
+        # Without prompts, rows of padding stay as they are: a captured graph has the largest number of rows.
         rows = metadata.num_actual_tokens if metadata.rest is None else metadata.decoding
         if rows:
             shape = -1, self.num_heads, self.head_size
@@ -166,7 +170,7 @@ class ChunkTritonImpl(TritonAttentionImpl):
 
 
 def _behind(common: CommonAttentionMetadata, decoding: int) -> CommonAttentionMetadata:
-    """The rows of a step behind those that decode, as a step of their own."""
+    """The rows of a step after the decoding rows, as a separate step."""
     return common.replace(
         query_start_loc=common.query_start_loc[decoding:] - decoding,
         query_start_loc_cpu=common.query_start_loc_cpu[decoding:] - decoding,

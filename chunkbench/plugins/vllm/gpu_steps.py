@@ -14,11 +14,11 @@ from chunkbench.plugins.vllm.forest import BlockForest
 
 
 class BlockPlaces:
-    """Where the blocks of a K/V cache of vLLM lie: `Places` for the kernels, with one cache for each layer."""
+    """The places of the blocks of vLLM's K/V caches, one cache for each layer: `Places` for the kernels."""
 
     def __init__(self, cache: torch.Tensor) -> None:
-        """cache `[blocks, kv_heads, tokens, 2 * head_dim]`: of each token its K and then its V. All strides but the
-        last one are free; the caches of all layers must have the same."""
+        """`cache` `[blocks, kv_heads, tokens, 2 * head_dim]`: for each token its K, then its V. All strides except the
+        last are free, but must be the same in the caches of all layers."""
         _, kv_heads, tokens, width = cache.shape
         block_step, head_step, token_step, last = cache.stride()
         self._block_step = block_step * cache.dtype.itemsize // PLACE_BYTES
@@ -34,7 +34,7 @@ class BlockPlaces:
         return self._ends.device
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Places of K and V of blocks, from the first K and the first V."""
+        """Places of K and V of blocks: offsets from the first K and the first V."""
         places = chunks * self._block_step
         return places, places
 
@@ -57,21 +57,21 @@ class BlockPlaces:
 class DecodeSteps:
     """Plans the decoding rows of an engine's steps, and computes their attention in every layer with these blocks.
 
-    A captured CUDA graph of `attend` computes later steps, too, as long as `generation` stays what it was.
+    A captured CUDA graph of `attend` also computes later steps while `generation` stays the same.
     """
 
     def __init__(self, cache: torch.Tensor, heads: int, rows: int, blocks: int, tuning: Tuning | None = None) -> None:
-        """cache: of any layer. heads: query heads. rows, blocks: most rows of a step, and most blocks that they hold
-        (a block that several hold counts once)."""
+        """`cache`: that of any layer. `heads`: number of query heads. `rows`, `blocks`: most rows of a step, and most
+        blocks that these rows hold (a shared block counts once)."""
         places = BlockPlaces(cache)
         self._forest = BlockForest(places.sizes.chunk_size)
         self._kernel = TppTriton(places, heads, tuning=tuning)
-        # A row's own run has room to grow (8 chunks), so few blocks need more entries than there are blocks.
+        # A row's own run has room to grow (8 chunks), so entries are needed for more chunks than there are blocks.
         self._kernel.reserve(rows, max(blocks, 8 * rows))
 
     @property
     def generation(self) -> int:
-        """Changes when captured graphs become invalid."""
+        """A number that changes when captured graphs become invalid."""
         return self._kernel.generation
 
     def plan(self, table: np.ndarray, lengths: Ints) -> None:
@@ -79,8 +79,8 @@ class DecodeSteps:
         self._kernel.plan(self._forest.plan(table, lengths))
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, scale: float) -> None:
-        """Attention of q `[rows, heads, head_dim]` into out, alike, in the layer with this cache.
+        """Attention of q into out, both `[rows, heads, head_dim]`, in the layer with this cache.
 
-        There may be more rows than were planned; these stay as they are in out.
+        q and out may have more rows than were planned. The additional rows of out stay unchanged.
         """
         self._kernel.decode(q, out, cache, scale)

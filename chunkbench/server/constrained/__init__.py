@@ -1,4 +1,4 @@
-"""Answers that follow a regular expression, a JSON schema or a choice: which tokens may come next, and which must."""
+"""Answers that follow a regular expression, a JSON schema or a choice: decides which tokens may or must come next."""
 
 from chunkbench.server.constrained.constraint import Constraint, ConstraintRefused
 from chunkbench.server.constrained.grammars import Grammars

@@ -1,4 +1,4 @@
-"""What an answer has to follow, as clients say it."""
+"""Constraints on answers, in the forms that clients send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 Kind = Literal["regex", "json", "choice"]
 MOST_CHARACTERS = 1 << 16
-"""Of a constraint."""
+"""Most characters of a constraint."""
 
 
 class ConstraintRefused(ValueError):
@@ -19,11 +19,12 @@ class ConstraintRefused(ValueError):
 
 @dataclass(frozen=True)
 class Constraint:
-    """A regular expression; a JSON schema; or the texts of which the answer is one."""
+    """A constraint on an answer: a regular expression, a JSON schema, or a list of texts of which the answer must be
+    one."""
 
     kind: Kind
     text: str
-    """The regular expression; or the schema, or the list of choices, as JSON."""
+    """The regular expression, or JSON of the schema or of the list of choices."""
 
     def __post_init__(self) -> None:
         if len(self.text) > MOST_CHARACTERS:
@@ -36,11 +37,11 @@ class Constraint:
 
     @classmethod
     def of_schema(cls, schema: Any) -> Constraint:
-        """A JSON schema: an object, or true; as text of JSON, too. Raises ConstraintRefused."""
+        """The constraint of a JSON schema: an object or true, also as JSON text. Raises ConstraintRefused."""
         if isinstance(schema, str):
             try:
                 schema = from_json(schema, allow_inf_nan=False)  # with a limit of depth
-            except (TypeError, ValueError) as error:  # TypeError: half a surrogate pair
+            except (TypeError, ValueError) as error:  # TypeError comes from half a surrogate pair
                 raise ConstraintRefused(f"the schema is not JSON: {error}") from None
         if not isinstance(schema, dict | bool):
             raise ConstraintRefused(f"the schema must be an object, not {type(schema).__name__}")
@@ -50,9 +51,9 @@ class Constraint:
     def of_choice(cls, texts: list[str]) -> Constraint:
         """Raises ConstraintRefused."""
         if not texts or not all(texts):
-            raise ConstraintRefused("a choice needs at least one text, and no empty one")
+            raise ConstraintRefused("a choice needs at least one text, and no text may be empty")
         return cls("choice", json.dumps(texts))
 
 
 ANY_OBJECT = Constraint.of_schema({"type": "object"})
-"""A JSON object with any fields."""
+"""The constraint to a JSON object with any fields."""

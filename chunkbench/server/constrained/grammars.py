@@ -1,4 +1,4 @@
-"""Constraints compiled for a tokenizer, each once."""
+"""Compiles constraints for a tokenizer, each constraint once."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from chunkbench.server.constrained.template import Gap, Part, Place, parts
 from chunkbench.server.constrained.vocabulary import Vocabulary, follow_bytes, refusing
 
 MOST_COMPILED = 128
-"""Constraints that are kept; the one that was used longest ago goes first."""
+"""Most compiled constraints that are kept. The least recently used one is dropped first."""
 _MOST_BYTES = 48 << 20
-"""Memory that the kept ones may have taken when they were compiled, first mask included. Usual ones take less than
-1 MiB, `(a{400}){400}` takes 18 MiB."""
+"""Most bytes that all kept constraints took when they were compiled, first mask included. Usual constraints take less
+than 1 MiB, `(a{400}){400}` takes 18 MiB."""
 _LONG_S = 0.1
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-"""JSON without optional whitespace: else nothing of an answer is forced."""
+"""Options for JSON without optional whitespace, because no text is forced if whitespace may follow."""
 _MESSAGE_CHARACTERS = 400
 _MOST_GAPS = 32
-"""Different ones in a template."""
+"""Most different gaps of a template."""
 _FUEL = 100_000
-"""Work that preparing a constraint may take, in llguidance's units. Twenty times as much let `(a{9000}){9000}` take
-330 MiB and 3 s; usual schemas need less than this. A step's work is limited by llguidance's defaults."""
+"""Limit of the work of preparing a constraint, in llguidance's units. Usual schemas need less. With a limit twenty
+times as high, `(a{9000}){9000}` took 330 MiB and 3 s. The work of a step is limited by llguidance's defaults."""
 
 MISSING = "constrained answers need llguidance: pip install 'chunkbench[constrained]'"
 
 Compiled = Callable[[], Matcher]
-"""Makes the state of a new answer."""
+"""A compiled constraint: a function that makes the matcher of a new answer."""
 _KINDS: dict[Method, type[Matcher]] = {
     "mask": Matcher,
-    "interleaved": Matcher,  # where there is no template
+    "interleaved": Matcher,  # if the constraint has no template
     "jump": JumpMatcher,
     "jump-retokenize": RetokenizingMatcher,
     "forced-tokens": ForcedTokensMatcher,
@@ -64,10 +64,11 @@ class Grammars:
         method: Method = "mask",
         most_compiled: int = MOST_COMPILED,
     ) -> None:
-        """`tokenizer`: tokenizer.json as text; `vocabulary`: token ids of the model; `ends`: those that end an answer.
+        """`tokenizer`: text of the tokenizer.json; `vocabulary`: number of token ids of the model; `ends`: ids that end
+        an answer.
 
-        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused for a tokenizer that it
-        cannot read.
+        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused if llguidance cannot read
+        the tokenizer.
         """
         self.vocabulary = Vocabulary.read(tokenizer, vocabulary, ends)
         import llguidance
@@ -79,19 +80,19 @@ class Grammars:
         self._lock = threading.Lock()
 
     def known(self, constraint: Constraint) -> Matcher | None:
-        """A new answer that follows a constraint which was compiled before; else None."""
+        """A matcher of a new answer if the constraint was compiled before; else None."""
         with self._lock:
             compiled = self._compiled.get(constraint)
         return None if compiled is None else compiled()
 
     def matcher(self, constraint: Constraint) -> Matcher:
-        """A new answer that follows the constraint. The first one compiles it. Raises ConstraintRefused."""
+        """A matcher of a new answer. The first call for a constraint compiles it. Raises ConstraintRefused."""
         found = self.known(constraint)
         if found is not None:
             return found
         before, began = bytes_in_use(), time.monotonic()
         compiled = self._compile(constraint)
-        grown = max(0, bytes_in_use() - before)  # llguidance does not say what a constraint takes
+        grown = max(0, bytes_in_use() - before)  # llguidance does not report the memory of a constraint
         with self._lock:
             self._compiled.keep(constraint, compiled, grown)
         if time.monotonic() - began > _LONG_S:  # such work leaves holes of tens of MiB in the heap
@@ -109,9 +110,10 @@ class Grammars:
         return lambda: kind(state.deep_copy(), self.vocabulary)
 
     def _template(self, constraint: Constraint) -> tuple[bytes, list[Gap]]:
-        """The fixed text with which a constraint begins, and the gaps after it. Raises ConstraintRefused."""
+        """The template of a constraint: the fixed text with which it begins, and the gaps after this text. Raises
+        ConstraintRefused."""
         if constraint.kind == "json":
-            raise ConstraintRefused("a schema is no template")
+            raise ConstraintRefused("a schema is not a template")
         found = parts(_regex(constraint)) or [Part(False, "")]
         if not any(part.fixed for part in found):
             logging.getLogger(__name__).info("no text is fixed in %.80s", constraint.text)
@@ -126,7 +128,7 @@ class Grammars:
         ]
 
     def _state(self, constraint: Constraint) -> Any:
-        """An LLMatcher to be copied. Raises ConstraintRefused."""
+        """Compile a constraint to an LLMatcher, which each answer copies. Raises ConstraintRefused."""
         schema = prepared(json.loads(constraint.text)) if constraint.kind == "json" else None
         with refusing("llguidance cannot read it"):  # such as JSON that is too deep
             if schema is None:
@@ -136,23 +138,23 @@ class Grammars:
             state = self._library(self.vocabulary.library, grammar, log_level=0, limits=self._limits)
             first = state.deep_copy()
             if not state.is_error():
-                # All copies share what this takes, so that `matcher` sees it.
+                # All copies share the memory that this call takes, so that `matcher` can measure it.
                 begins = Matcher(first, self.vocabulary).begins
         if not first.is_error():
             if not begins:
-                raise ConstraintRefused("the model has no token with which a text begins that follows it")
+                raise ConstraintRefused("the model has no token with which an answer can begin")
             return state
         error = first.get_error().partition("<state>")[0]
         raise ConstraintRefused(" ".join((error + place_of_keys(error, schema)).split())[:_MESSAGE_CHARACTERS])
 
 
 def _regex(constraint: Constraint) -> str:
-    """A regular expression, or that of a choice."""
+    """The regular expression of a constraint; a choice becomes alternatives."""
     if constraint.kind == "regex":
         return constraint.text
     return "|".join(map(_escaped, json.loads(constraint.text)))
 
 
 def _escaped(text: str) -> str:
-    """An expression that the text alone matches, for all dialects."""
+    """An expression that matches only this text, in all dialects."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)

@@ -1,4 +1,5 @@
-"""The state of one answer that follows a constraint, and what each method writes without the model."""
+"""Matchers: the state of one answer that follows a constraint. Each method has a matcher, which appends text without
+the model."""
 
 from __future__ import annotations
 
@@ -20,38 +21,38 @@ Method = Literal["mask", "interleaved", "jump", "jump-retokenize", "forced-token
 
 @dataclass
 class Work:
-    """What one answer took so far, beside the model. Times in seconds."""
+    """Work for one answer so far, without the model. Times are in seconds."""
 
     sampled: int = 0
     """Tokens that the model chose."""
     pieces: int = 0
-    """Texts that were appended without it."""
+    """Texts that were appended without the model."""
     forced: int = 0
-    """Their tokens."""
+    """Tokens of the texts that were appended without the model."""
     rolled_back: int = 0
-    """Tokens that were taken back, because the text is written otherwise with what follows."""
+    """Tokens that were removed because the answer is written with other tokens once more text follows."""
     mask_s: float = 0.0
     automaton_s: float = 0.0
-    """Following the constraint from token to token."""
+    """Seconds of following the constraint from token to token."""
     retokenize_s: float = 0.0
-    """Tokenising what is appended, or the whole answer."""
+    """Seconds of tokenising the appended text or the whole answer."""
 
     def facts(self, compile_s: float, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """For the log. `compile_s`: how long the request waited for its constraint; `spans`: characters of the answer
-        `[begin, end[` that were appended without the model."""
+        """Facts for the log. `compile_s`: seconds that the request waited for its constraint; `spans`: ranges of
+        characters `[begin, end[` of the answer that were appended without the model."""
         return {**vars(self), "compile_s": compile_s, "spans": spans}
 
 
 class Matcher:
-    """Follows a constraint by masks, and counts what it does. It fulfils `engine.request.Matcher`.
+    """Follows a constraint by masks, and counts its work. It has the interface of `engine.request.Matcher`.
 
-    llguidance judges all methods: it knows the whole answer, and nothing is written that it does not accept.
+    With every method, llguidance knows the whole answer, and only text that llguidance accepts is written.
     """
 
     rewrites = False
 
     def __init__(self, state: Any, vocabulary: Vocabulary) -> None:
-        """`state`: an LLMatcher of this answer alone."""
+        """`state`: an LLMatcher that only this answer uses."""
         self.work = Work()
         self._state = state
         self._vocabulary = vocabulary
@@ -64,22 +65,22 @@ class Matcher:
         self.work.mask_s += perf_counter() - began
 
     def allows(self, token: int) -> bool:
-        """Whether a token may come next. Takes a hundredth of a mask's time. Where a text has no choice, so that its
-        canonical tokens alone may come, the mask says so."""
+        """Whether a token surely may come next. Takes a hundredth of a mask's time. If the next text is forced, so that
+        only its canonical tokens may come, the answer is False and the mask decides."""
         began = perf_counter()
         known = not self._state.compute_ff_tokens() and self._state.validate_tokens([token]) == 1
         self.work.mask_s += perf_counter() - began
         return known
 
     def accept(self, token: int) -> None:
-        """Go on by an allowed token that the model chose."""
+        """Add an allowed token that the model chose."""
         began = perf_counter()
         self._accept(token)
         self.work.sampled += 1
         self.work.automaton_s += perf_counter() - began
 
     def forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        """What follows without the model; see `engine.request.Matcher`."""
+        """Append the text that must follow; see `engine.request.Matcher`."""
         began, retokenized_s = perf_counter(), self.work.retokenize_s
         found = self._forced(answer, most)
         if found is not None:
@@ -96,17 +97,17 @@ class Matcher:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is one that follows the constraint, and nothing may come after it."""
+        """Whether the answer follows the constraint, and no more text may come."""
         if self._state.is_stopped():
-            return not self._state.is_error()  # an error stops it, too
-        # Where an end alone may come, and the model has none, nothing is left to wait for.
+            return not self._state.is_error()  # an error also stops llguidance
+        # If only an end may come, and the model has no token for the end, the answer is complete.
         return self._vocabulary.endless and bool(self._state.is_accepting()) and not self.begins
 
     @property
     def error(self) -> str:
-        """Why no token can come next. Empty if one can."""
+        """Why no token can come next; empty if a token can."""
         error = " ".join(self._state.get_error().partition("<state>")[0].split())
-        return error or "the model has no token that goes on with this text" * self._stuck
+        return error or "the model has no token that can follow this text" * self._stuck
 
     def _allow(self, bits: NDArray[np.int32]) -> None:
         bits[:] = self._mask()
@@ -115,7 +116,7 @@ class Matcher:
         self._stuck = not bits.any()
 
     def _mask(self) -> NDArray[np.int32]:
-        """[word] a bit for each token of the model that may come next."""
+        """`[words]`: a bit for each token of the model that may come next."""
         writable = self._vocabulary.writable
         return np.frombuffer(self._state.compute_bitmask(), np.int32)[: len(writable)] & writable
 
@@ -126,14 +127,14 @@ class Matcher:
         return None
 
     def _write(self, tokens: Sequence[int]) -> bool:
-        """Go on by tokens, if llguidance accepts all of them; else nothing changes."""
+        """Add tokens if llguidance accepts all of them; otherwise change nothing. Returns whether they were added."""
         return self._state.validate_tokens(tokens) == len(tokens) and bool(self._state.consume_tokens(tokens))
 
 
 class ForcedTokensMatcher(Matcher):
-    """Appends tokens that the constraint leaves no choice about, as llguidance finds them.
+    """Appends the forced tokens that llguidance finds.
 
-    The last one of a text stays open where it may merge with what follows.
+    The last token of a forced text is left to the model if it may merge with the text that follows.
     """
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
@@ -144,11 +145,11 @@ class ForcedTokensMatcher(Matcher):
 
 
 class JumpMatcher(Matcher):
-    """Appends the bytes that leave no choice, by their canonical tokens.
+    """Appends forced bytes as their canonical tokens.
 
-    They are a compressed edge of the constraint's automaton over bytes: consecutive edges, each the only one of its
-    state, where the end counts as an edge of a state in which the text may end (SGLang's paper, section 4 and
-    appendix B). llguidance makes this automaton while an answer walks it.
+    Forced bytes are a compressed edge of the constraint's automaton over bytes: consecutive edges, each the only edge
+    of its state. The end counts as an edge of a state in which the text may end (SGLang's paper, section 4 and appendix
+    B). llguidance makes this automaton while an answer walks it.
     """
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
@@ -156,16 +157,16 @@ class JumpMatcher(Matcher):
         return self._append(answer, text) if text else None
 
     def _text(self) -> bytes:
-        """What must follow, as far as there is no choice: whole characters, most often none."""
+        """The text that must follow, in whole characters; usually empty."""
         return whole_characters(self._state.compute_ff_bytes())
 
     def _append(self, answer: Sequence[int], text: bytes) -> Forced | None:
-        """Write a text after the answer, by its canonical tokens."""
+        """Append a text to the answer as its canonical tokens."""
         tokens = self._tokens(text)
         return Forced(len(answer), tokens) if tokens and self._write(tokens) else None
 
     def _tokens(self, text: bytes) -> list[int]:
-        """The canonical tokens of a text; none if they write another one."""
+        """The canonical tokens of a text; empty if these tokens stand for another text."""
         began = perf_counter()
         tokens = self._vocabulary.of_text(text)
         if self._vocabulary.text(tokens) != text:
@@ -196,9 +197,9 @@ class InterleavedMatcher(JumpMatcher):
 
 
 class RetokenizingMatcher(JumpMatcher):
-    """Appends the bytes that leave no choice, and writes the whole answer with the tokens that it then has.
+    """Appends forced bytes, and writes the whole answer again with its canonical tokens.
 
-    The last token stays open where it may merge with what follows.
+    The last token is left to the model if it may merge with the text that follows.
     """
 
     rewrites = True
@@ -209,10 +210,10 @@ class RetokenizingMatcher(JumpMatcher):
             return None
         tokens = self._tokens(self._vocabulary.text(answer) + text)
         last = len(self._vocabulary.text(tokens[-1:]))
-        if not tokens or len(tokens) > most:  # it does not fit in other tokens: what was written stays
+        if not tokens or len(tokens) > most:  # the new tokens do not fit, so the old ones stay
             return self._append(answer, text)
         if last == len(text) and self._longest() > last:
-            return None  # nothing but the last token is new
+            return None  # only the last token is new
         written = answer
         if last < len(text) and self._rewrite(answer, tokens[:-1]):
             written = tokens[:-1]
@@ -225,7 +226,8 @@ class RetokenizingMatcher(JumpMatcher):
         return Forced(kept, tokens[kept:])
 
     def _rewrite(self, old: Sequence[int], new: Sequence[int]) -> bool:
-        """Put other tokens in the place of those of an answer, if llguidance accepts them; else nothing changes."""
+        """Replace the tokens of an answer if llguidance accepts the new ones; otherwise change nothing. Returns whether
+        they were replaced."""
         common = alike(old, new)
         if common < len(old):
             self._state.rollback(len(old) - common)

@@ -1,4 +1,4 @@
-"""What was used last is kept."""
+"""A cache that keeps the most recently used entries."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """At most `most` entries, which weigh at most `heaviest` in all: the one that was used longest ago goes first.
+    """At most `most` entries with a total weight of at most `heaviest`. The least recently used entry is dropped first.
 
-    An entry that alone weighs more is not kept.
+    An entry that weighs more than `heaviest` is not kept.
     """
 
     def __init__(self, most: int, heaviest: float = inf) -> None:
@@ -23,7 +23,7 @@ class Recent(Generic[K, V]):
         self._weight = 0.0
 
     def get(self, key: K) -> V | None:
-        """An entry, which counts as used now; None if it is not there."""
+        """An entry, which then counts as used now; None if it is not kept."""
         found = self._entries.get(key)
         if found is None:
             return None
@@ -31,7 +31,7 @@ class Recent(Generic[K, V]):
         return found[0]
 
     def keep(self, key: K, value: V, weight: float = 0.0) -> None:
-        """Remember an entry."""
+        """Keep an entry, and drop others if necessary."""
         _, before = self._entries.pop(key, (None, 0.0))
         if weight > self._heaviest:
             self._weight -= before

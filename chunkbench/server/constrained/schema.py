@@ -1,4 +1,5 @@
-"""JSON schemas as trees of subschemas: what llguidance would refuse without need, and where it refuses something."""
+"""Prepares JSON schemas for llguidance: removes parts that it would refuse without need, and finds the parts that it
+refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
-"""Formats that llguidance knows. To JSON Schema any other one is a note that says nothing about values."""
+"""Formats that llguidance knows. In JSON Schema any other format is a note that does not limit values."""
 _ONE = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
@@ -38,8 +39,8 @@ def _subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, dict[str, A
 
 
 def prepared(schema: Any) -> Any:
-    """The schema, changed in place, as llguidance can follow it: formats that say nothing about values are gone, and
-    patterns allow no backspace."""
+    """The schema, changed in place so that llguidance can follow it: without formats that do not limit values, and with
+    patterns that do not allow a backspace."""
     for _, part in _subschemas(schema):
         if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
             del part["format"]
@@ -52,16 +53,17 @@ def prepared(schema: Any) -> Any:
 
 
 def _without_backspace(pattern: str) -> str:
-    """A pattern whose classes of excluded characters, and ranges from U+0000 on, lack U+0008.
+    """The pattern without U+0008 in ranges from U+0000 on and in the characters that classes like `[^a]` allow.
 
-    With it llguidance 1.9.1 lets such a class have a quote and a backslash, too, whatever else it excludes.
+    If such a class allows U+0008, llguidance 1.9.1 also allows a quote and a backslash, whatever else the class
+    excludes.
     """
     pattern = re.sub(r"(\\[^xu])|\[\^(?!\])", lambda found: found[1] or r"[^\x08", pattern)
     return re.sub(r"\\(?:x00|u0000)-(?!\\(?:x|u00)0[0-8])", r"\\x00-\\x07\\x09-", pattern)
 
 
 def place_of_keys(error: str, schema: Any) -> str:
-    """Where the keywords stand that an error of llguidance lists; empty if it lists none."""
+    """The places of the keywords that an error of llguidance lists; empty if the error lists none."""
     listed = re.search(r"Unimplemented keys: \[(.*)\]", error)
     keys = set(re.findall(r'"(.*?)"', listed[1])) if listed else set[str]()
     places = [path for path, part in _subschemas(schema) if keys & part.keys()]

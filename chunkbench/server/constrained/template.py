@@ -18,13 +18,14 @@ class Part(NamedTuple):
     """A part of a concatenation."""
 
     fixed: bool
-    """Whether it is a fixed text; else a gap."""
+    """Whether the part is a fixed text; else it is a gap."""
     text: str
     """The fixed text, or the gap's regular expression."""
 
 
 def parts(regex: str) -> list[Part]:
-    """The parts whose concatenation the expression is. One gap if it is none, or where flags may change its letters."""
+    """The parts whose concatenation is the expression. One gap if the expression is not a concatenation, or if flags
+    may change its letters."""
     atoms, place = [], 0
     while place < len(regex):
         begin = place
@@ -44,11 +45,11 @@ def parts(regex: str) -> list[Part]:
 
 
 def _end_of_atom(regex: str, place: int) -> int:
-    """Where the atom ends that begins here: an escape, a class, a group, or one character."""
+    """The end of the atom (an escape, a class, a group, or one character) that begins at `place`."""
     depth = 0
     while True:
         atom = _ATOM.match(regex, place)
-        assert atom is not None  # it takes any character
+        assert atom is not None  # the expression matches any character
         depth += {"(": 1, ")": -1}.get(atom.group(), 0)
         place = atom.end()
         if depth <= 0 or place == len(regex):
@@ -59,20 +60,22 @@ class Gap(NamedTuple):
     """A gap, and the fixed text after it."""
 
     state: Any
-    """An LLMatcher of bytes, to be copied: it follows the gap and the first character of the text."""
+    """An LLMatcher of bytes, of which each answer uses a copy. It follows the gap and the first character of the
+    text."""
     text: bytes
     """The fixed text without its first character."""
     last: bool
-    """Whether no fixed text follows: the gap goes on to the end."""
+    """Whether no fixed text follows, so that the gap lasts to the end."""
 
 
 class Place:
-    """Where a text is in a template. A gap ends with the first character of the next fixed text, where it may end."""
+    """The place of an answer in a template. A gap ends at the first place where it may end and the first character of
+    the next fixed text follows."""
 
     def __init__(self, begin: bytes, gaps: Sequence[Gap]) -> None:
         """`begin`: the fixed text before the first gap."""
         self.rest = begin
-        """What remains of the fixed text that the place is in; empty inside a gap."""
+        """The rest of the present fixed text; empty inside a gap."""
         self._gaps = list(gaps)
         self._begin_gap()
 
@@ -80,7 +83,7 @@ class Place:
         self._gap = self._gaps[0].state.deep_copy() if self._gaps else None
 
     def walk(self, text: bytes) -> None:
-        """Go on by a text. Where it leaves the template, nothing is fixed any more."""
+        """Move on by a text. After a text that leaves the template, no text is fixed any more."""
         for byte in text:
             if self.rest:
                 fixed, self.rest = self.rest[0], self.rest[1:]

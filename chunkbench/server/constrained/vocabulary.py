@@ -1,4 +1,4 @@
-"""The tokens of a model, as far as they write texts letter for letter; and single bytes as tokens."""
+"""The tokens of a model, in a form that keeps every letter of a text; and single bytes as tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACES = (
     {"type": "Prepend", "prepend": "\u2581"},
     {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
 )
-"""Normalizers that lose nothing: SentencePiece's way to write a space."""
+"""Normalizers that lose no letter: they write a space in the way of SentencePiece."""
 
 _END = {
     "content": "<|the end of an answer|>",
@@ -34,18 +34,19 @@ class Vocabulary:
     library: Any
     """An LLTokenizer."""
     lengths: NDArray[np.int32]
-    """[token] bytes of its text; 0 for special ones."""
+    """`[tokens]`: bytes of each token's text; 0 for special tokens."""
     writable: NDArray[np.int32]
-    """[word] a bit for each token that the model has, as in a mask."""
+    """`[words]`: a bit for each token that the model has, as in a mask."""
     endless: bool
     """Whether the model has no token that ends an answer."""
 
     @classmethod
     def read(cls, tokenizer: str, size: int, ends: Collection[int]) -> Vocabulary:
-        """`tokenizer`: tokenizer.json as text. `size`: token ids that the model has. `ends`: those that end an answer.
+        """`tokenizer`: text of the tokenizer.json. `size`: number of token ids of the model. `ends`: ids that end an
+        answer.
 
-        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused for a tokenizer that it
-        cannot read.
+        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused if llguidance cannot read
+        the tokenizer.
         """
         import llguidance
 
@@ -68,12 +69,12 @@ class Vocabulary:
         return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32), not known)
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """Without special tokens."""
+        """The text of tokens, without special tokens."""
         text: bytes = self.library.decode_bytes([token for token in tokens if self.lengths[token]])
         return text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text, with U+FFFD for bytes that are no characters."""
+        """The text of tokens, with U+FFFD for bytes that are not characters."""
         return self.text(tokens).decode(errors="replace")
 
     def of_text(self, text: bytes) -> list[int]:
@@ -84,7 +85,8 @@ class Vocabulary:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn errors of llguidance into ConstraintRefused that begins with `what`. Its panics are no `Exception`."""
+    """Turn errors of llguidance into a ConstraintRefused whose message begins with `what`; also panics, which are not
+    an `Exception`."""
     try:
         yield
     except BaseException as error:
@@ -94,9 +96,9 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def _writing(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
-    """A tokenizer.json that keeps each letter of a text, and has no tokens that the model lacks.
+    """A tokenizer.json that keeps each letter of a text, and has only tokens of the model.
 
-    A tokenizer that normalises texts (NFC, lower case) has no tokens for some of them, but the model can write them.
+    A tokenizer that normalises texts (NFC, lower case) has no tokens for some texts that the model can write.
     """
     lost = dict.fromkeys(("truncation", "padding", "post_processor"))
     added = [token for token in tokenizer.get("added_tokens") or () if token["id"] < size]
@@ -105,7 +107,7 @@ def _writing(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 def _ids(tokenizer: dict[str, Any]) -> list[int]:
-    """Of all tokens of a tokenizer.json."""
+    """Ids of all tokens of a tokenizer.json."""
     vocabulary = tokenizer["model"]["vocab"]
     own = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
     return [*own, *(token["id"] for token in tokenizer["added_tokens"])]
@@ -124,7 +126,7 @@ def _within(model: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 def _lossless(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What of a normalizer only writes spaces otherwise."""
+    """The parts of a normalizer that only change how spaces are written."""
     if normalizer is not None and normalizer["type"] == "Sequence":
         return {**normalizer, "normalizers": [part for part in map(_lossless, normalizer["normalizers"]) if part]}
     return normalizer if normalizer in _SPACES else None
@@ -150,7 +152,7 @@ def _byte_tokens() -> Any:
 
 
 def follow_bytes(regex: str, limits: Any = None) -> Any:
-    """An LLMatcher whose tokens are the bytes of a text that follows an expression. Raises ConstraintRefused,
+    """An LLMatcher for texts that follow an expression; its tokens are bytes. Raises ConstraintRefused,
     ModuleNotFoundError without llguidance."""
     import llguidance
 
@@ -162,7 +164,8 @@ def follow_bytes(regex: str, limits: Any = None) -> Any:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """The characters at the begin of a text that is cut anywhere; empty if it begins inside one."""
+    """The whole characters at the beginning of bytes that may be cut anywhere; empty if the bytes begin inside a
+    character."""
     if text and 0x80 <= text[0] < 0xC0:
         return b""
-    return text.decode(errors="ignore").encode()  # the last character may have begun only
+    return text.decode(errors="ignore").encode()  # the last character may be incomplete

@@ -1,4 +1,4 @@
-"""The engine: iteration-level batching of any decoder-only model of transformers over the prefix-aware cache."""
+"""The engine: iteration-level batching of any decoder-only model of transformers, with the prefix-aware cache."""
 
 from chunkbench.server.engine.engine import Engine, EngineOptions, StepReport
 from chunkbench.server.engine.errors import EngineError, ModelError, RequestFailed, RequestRefused

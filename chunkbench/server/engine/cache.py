@@ -1,4 +1,5 @@
-"""The engine's cache as a scheduler sees it: sequences are allocated, extended and freed, and their tensors follow."""
+"""The engine's cache with the interface of a cache manager. A scheduler allocates, extends and frees sequences; the
+cache also selects their tensors for the step."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ class _Live:
     """A sequence in the cache."""
 
     handle: int
-    """Its id there."""
+    """Id of the sequence in the cache of tensors."""
     text: Text
     reached: int = 0
-    """Leading tokens that were selected."""
+    """Number of leading tokens that were selected for a step so far."""
 
 
 class Stopwatch:
@@ -36,20 +37,20 @@ class Stopwatch:
 
 
 class EngineCache(Manager):
-    """The cache manager over the tensors of all layers.
+    """A cache manager with the tensors of all layers.
 
-    What gets a slot is selected for the next step, too: `plan` ends the choice.
+    Tokens that get a slot are also selected for the next step; `plan` ends the selection.
 
-    `tree` measures the bookkeeping of prefixes: to match prompts; to join, evictions included; to ask how far K and V
-    of a prompt are written; to append tokens, with the collection of their ids and evictions; to leave, and to keep
-    chunks for later. With window heads, also what these give up. Not in it: to select the rows of a step, the plan, K
+    `tree` measures the bookkeeping of prefixes: matching prompts; joins, evictions included; finding how far K and V of
+    a prompt are written; appending tokens, with the collection of their ids and evictions; leaving, and keeping chunks
+    for later; with window heads, also dropping chunks. It does not contain: selecting the rows of a step, the plan, K
     and V, and cuts of constrained answers, which may copy K and V.
     """
 
     _live: LiveSequences[_Live]
 
     def __init__(self, attention: RaggedChunkAttention, max_tokens: int) -> None:
-        """`max_tokens`: tokens whose K and V fit."""
+        """`max_tokens`: number of tokens for whose K and V there is memory."""
         super().__init__(max_tokens, attention.chunk_size)
         self._attention = attention
         self.tree = Stopwatch()
@@ -59,7 +60,7 @@ class EngineCache(Manager):
         return self._attention.live_chunks * self.block_tokens
 
     def plan(self) -> None:
-        """Plan the step of everything that was selected."""
+        """Plan a step with all tokens that were selected."""
         self._attention.plan_selected()
 
     def cached(self, text: Text) -> int:
@@ -83,7 +84,7 @@ class EngineCache(Manager):
         return max(member.reached, written)
 
     def extend(self, sequence: int, tokens: int) -> bool:
-        # The chunks are there since the allocation.
+        # The sequence has had these chunks since the allocation.
         member = self._live[sequence]
         first = min(self.computed_tokens(sequence), tokens - 1)
         self._attention.select(member.handle, first, tokens - first)
@@ -115,8 +116,8 @@ class EngineCache(Manager):
         return True
 
     def truncate(self, sequence: int, tokens: int) -> None:
-        """Keep K and V of the first `tokens` tokens of a sequence. Raises PoolExhausted if it must copy a chunk that it
-        shares, and there is no room, or if window heads lost what is then its last chunk."""
+        """Keep K and V of the first `tokens` tokens of a sequence. Raises PoolExhausted if a shared chunk must be
+        copied and there is no room, or if window heads lost the new last chunk."""
         member = self._live[sequence]
         try:
             self._attention.truncate(member.handle, tokens)
@@ -125,18 +126,19 @@ class EngineCache(Manager):
         member.reached = min(member.reached, tokens)
 
     def undo(self) -> None:
-        """The planned step could not be computed: what it would have written is not there."""
+        """Declare that the planned step could not be computed, so that its K and V are not written."""
         self._attention.undo_planned()
 
     def select_again(self, sequence: int, tokens: int) -> int:
-        """After `undo`: select what is missing of the first `tokens` tokens. Returns the first that is computed."""
+        """After `undo`: select the missing ones of the first `tokens` tokens again. Returns the position of the first
+        selected token."""
         self._live[sequence].reached = 0
         first = min(self.computed_tokens(sequence), tokens - 1)
         self.extend(sequence, tokens)
         return first
 
     def forget(self, sequence: int) -> None:
-        """A sequence failed: nothing of it is kept for later ones."""
+        """Declare that a sequence failed, so that none of its chunks is kept for later sequences."""
         self._attention.forget(self._live[sequence].handle)
 
     def free(self, sequence: int) -> None:

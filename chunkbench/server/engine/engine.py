@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one step at a time."""
+"""The engine: takes requests and computes tokens of their answers, one step at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
 
 _LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
-"""After this error a GPU computes nothing any more, for nobody."""
+"""Errors after which the GPU cannot be used by this process any more."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class EngineOptions:
     max_batch: int = 32
     """Most sequences of a step (the paper's value)."""
     prompt_budget: int = 2048
-    """Most prompt tokens of a step, beside the decoding sequences."""
+    """Most prompt tokens of a step, in addition to the tokens of decoding sequences."""
     kv_bytes: int = 1 << 30
-    """Bytes of K and V, all layers. The engine takes them at its start."""
+    """Bytes for K and V of all layers. The engine allocates this memory at its start."""
     chunk_size: int = 64
     attention: Attention = "two-phase"
     """two-phase: the prefix-aware cache with the two-phase partition kernel; sequence-first: the same cache, but every
-    sequence reads its shared chunks by itself; no-sharing: every sequence has chunks of its own."""
+    sequence reads its shared chunks by itself; no-sharing: every sequence has its own chunks."""
     cache: Cache = "live"
-    """live: chunks are free when the last sequence that covers them ends (the paper's cache); radix: they stay for
-    later requests until their memory is needed, least recently used first (RadixAttention)."""
+    """live: chunks are freed when the last sequence that covers them ends (the paper's cache); radix: chunks stay for
+    later requests until their memory is needed, and the least recently used are freed first (RadixAttention)."""
     schedule: Schedule = "fcfs"
     """Order of the queue. fcfs: by arrival; prefix: longest cached prefix first."""
     policy: HeadPolicy | None = None
-    """Which KV heads keep a window only; None: all keep everything."""
+    """Policy that says which KV heads keep only a window; None: all heads keep everything."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
@@ -60,7 +60,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. Times in seconds."""
+    """A report of one step. Times are in seconds."""
 
     generated: tuple[Generated, ...]
     batch: int
@@ -68,11 +68,11 @@ class StepReport:
     prompt_tokens: int
     preempted: int
     schedule_s: float
-    """Scheduling, tree and plan."""
+    """Seconds of scheduling, tree and plan."""
     forward_s: float
     sample_s: float
     tree_s: float
-    """What of these was the bookkeeping of prefixes: `EngineCache.tree`."""
+    """The part of `schedule_s` that was bookkeeping of prefixes: see `EngineCache`."""
     kv_bytes: int
     """Bytes of the chunks that live sequences cover during the step."""
     arrived: int
@@ -82,20 +82,20 @@ class StepReport:
 
     @property
     def seconds(self) -> float:
-        """Time of the whole step."""
+        """Seconds of the whole step."""
         return self.schedule_s + self.forward_s + self.sample_s
 
     @property
     def overhead_s(self) -> float:
-        """The engine's own cost: everything but the model."""
+        """Seconds of the step without the model: the engine's own cost."""
         return self.schedule_s + self.sample_s
 
 
 class Engine:
-    """Answers requests over one prefix-aware cache for all layers. Not safe for several threads.
+    """Answers requests with one prefix-aware cache for all layers. Not safe for several threads.
 
-    Nobody says what prompts share: the cache finds it by token ids (section 3.1 of the paper). Only the part of a
-    prompt that is not cached is computed.
+    The cache finds shared prefixes by token ids; clients need not name them (section 3.1 of the paper). Only the part
+    of a prompt that is not cached is computed.
     """
 
     def __init__(self, model: Model, options: EngineOptions | None = None) -> None:
@@ -103,7 +103,7 @@ class Engine:
         self.model = model
         self.options = options = options or EngineOptions()
         self.max_tokens = options.kv_bytes // (model.token_bytes * options.chunk_size) * options.chunk_size
-        """Tokens whose K and V fit."""
+        """Number of tokens for whose K and V there is memory."""
         if self.max_tokens == 0:
             least = model.token_bytes * options.chunk_size
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
@@ -129,7 +129,7 @@ class Engine:
         self._scheduler: Scheduler[Sequence] = Scheduler(self._cache, rules)
         self._arrivals = 0
         self._early: list[Generated] = []
-        """Tokens with which answers of new requests begin without the model."""
+        """Forced tokens with which answers of new requests begin, without the model."""
         self.peak_kv_bytes = 0
         self.peak_batch = 0
 
@@ -150,12 +150,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Sequences that hold chunks."""
+        """Number of sequences that hold chunks."""
         return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._scheduler.waiting)
 
     @property
@@ -170,7 +170,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused."""
         self.check(request)
-        # A constraint allows an end of the text where the answer is whole, and nothing may follow it.
+        # A constraint decides itself when the answer is complete.
         goes_on = request.ignore_eos and request.matcher is None
         ends = request.stop_ids | (frozenset() if goes_on else self.model.eos_ids)
         sequence = Sequence(self._arrivals, request, list(request.prompt), ends)
@@ -181,19 +181,19 @@ class Engine:
             self._scheduler.add(sequence)
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Forget requests whose clients went away; their chunks are free for the next step.
+        """Drop requests whose clients disconnected. Their chunks are free for the next step.
 
-        Unknown ids are ignored: their answers may have just ended.
+        Unknown ids are ignored, because their answers may have just ended.
         """
         gone = set(ids)
         members = (*self._scheduler.running, *self._scheduler.waiting)
         self._scheduler.drop([sequence for sequence in members if sequence.request.id in gone])
 
     def step(self) -> StepReport:
-        """Compute one token of every running sequence, and a part of the waiting prompts.
+        """Run a step: compute one token of every decoding sequence, and parts of prompts.
 
-        A request whose tokens cannot be computed, or whose logits choose no token, fails alone. Raises what ends the
-        engine: a lost GPU, or an error of its own.
+        If the tokens of a request cannot be computed, or its logits give no token, only this request fails. Raises
+        errors that end the engine: a lost GPU, or a fault of the engine.
         """
         started, tree_s = perf_counter(), self._cache.tree.seconds
         step = self._scheduler.schedule()
@@ -229,9 +229,10 @@ class Engine:
         )
 
     def _outcomes(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, int | RequestFailed]]:
-        """Compute planned pieces: the next token of each sequence whose last token is among them, or why it has none.
+        """Compute planned pieces. Returns, for each sequence whose last token is among them, the next token or why
+        there is none.
 
-        After an exception the halves are computed apart, down to the pieces that raise it alone.
+        After an exception, computes the two halves separately, and so on, until only the pieces that cause it fail.
         """
         try:
             return self._compute(pieces)
@@ -247,7 +248,7 @@ class Engine:
         middle = len(pieces) // 2
         outcomes = []
         for half in (pieces[:middle], pieces[middle:]):
-            # A piece may have relied on chunks that another one was to write.
+            # A piece may need chunks that another piece should have written.
             ends = [(entry, first + tokens) for entry, first, tokens in half]
             firsts = [self._cache.select_again(entry.arrival, end) for entry, end in ends]
             self._cache.plan()
@@ -279,7 +280,8 @@ class Engine:
         )
 
     def _take(self, sequence: Sequence, token: int) -> list[Generated]:
-        """Add a token to a sequence, and what its constraint forces; the sequence ends if one was the last."""
+        """Add a token to a sequence, and the tokens that its constraint forces after it. The sequence ends after its
+        last token."""
         matcher = sequence.request.matcher
         sequence.tokens.append(token)
         if matcher is not None and token not in sequence.ends:
@@ -292,7 +294,8 @@ class Engine:
         return generated
 
     def _forced(self, sequence: Sequence) -> list[Generated]:
-        """Write what the constraint of a sequence forces, up to `max_tokens` or a token that ends the answer."""
+        """Append the tokens that the constraint of a sequence forces, up to `max_tokens` or a token that ends the
+        answer."""
         request = sequence.request
         if request.matcher is None:
             return []
@@ -320,7 +323,8 @@ class Engine:
 
     @staticmethod
     def _finish(sequence: Sequence, followed: bool = True) -> Finish | None:
-        """Why the answer ends with its last token; None if it goes on. `followed`: the matcher is not further."""
+        """Why the answer ends with its last token; None if it continues. `followed`: whether the matcher has no more
+        tokens than the answer."""
         request = sequence.request
         complete = followed and request.matcher is not None and request.matcher.complete
         if sequence.tokens[-1] in sequence.ends or complete:
@@ -329,7 +333,7 @@ class Engine:
 
 
 def _sampled(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence]]:
-    """The rows of a step whose logits choose the next token of a sequence."""
+    """Indices of the rows of a step whose logits choose the next token of a sequence."""
     rows, row = [], 0
     for piece in pieces:
         row += piece.tokens

@@ -12,19 +12,19 @@ class ModelError(EngineError, ValueError):
 
 
 class RequestRefused(EngineError, ValueError):
-    """A request that the engine can never answer: too long, empty, or with a field out of range."""
+    """The engine can never answer this request: it is too long or empty, or a field is out of range."""
 
     def __init__(self, message: str, field: str = "prompt") -> None:
-        """`field`: what of the request is wrong, by its name in OpenAI's API."""
+        """`field`: the wrong field of the request, by its name in OpenAI's API."""
         super().__init__(message)
         self.field = field
 
 
 class RequestFailed(EngineError):
-    """The engine could not go on with a request. It goes on with the others."""
+    """The engine could not continue a request. It continues the others."""
 
     def __init__(self, request: str, message: str, asked: bool = False) -> None:
-        """`asked`: the cause is what the client asked for, and no fault of the engine."""
+        """`asked`: whether the cause is the client's request, not a fault of the engine."""
         super().__init__(message)
         self.request = request
         self.asked = asked

@@ -1,7 +1,7 @@
 """The forward pass of the Llama family on a CPU: the model's weights, packed, and native loops between the attentions.
 
-A decode step of a small model in transformers is hundreds of small operations, each of which takes longer to call than
-to compute. Here a layer is two native calls beside its attention.
+In transformers, a decode step of a small model has hundreds of small operations, and each takes longer to call than to
+compute. In this module a layer is two native calls and its attention.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
-    """Replace the linear layers of a model that `LlamaForward` does not compute, where the kernels take their weights.
+    """In a model that `LlamaForward` does not support, replace the linear layers whose weights the kernels support.
 
     The model keeps no other copy of them.
     """
@@ -62,7 +62,7 @@ class LlamaForward:
     """Weights and buffers of a model. The residual stream is float32 in every dtype."""
 
     def __init__(self, module: Any) -> None:
-        """`module`: a model of transformers for which `fits`. Its layers lose their weights."""
+        """`module`: a model of transformers for which `fits` is true. Its layers lose their weights."""
         config, model = module.config, module.model
         self._native, self._dtype = required(), module.dtype
         attention = model.layers[0].self_attn
@@ -87,7 +87,7 @@ class LlamaForward:
         ]
         norms = [norm.weight.detach().float() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         self._kept += [weights, norms]
-        for part in layer.modules():  # one layer after the other, so that the model is never there twice
+        for part in layer.modules():  # one layer after the other, so that memory never holds the model twice
             if isinstance(part, torch.nn.Linear):
                 part.register_parameter("weight", None)
         shape = self._epsilon, self._heads, self._kv_heads, self._d
@@ -96,7 +96,8 @@ class LlamaForward:
     def logits(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
     ) -> torch.Tensor:
-        """Logits `[len(rows), vocabulary]`, float32, of some rows of a step. `attention` has planned these tokens."""
+        """Logits `[len(rows), vocabulary]`, float32, of some rows of a step. `attention` must have planned the tokens
+        of the step."""
         count, threads = len(tokens), torch.get_num_threads()
         buffers = self._space(count)
         hidden, q, k, v, attended = (buffers[name][:count] for name in ("hidden", "q", "k", "v", "attended"))
@@ -119,7 +120,7 @@ class LlamaForward:
         return self._head(normed)
 
     def _space(self, rows: int) -> dict[str, torch.Tensor]:
-        """Buffers for a step of so many rows."""
+        """Buffers for a step of `rows` rows."""
         if rows > self._rows:
             self._rows = rows
             q, kv = (self._heads, self._d), (self._kv_heads, self._d)

@@ -1,4 +1,4 @@
-"""A decoder-only model of transformers whose attention is ours."""
+"""A decoder-only model of transformers that computes attention with our kernels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ except ModuleNotFoundError as error:
 transformers.utils.logging.disable_progress_bar()
 
 INTERFACE = "chunkbench"
-"""Our name in transformers' table of attention functions."""
+"""Name of our function in transformers' table of attention functions."""
 _REFUSED = {"sliding_window": "a sliding window", "softcap": "soft-capping of scores", "s_aux": "attention sinks"}
 
 
 class ModelNumbers:
-    """What a causal language model of transformers says of itself."""
+    """The numbers of a causal language model of transformers, read from its configuration."""
 
     def __init__(self, module: Any) -> None:
         config = module.config
@@ -46,11 +46,11 @@ class ModelNumbers:
         eos = module.generation_config.eos_token_id
         ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
         if not all(type(one) is int for one in ids):
-            raise ModelError(f"the model's eos_token_id is {eos!r:.80}: no token id, and no list of them")
+            raise ModelError(f"the model's eos_token_id is {eos!r:.80}, not a token id or a list of token ids")
         self.eos_ids = frozenset(ids)
         """End-of-sequence ids, as transformers' `generate` knows them."""
         self.weights: str = getattr(config, WEIGHTS, "")
-        """What a reader must know of them beside their dtype; empty: nothing."""
+        """Notes on the weights, besides their dtype, that a reader needs to know; empty if there are none."""
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
 
@@ -60,7 +60,7 @@ class ModelNumbers:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def facts(self) -> dict[str, Any]:
-        """What identifies the model in a measurement."""
+        """Facts that identify the model in a measurement."""
         return {
             "kv_bytes_per_token": self.token_bytes,
             "layers": self.layers,
@@ -70,10 +70,10 @@ class ModelNumbers:
 
 
 class Model(ModelNumbers):
-    """Weights and forward pass."""
+    """A model's weights and forward pass."""
 
     def __init__(self, module: Any) -> None:
-        """`module`: from `load_module` or `random_module`, on its device. Raises ModelError."""
+        """`module`: a model from `load_module` or `random_module`, on its device. Raises ModelError."""
         super().__init__(module)
         refuse_other_attention(module.config)
         self._llama = LlamaForward(module) if fits(module) else None
@@ -89,7 +89,8 @@ class Model(ModelNumbers):
     def logits(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
     ) -> torch.Tensor:
-        """Logits `[len(rows), vocabulary]` of some rows of a step. `attention` has planned these tokens."""
+        """Logits `[len(rows), vocabulary]` of some rows of a step. `attention` must have planned the tokens of the
+        step."""
         if self._llama is not None:
             return self._llama.logits(tokens, positions, rows, attention)
         output = self._module(
@@ -106,7 +107,7 @@ class Model(ModelNumbers):
 def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:
     """A causal language model of transformers from a local checkpoint. Raises ModelError."""
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: no checkpoint: it has no config.json")
+        raise ModelError(f"{folder}: not a checkpoint, because it has no config.json")
     with reading_with_transformers(folder):
         module, found = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -116,14 +117,14 @@ def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) ->
             trust_remote_code=False,
             output_loading_info=True,
         )
-    if missing := sorted(found["missing_keys"]):  # transformers draws these at random, with a warning
+    if missing := sorted(found["missing_keys"]):  # transformers draws missing weights at random, with a warning
         raise ModelError(f"{folder}: {len(missing)} of the model's weights are missing, such as {missing[0]}")
     return module
 
 
 @contextlib.contextmanager
 def reading_with_transformers(path: Path | str) -> Iterator[None]:
-    """Any exception becomes a ModelError: what transformers raises for damaged files has no common class."""
+    """Turn any exception into a ModelError, because transformers' exceptions for damaged files have no common class."""
     try:
         yield
     except Exception as error:
@@ -131,10 +132,10 @@ def reading_with_transformers(path: Path | str) -> Iterator[None]:
 
 
 def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, seed: int = 0) -> Any:
-    """A causal language model of transformers with random weights: as fast as trained ones, and without meaning. The
-    same seed gives the same weights for every attention."""
+    """A causal language model of transformers with random weights: as fast as a trained model, but its answers have no
+    meaning. The same seed gives the same weights for every attention."""
     torch.manual_seed(seed)
-    setattr(config, WEIGHTS, "")  # it tells of the weights of a checkpoint
+    setattr(config, WEIGHTS, "")  # this key describes the weights of a checkpoint
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
 
 
@@ -187,7 +188,7 @@ def _attend(
             raise ModelError(f"this model's attention has {what} ({argument}); the engine computes full attention only")
     layer = module.layer_idx
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    usual = chunk_attention.head_dim**-0.5  # the kernels' own scale
+    usual = chunk_attention.head_dim**-0.5  # the kernels always use this scale
     if scaling is not None and abs(scaling / usual - 1) > 1e-6:
         q = q * (scaling / usual)
     chunk_attention.write_selected(layer, k, v)

@@ -19,21 +19,21 @@ from chunkbench.server.scheduling import Entry
 Finish = Literal["length", "stop"]
 
 COLD = 1e-5
-"""Below this temperature only the largest logit has a probability that counts, as in vLLM."""
+"""Below this temperature the token with the largest logit is always chosen, as in vLLM."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. `temperature=0`: always the token with the largest logit (greedy)."""
+    """How tokens are chosen. With `temperature=0`, always the token with the largest logit (greedy)."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     """Choose among the most probable tokens whose probabilities add up to this."""
     seed: int | None = None
-    """Same seed, same draws, whatever the other requests of a step are; None: a new seed. -2**63 to 2**64 - 1. In
-    bfloat16 the other requests change how logits round, and so, now and then, a token."""
+    """Seed, from -2**63 to 2**64 - 1; None: a new seed. The same seed gives the same draws, whatever other requests a
+    step has. But in bfloat16 other requests change how logits are rounded, and so sometimes a token."""
     top_k: int = 0
-    """Choose among so many of the most probable tokens, before top_p. 0: all; -1 means the same in vLLM."""
+    """Choose among this number of the most probable tokens, before top_p. 0: all tokens (-1 in vLLM)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 100:
@@ -47,49 +47,49 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether always the token with the largest logit is chosen."""
+        """Whether the token with the largest logit is always chosen."""
         return self.temperature < COLD or self.top_k == 1
 
 
 class Forced(NamedTuple):
-    """What a constraint writes without the model."""
+    """Tokens that a constraint appends without the model."""
 
     kept: int
-    """So many tokens of the answer stay; the others are taken back."""
+    """Number of tokens of the answer that stay. The tokens after them are removed."""
     tokens: Ordered[int]
-    """They follow, at least one. The text that was there stays."""
+    """Tokens to append, at least one. They contain the text of the removed tokens."""
 
 
 class Matcher(Protocol):
-    """The state of an answer that has to follow a constraint."""
+    """The state of an answer that must follow a constraint."""
 
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
 
     def allows(self, token: int) -> bool:
-        """Whether it is known without a mask that a token may come next."""
+        """Whether a token surely may come next. False if only a mask can decide this."""
 
     def accept(self, token: int) -> None:
-        """Go on by an allowed token that the model chose."""
+        """Add an allowed token that the model chose."""
 
     def forced(self, answer: Ordered[int], most: int) -> Forced | None:
-        """What follows the tokens of the answer without the model; None, as most often: nothing. Goes on by it.
+        """Add the tokens that must follow the answer, and return them; None, the usual case, if no token is forced.
 
-        `most`: tokens that the answer may have. What is taken back is never more than that.
+        `most`: most tokens that the answer may have.
         """
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole, and nothing may follow."""
+        """Whether the answer is complete, and no more text may follow."""
 
     @property
     def error(self) -> str:
-        """Why no token can come next. Empty if one can."""
+        """Why no token can come next; empty if a token can."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Token ids of a prompt, and what to generate."""
+    """The token ids of a prompt, and the answer to generate."""
 
     id: str
     prompt: Ordered[int]
@@ -98,14 +98,15 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     """Token ids after which the answer ends, besides the model's own end-of-sequence ids."""
     ignore_eos: bool = False
-    """Go on after the model's end-of-sequence ids."""
+    """Whether to continue after the model's end-of-sequence ids."""
     min_tokens: int = 0
-    """Before so many tokens no token is chosen that would end the answer."""
+    """No token that would end the answer is chosen before the answer has this number of tokens."""
     matcher: Matcher | None = field(default=None, compare=False, repr=False)
-    """What the answer has to follow. It belongs to this request alone."""
+    """State of the constraint that the answer must follow; only this request may use it."""
 
     def check(self, most_tokens: int, vocabulary: int) -> None:
-        """Raise RequestRefused if no server answers it that takes so many tokens and has so many token ids."""
+        """Raise RequestRefused if a server that takes at most `most_tokens` tokens and has `vocabulary` token ids
+        cannot answer the request."""
         prompt, total = len(self.prompt), len(self.prompt) + self.max_tokens
         if prompt == 0:
             raise RequestRefused("the prompt is empty: it needs at least one token")
@@ -115,7 +116,7 @@ class Request:
             most = f"at least 0 and at most max_tokens = {self.max_tokens}"
             raise RequestRefused(f"min_tokens must be {most}, not {self.min_tokens}", "min_tokens")
         if self.matcher is not None and self.min_tokens:
-            raise RequestRefused("a constraint says itself when an answer ends: leave min_tokens out", "min_tokens")
+            raise RequestRefused("a constraint decides when an answer ends: leave min_tokens out", "min_tokens")
         if total > most_tokens:
             raise RequestRefused(
                 f"the prompt has {prompt} tokens and max_tokens is {self.max_tokens}, together {total}: "
@@ -132,24 +133,24 @@ class Generated:
     request: str
     token: int
     finish: Finish | None
-    """Why the answer ends with this token; None if it goes on."""
+    """Why the answer ends with this token; None if it continues."""
     cached_tokens: int | None
     """Tokens of the prompt that were not computed for this request; None if the engine does not say."""
     forced: bool = False
     """Whether the request's constraint left no choice, and the token was appended without the model."""
     replaces: int = 0
-    """So many tokens before it are no longer part of the answer: its text is written otherwise."""
+    """Number of tokens before this one that are no longer part of the answer, because other tokens replace them."""
 
 
 @dataclass(frozen=True)
 class GrowingText:
-    """A text whose answer is being generated."""
+    """The text of a request whose answer is being generated."""
 
     ids: list[int]
-    """Prompt, and what was generated so far."""
+    """Token ids of the prompt and of the answer so far."""
     prompt: int
     total: int
-    """Tokens of the prompt and of the longest answer."""
+    """Number of tokens of the prompt and of the longest possible answer."""
 
     def keys(self, block_tokens: int) -> Ints:
         return TokenText(self.ids, self.prompt, self.total).keys(block_tokens)
@@ -171,14 +172,14 @@ class Sequence(Entry):
 
     request: Request
     tokens: list[int]
-    """Prompt and generated tokens."""
+    """Tokens of the prompt and of the answer so far."""
     ends: frozenset[int] = frozenset()
     """Token ids that end the answer."""
     random: torch.Generator | None = field(default=None, repr=False)
 
     @cached_property
     def text(self) -> GrowingText:
-        """Its tokens, for the cache."""
+        """The tokens of the sequence, for the cache."""
         prompt = len(self.request.prompt)
         return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens)
 

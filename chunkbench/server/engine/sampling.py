@@ -1,4 +1,4 @@
-"""The next token of every sequence, from its logits."""
+"""Chooses the next token of every sequence from its logits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from chunkbench.server.engine.request import Sequence
 
 _LIKELY = 128
-"""So many tokens reach top_p in most steps of a trained model."""
+"""Number of most probable tokens that reach top_p in most steps of a trained model."""
 _NEVER = -torch.inf
 """Logit of a token that cannot be chosen."""
 
 
 def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int | None]:
-    """One token for each row of logits `[n, vocabulary]`, chosen as its sequence's request says.
+    """One token for each row of logits `[n, vocabulary]`, chosen by the sampling of the sequence's request.
 
-    None where the logits choose no token: the largest is NaN or infinite. Rows are independent: which other sequences
-    a step holds changes no token of a seeded request.
+    None for a row whose largest logit is NaN or infinite. Rows are independent, so the other sequences of a step do not
+    change the tokens of a seeded request.
     """
     logits = _allowed(_without_early_ends(logits, sequences), sequences)
     best = _best(logits)
@@ -29,22 +29,22 @@ def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int 
     tokens = [token if fine else None for token, fine in zip(best.tolist(), finite, strict=True)]
     drawn = [row for row, sequence in enumerate(sequences) if finite[row] and not sequence.request.sampling.greedy]
     if drawn:
-        # Without the largest logit, whatever the temperature is, no quotient overflows: the largest is 0.
-        below = logits[drawn].float().sub_(largest[drawn].float()[:, None])  # indexing has made a copy
+        # The largest logit is subtracted first, so that no quotient overflows at any temperature.
+        below = logits[drawn].float().sub_(largest[drawn].float()[:, None])  # a copy, because indexing makes one
         for row, token in zip(drawn, _draw(below, [sequences[row] for row in drawn]), strict=True):
             tokens[row] = token
     return tokens
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
-    """[row] the token with the largest logit, or the first NaN. On a CPU numpy takes a tenth of PyTorch's time."""
+    """`[rows]`: the token with the largest logit, or the first NaN. On a CPU numpy takes a tenth of PyTorch's time."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     return torch.from_numpy(logits.float().numpy().argmax(-1))
 
 
 def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
-    """The logits; tokens that would end an answer before its `min_tokens` cannot be chosen."""
+    """The logits, without the tokens that would end an answer before its `min_tokens`."""
     rows, ids = [], []
     for row, sequence in enumerate(sequences):
         if sequence.generated < sequence.request.min_tokens:
@@ -58,12 +58,12 @@ def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> t
 
 
 def _allowed(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
-    """The logits, changed in place: tokens that break the constraint of an answer cannot be chosen."""
+    """The logits, changed in place, without the tokens that break the constraint of an answer."""
     matchers = {
         row: sequence.request.matcher for row, sequence in enumerate(sequences) if sequence.request.matcher is not None
     }
     greedy = [row for row in matchers if sequences[row].request.sampling.greedy]
-    if greedy:  # the best token of all is the best of those that are allowed, if it is one
+    if greedy:  # if the best token of all is allowed, it is also the best allowed token
         for row, token in zip(greedy, _best(logits[greedy]).tolist(), strict=True):
             if matchers[row].allows(token):
                 del matchers[row]
@@ -90,9 +90,10 @@ def _allowed(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor
 
 
 def _draw(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
-    """Draw tokens by probability: of all, of the `top_k` most probable, or of those whose probabilities reach top_p.
+    """Draw tokens by probability: from all tokens, from the `top_k` most probable, or from those whose probabilities
+    reach top_p.
 
-    The largest logit of each row is 0. The logits are changed.
+    The largest logit of each row must be 0. Changes the logits.
     """
     settings = [sequence.request.sampling for sequence in sequences]
     heat = torch.tensor([setting.temperature for setting in settings], device=logits.device)
@@ -102,7 +103,7 @@ def _draw(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
             best = logits[row].topk(setting.top_k)
             logits[row] = torch.full_like(logits[row], _NEVER).scatter(0, best.indices, best.values)
     candidates = list(_candidates(logits.softmax(-1), [setting.top_p for setting in settings]))
-    # Numbers are drawn last: a step that failed for lack of memory draws the same ones when it is computed again.
+    # Random numbers are drawn last, so a step that ran out of memory draws the same numbers when it is repeated.
     draws = torch.tensor([torch.rand((), generator=_generator(s)).item() for s in sequences], device=logits.device)
     tokens = torch.empty(len(sequences), dtype=torch.int64)
     for rows, weights, ids in candidates:
@@ -115,7 +116,8 @@ def _draw(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
 def _candidates(
     probabilities: torch.Tensor, top_p: Ordered[float]
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor | None]]:
-    """Groups of rows, with the weights of the tokens that each may draw, and these tokens (None: all, in order)."""
+    """Groups of rows, each with the weights of the tokens that its rows may draw, and these tokens (None: all, in
+    order)."""
     whole = [row for row, limit in enumerate(top_p) if limit == 1]
     if whole:
         yield whole, probabilities[whole], None
@@ -137,9 +139,9 @@ def _candidates(
 
 
 def _kept(values: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-    """Sorted probabilities, with 0 for those behind the first whose sum reaches the limit."""
+    """Sorted probabilities, set to 0 after the first probability with which the sum reaches the limit."""
     kept = (values.cumsum(-1) - values) < limits
-    kept[:, 0] = True  # also where a limit is 0 in float32
+    kept[:, 0] = True  # also if a limit is 0 in float32
     return values * kept
 
 
@@ -148,7 +150,7 @@ def _places(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     sums = weights.cumsum(-1)
     whole = sums[:, -1:].contiguous()
     places = torch.searchsorted(sums, draws[:, None] * whole, right=True)
-    return torch.minimum(places, torch.searchsorted(sums, whole))  # rounding must not lead behind the last weight
+    return torch.minimum(places, torch.searchsorted(sums, whole))  # rounding must not lead past the last weight
 
 
 def _generator(sequence: Sequence) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""What is read of a server's answers: its models, and the tokens of a stream."""
+"""Reads a server's answers: its list of models, and the tokens of a stream."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import aiohttp
 
 _MOST_TEXT_BYTES = 1 << 24
-"""Pages of metrics have some hundred kilobytes."""
+"""Most bytes of an answer that is read as text. Pages of metrics have some hundred kilobytes."""
 _WHOLE = {
     *("stop", "length", "tool_calls", "function_call"),
     *("eos", "eos_token", "stop_sequence", "end_turn", "max_tokens", "model_length"),
 }
-"""Reasons for which a whole answer ends: OpenAI's, and other servers' words for them."""
+"""Values of `finish_reason` of a complete answer: those of OpenAI, and those of other servers."""
 
 
 class _Answer(BaseModel):
-    """What is read of an answer; the rest is not looked at."""
+    """Base class of the parts of an answer. Only the named fields are read."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,7 +42,7 @@ class _Usage(_Answer):
 
 
 class _Part(_Answer):
-    """A part of a content that is a list, as models that think send it."""
+    """A part of a content that is a list, as reasoning models send it."""
 
     type: Any = "text"
     text: str | None = None
@@ -52,7 +52,7 @@ class _Part(_Answer):
 class _Delta(_Answer):
     content: str | list[_Part] | None = None
     reasoning_content: Any = None
-    """What a model thinks before it answers; no part of the answer."""
+    """The reasoning of a model before its answer; not part of the answer."""
     reasoning: Any = None
     tool_calls: Any = None
 
@@ -91,7 +91,7 @@ class _Chunk(_Answer):
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the piece; empty if the server does not tell them."""
+        """Token ids of the piece; empty if the server does not send them."""
         return [token for choice in self.choices or () for token in choice.token_ids or ()]
 
     @property
@@ -117,18 +117,18 @@ class Tokens:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        """Empty if the server does not tell them."""
+        """Token ids of the answer; empty if the server does not send them."""
         self.request = ""
-        """The server's name of the request; empty if it does not tell."""
+        """The server's id of the request; empty if the server does not send it."""
         self._finish: Any = None
-        """The server's reason to end the answer; None until it tells one."""
+        """The server's reason to end the answer; None until the server sends it."""
         self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
-        """Of chunks with and without text: the first, the last, and their number."""
+        """For chunks with a token (True) and without (False): time of the first, time of the last, and their number."""
         self._usage = _Usage()
 
     def add(self, event: dict[str, Any], at: float) -> None:
-        """An event of the stream. Raises ValueError."""
+        """Add an event of the stream, which came at the time `at`. Raises ValueError."""
         chunk = _Chunk.model_validate(event)
         self._usage = chunk.usage or self._usage
         self.request = str(chunk.id or self.request)
@@ -141,12 +141,12 @@ class Tokens:
 
     @property
     def cut(self) -> bool:
-        """Whether the answer ended because it had as many tokens as were asked for."""
+        """Whether the answer ended because it had as many tokens as the request asked for."""
         return bool(self._finish == "length")
 
     @property
     def unfinished(self) -> str:
-        """Why the answer is not whole; empty if it is. A stream also ends where its server dies."""
+        """Why the answer is not complete; empty if it is. A stream also ends when its server dies."""
         if self._finish is None:
             return "the stream ended without a finish_reason: the answer may be cut off"
         if str(self._finish).lower() not in _WHOLE:
@@ -154,34 +154,35 @@ class Tokens:
         return ""
 
     @property
-    def _told(self) -> tuple[float | None, float | None, int]:
-        """A chunk without text is no token, except where no chunk has text: some servers have no tokenizer."""
+    def _token_times(self) -> tuple[float | None, float | None, int]:
+        """Times and number of the chunks that count as tokens: those with text or, if no chunk has text because the
+        server has no tokenizer, all chunks."""
         return self._times.get(True) or self._times.get(False) or (None, None, 0)
 
     @property
     def first(self) -> float | None:
-        """When the first token came."""
-        return self._told[0]
+        """Time at which the first token came."""
+        return self._token_times[0]
 
     @property
     def last(self) -> float | None:
-        """When the last token came."""
-        return self._told[1]
+        """Time at which the last token came."""
+        return self._token_times[1]
 
     @property
     def count(self) -> int:
-        """Tokens of the answer: as the server counts, else chunks."""
+        """Number of tokens of the answer by the server's count; without one, the number of chunks."""
         counted = self._usage.completion_tokens
-        return self._told[2] if counted is None else counted
+        return self._token_times[2] if counted is None else counted
 
     @property
     def text(self) -> str:
-        """The answer."""
+        """The text of the answer."""
         return "".join(self._pieces)
 
     @property
     def prompt(self) -> int | None:
-        """Tokens of the prompt, as the server counts them; None if it does not say."""
+        """Tokens of the prompt by the server's count; None if the server does not say."""
         return self._usage.prompt_tokens
 
     @property
@@ -191,7 +192,7 @@ class Tokens:
         return details.cached_tokens if details else None
 
     def wrong(self, request: PlannedRequest) -> str:
-        """Why the answer is not what was asked for; empty if it is."""
+        """Why the answer is not what the request asked for; empty if it is."""
         if self.last is None or self.count == 0:
             return "the stream ended without a token"
         if self.count > request.max_tokens or (request.exact and self.count < request.max_tokens):
@@ -205,25 +206,26 @@ class Tokens:
 
 
 async def at_most(most: int, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of a body. Raises ValueError behind so many bytes."""
+    """The pieces of a body. Raises ValueError after more than `most` bytes."""
     left = most
     async for piece in pieces:
         left -= len(piece)
         if left < 0:
-            raise ValueError(f"the answer has no end: more than {most:,} bytes came")
+            raise ValueError(f"the answer does not end: more than {most:,} bytes came")
         yield piece
 
 
 async def text_of(answer: aiohttp.ClientResponse) -> str:
-    """The text of an answer that is no stream. It is UTF-8, whatever charset the server names. Raises ValueError if it
-    has no end."""
+    """The text of an answer that is not a stream. It is read as UTF-8, whatever charset the server names. Raises
+    ValueError if it is too long."""
     return b"".join([piece async for piece in at_most(_MOST_TEXT_BYTES, answer.content.iter_any())]).decode(
         errors="replace"
     )
 
 
 async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of server-sent events up to [DONE]. Raises ValueError, also for bytes without an event."""
+    """The JSON objects of server-sent events up to [DONE]. Raises ValueError for an event that is not JSON, and if no
+    event came."""
     stream = EventStream()
     begin, found = b"", False
     async for piece in pieces:
@@ -234,7 +236,7 @@ async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
             if data.strip():
                 event = json.loads(data)
                 if not isinstance(event, dict):
-                    raise ValueError(f"an event is no JSON object: {data[:80]}")
+                    raise ValueError(f"an event is not a JSON object: {data[:80]}")
                 found = True
                 yield event
     if begin.strip() and not found:
@@ -242,21 +244,21 @@ async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
 
 
 def failure(event: dict[str, Any]) -> str:
-    """The message of an event that is an error, as servers write it; empty for another event."""
+    """The message of an event that is an error; empty for another event."""
     if event.get("error") or (event.get("message") and not event.get("choices")):
         return _said(event)
     return ""
 
 
 def message(text: str) -> str:
-    """The message of an error in JSON, or the text as it is, shortened and in one line."""
+    """The message of an error in JSON, or else the text itself, shortened and in one line."""
     with suppress(ValueError, RecursionError):
         return _said(json.loads(text))
     return one_line(text)
 
 
 def _said(answer: Any) -> str:
-    """What an error says in OpenAI's form (`error.message`), in vLLM's of old (`message`), TGI's (`error`) or FastAPI's
+    """The message of an error in the form of OpenAI (`error.message`), old vLLM (`message`), TGI (`error`) or FastAPI
     (`detail`)."""
     for key in ("error", "message", "detail"):
         if isinstance(answer, dict) and answer.get(key):
@@ -275,5 +277,5 @@ def explain(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """The begin of a server's text as one line that can be printed."""
+    """The beginning of a server's text, as one line that can be printed."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split())[:300])

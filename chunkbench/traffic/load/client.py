@@ -1,4 +1,4 @@
-"""Send requests when they are due, and take the time of their tokens."""
+"""Sends requests when they are due, and records when their tokens come."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the load needs aiohttp: {SERVING_INSTALL}", name="aiohttp") from error
 
 LEAD_S = 0.2
-"""How long before its due time a request gets its connection. The first is due so long after the start."""
+"""Seconds before its due time at which a request opens its connection. The first request is due this long after the
+start."""
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RecursionError, asyncio.IncompleteReadError)
 _MOST_REDIRECTS = 5
 _ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 1 << 12
-"""Most bytes of an answer, and for each token that is asked for: many times what servers send. An answer without an end
-would take the memory, and the time of the other requests."""
+"""An answer may have this many bytes, plus this many for each token of the request: many times as much as servers send.
+An endless answer would use up the memory and delay the other requests."""
 _CLIENT_LIMITS = {
     errno.EMFILE: "it may not open more files, and each connection is one: raise the hard limit (ulimit -Hn)",
     errno.ENFILE: "the system may not open more files: raise fs.file-max",
@@ -50,14 +51,14 @@ class ServerTarget:
     """A server and the model that it serves."""
 
     url: str
-    """Up to and including /v1."""
+    """Address of the server, up to and including /v1."""
     model: str
     max_length: int | None = None
     """Most tokens of prompt and answer together; None if the server does not say."""
     said: dict[str, Any] = field(default_factory=dict)
-    """What /v1/models says of the model."""
+    """The entry of the model in /v1/models."""
     key: str = field(default="", repr=False)
-    """Sent as bearer token; never printed or stored."""
+    """Key that is sent as bearer token; it is never printed or stored."""
 
 
 @dataclass(frozen=True)
@@ -65,31 +66,32 @@ class LoadOptions:
     """How requests are sent."""
 
     clients: int | None = None
-    """Closed loop: so many clients send their next request as soon as they have an answer; each has one conversation
-    after the other, with its pauses. None: open loop, every request is sent when it is due."""
+    """Number of clients of a closed loop. Each client sends its next request as soon as it has an answer, and has one
+    conversation after the other, with their pauses. None: an open loop, in which every request is sent when it is
+    due."""
     timeout_s: float = 600.0
-    """Longest time for one answer, its connection included."""
+    """Most seconds for one answer, including its connection."""
     ignore_eos: bool = True
     """Ask for answers of full length."""
     token_ids: bool = False
-    """Ask for the token ids of answers. Not every server knows this field."""
+    """Ask for the token ids of answers (a field that not every server knows)."""
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The requests of one measurement, and how the client fared."""
+    """The requests of one measurement, and the load on the client."""
 
     started: float
-    """When the measurement started, on the clock of `time.perf_counter`."""
+    """Time at which the measurement started, on the clock of `time.perf_counter`."""
     requests: tuple[RequestResult, ...]
-    """In order of the plan."""
+    """Results of the requests, in order of the plan."""
     client_cpu: float
     """Share of one CPU that the client took."""
 
 
 async def describe_server(url: str, model: str | None = None, timeout_s: float = 10.0) -> ServerTarget:
-    """Ask a server for its model. `url`: its address, with or without `http://`, `/v1` and what stands behind it. The
-    key in `OPENAI_API_KEY`, if any, is sent with every request. Raises LoadError."""
+    """Ask a server for its model. `url`: the server's address, with or without `http://` and `/v1`; a path after `/v1`
+    is ignored. The key in `OPENAI_API_KEY`, if any, is sent with every request. Raises LoadError."""
     address = _base(url)
     base, shown = str(address), str(address.with_user(None))
     # An address with a name and a password has the place of a key.
@@ -143,7 +145,8 @@ def _base(url: str) -> URL:
 
 
 def _check_client(error: BaseException) -> None:
-    """Raises LoadError if this machine could not open a connection: that says nothing about the server."""
+    """Raise LoadError if the error means that this machine could not open a connection, which is not the server's
+    fault."""
     limit = _CLIENT_LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
     if limit is not None:
         raise LoadError(f"the client is at its limit, not the server: {limit}, or use fewer clients or a lower rate")
@@ -159,14 +162,14 @@ async def send(
     options: LoadOptions,
     progress: Callable[[RequestResult, Prompt, Tokens], None] = lambda *ended: None,
 ) -> LoadResult:
-    """Send the requests of a plan and wait for all answers. `progress` receives each one when it has ended, with the
-    prompt that was sent and the tokens of the answer. Raises LoadError if this machine cannot open the connections.
+    """Send the requests of a plan and wait for all answers. `progress` receives each request when it has ended, with
+    the prompt that was sent and the tokens of the answer. Raises LoadError if this machine cannot open the connections.
 
-    Latency is to be counted from `due`, not from `sent`: a request that the client or the server holds up has waited.
+    Count latency from `due`, not from `sent`, because a request waits from its due time on, also if the client is late.
     """
     bodies = [_body(target.model, request, options) for request in plan]
     chats: dict[int, tuple[Chat, str]] = {}
-    """Number of a request -> all its messages, and the answer."""
+    """Number of a request -> all its messages, and its answer."""
     facts: list[RequestResult | None] = [None] * len(plan)
     # No limit on connections (the library's own is 100), no name to look up again, and a new connection for each
     # request: a server closes an idle one after some seconds, perhaps just when a request has taken it.
@@ -226,16 +229,17 @@ async def send(
 
 
 def _conversations(plan: Sequence[PlannedRequest]) -> list[list[int]]:
-    """Numbers of the requests: each that waits for no other, with those that wait for it."""
-    found: dict[int, list[int]] = {}
+    """Numbers of requests, grouped by conversation: each request that waits for no other, followed by those that wait
+    for it."""
+    groups: dict[int, list[int]] = {}
     for number, request in enumerate(plan):
-        found[number] = [] if request.after is None else found[request.after]
-        found[number].append(number)
-    return [numbers for first, numbers in found.items() if numbers[0] == first]
+        groups[number] = [] if request.after is None else groups[request.after]
+        groups[number].append(number)
+    return [numbers for first, numbers in groups.items() if numbers[0] == first]
 
 
 class _Turns:
-    """Requests that wait for the end of others."""
+    """Makes requests wait for the end of the requests before them."""
 
     def __init__(self, plan: Sequence[PlannedRequest]) -> None:
         self._after = [request.after for request in plan]
@@ -243,7 +247,7 @@ class _Turns:
 
     @asynccontextmanager
     async def turn(self, number: int) -> AsyncIterator[None]:
-        """The time of a request, from the end of the one before it."""
+        """A context that begins when the request before this one has ended. Its end lets the next request begin."""
         after = self._after[number]
         if after is not None:
             await self._ended[after].wait()
@@ -257,14 +261,14 @@ class _Turns:
 async def _open_loop(
     plan: Sequence[PlannedRequest], started: float, send_one: Callable[..., Coroutine[Any, Any, None]]
 ) -> None:
-    """Send every request at its due time. Its connection is opened a little earlier."""
+    """Send every request at its due time. Connections are opened a little earlier."""
     turns = _Turns(plan)
     loop = asyncio.get_running_loop()
     sendings = [loop.create_future() for _ in plan]
     fixed = [number for number, request in enumerate(plan) if request.after is None]
 
     def begin(number: int) -> None:
-        if not sendings[number].done():  # a request without a connection has ended before it was due
+        if not sendings[number].done():  # a request that got no connection has ended before it was due
             sendings[number].set_result(None)
 
     async def prepared(number: int) -> None:
@@ -282,7 +286,8 @@ async def _open_loop(
 
 
 async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all parts at once. If the client is interrupted, or one fails, the others end before the session does."""
+    """Run all parts at the same time. If the client is interrupted or a part fails, cancel the others and wait for
+    their end."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         await asyncio.gather(*tasks)
@@ -321,10 +326,11 @@ async def _ask(
     ended: Callable[[RequestResult, Tokens], None],
     sending: asyncio.Future[None] | None,
 ) -> None:
-    """Send one request, read its stream, and tell `ended` what came. Without `sending` it is sent at
-    once, else when that is done.
+    """Send one request, read its stream, and pass the result to `ended`. The request is sent when the future `sending`
+    is done, or at once without one.
 
-    `now`: seconds since the start. If it is cancelled after it was sent, `ended` hears that, too.
+    `now()` gives the seconds since the start. `ended` also gets the result of a request that was cancelled after it was
+    sent.
     """
     sent: float | None = None
     tokens = Tokens()
@@ -350,7 +356,7 @@ async def _ask(
                     reason = f"status {answer.status}: redirected to {place}; give that address"
             else:
                 most = _ANSWER_BYTES + _TOKEN_BYTES * request.max_tokens
-                # A wait for each piece, not for each line.
+                # Wait once for each piece, not for each line.
                 async for event in events(at_most(most, answer.content.iter_any())):
                     tokens.add(event, now())
                     if failed := failure(event):
@@ -391,8 +397,7 @@ async def _ask(
 async def _post(
     session: aiohttp.ClientSession, route: URL, key: str, payload: Callable[[], AsyncIterator[bytes]], length: int
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The answer to a request. Redirects that keep the method are followed; another host gets no
-    key."""
+    """The answer to a request. Follows redirects that keep the method, and sends the key only to the first host."""
     url = route
     headers = {"Content-Length": str(length)}
     for redirects in range(_MOST_REDIRECTS + 1):

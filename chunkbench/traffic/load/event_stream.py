@@ -10,7 +10,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventStream:
-    """Takes the bytes of a stream, cut anywhere, and gives the data of each event as soon as its end is there."""
+    """Takes the bytes of a stream in pieces of any size, and returns the data of each event as soon as the event has
+    ended."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -18,7 +19,7 @@ class EventStream:
         self._data: list[bytes] = []
         self._at_begin = True
         self._after_return = False
-        """The last byte was a carriage return: a line feed that follows ends no other line."""
+        """Whether the last byte was a carriage return. A line feed after it belongs to the same end of line."""
 
     def feed(self, piece: bytes) -> Iterator[str]:
         """The data of the events that end in this piece."""

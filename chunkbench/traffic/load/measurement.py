@@ -1,4 +1,4 @@
-"""One measurement of a server: a plan that is sent to it, and what came back so far."""
+"""One measurement of a server: the plan that is sent, and the results so far."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from chunkbench.traffic.request_result import RequestResult
 
 @dataclass
 class Measurement:
-    """Requests of a plan as far as they have ended."""
+    """A plan, and the results of those of its requests that have ended."""
 
     plan: LoadPlan
     out: Path | None = None
-    """A file for a line of each request. A line that cannot be written is not an error: the figures need no file."""
+    """File that gets a line for each request. If a line cannot be written, the measurement goes on, because the figures
+    need no file."""
     announce: Callable[[int], None] = lambda ended: None
-    """Receives the number of requests that have ended."""
+    """Function that receives the number of requests that have ended."""
     requests: list[RequestResult] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     client_cpu: float = 0.0
-    """Share of a CPU that the client took."""
+    """Share of one CPU that the client used."""
     cached: float | None = None
-    """Prompt tokens that the server's metrics say it found in its cache meanwhile."""
+    """Prompt tokens that the server found in its cache during the measurement, according to its metrics."""
     written: int = 0
-    """Requests in the file."""
+    """Number of requests that were written to the file."""
     problem: str = ""
-    """Why it lacks the others."""
+    """Why the other requests could not be written to the file."""
     _file: FileIO | None = None
 
     async def run(self, url: str, model: str | None, how: LoadOptions) -> None:
@@ -55,7 +56,7 @@ class Measurement:
 
     @property
     def cache_hits(self) -> CacheHits | None:
-        """What the server found in its cache, as far as it is known."""
+        """The tokens that the server found in its cache; None if unknown."""
         return cache_hits(self.exchanges, self.cached)
 
     def _ended(self, request: RequestResult, prompt: Prompt, answer: Tokens) -> None:

@@ -1,4 +1,4 @@
-"""Pages of metrics for Prometheus: what a server's page says."""
+"""Reads a server's page of metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ except ModuleNotFoundError as error:
 
 
 def sum_of(metrics: str, name: str) -> float | None:
-    """Sum of the samples of a metric; None if there is none, or one is no finite number."""
+    """Sum of the samples of a metric; None if there are no samples, or a sample is not a finite number."""
     lines = "\n".join(line for line in metrics.split("\n") if line.lstrip().startswith(name))  # a page is long
     try:
         samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
         values = [float(sample.value) for sample in samples if sample.name == name]
-    except (ValueError, IndexError, OverflowError):  # the parser's, for lines that are not in the format
+    except (ValueError, IndexError, OverflowError):  # the parser raises ValueError for lines that are not in the format
         return None
     return sum(values) if values and math.isfinite(sum(values)) else None
 
@@ -32,7 +32,7 @@ _CACHED = ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total")
 
 
 async def cached_so_far(target: ServerTarget) -> float | None:
-    """Prompt tokens that a server found in its cache since it started; None if it does not say."""
+    """Prompt tokens that a server found in its cache since it started; None if the server does not say."""
     page = f"{target.url.removesuffix('/v1')}/metrics"
     try:
         timeout = aiohttp.ClientTimeout(total=10)

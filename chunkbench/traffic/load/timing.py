@@ -1,4 +1,4 @@
-"""Being on time: send when a request is due, beside a server that keeps every CPU busy."""
+"""Helps a client to send requests on time while a server on the same machine keeps every CPU busy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SLICE_NS = 100_000
 _ATTRIBUTES = "<IIQiIQQQII"
 """`struct sched_attr`: size, policy, flags, nice, priority, slice, and four that stay 0."""
 _SWITCH_S = 1e-4
-"""How long a thread may keep another one of this process from running."""
+"""Seconds for which a thread may keep another thread of this process from running."""
 
 
 @contextmanager
 def punctual() -> Iterator[None]:
-    """For the time of the block, let this process react within a fraction of a millisecond, if the system can."""
+    """During the block, let this process react within a fraction of a millisecond, if the system can."""
     collecting, switch = gc.isenabled(), sys.getswitchinterval()
     gc.collect()
     gc.disable()  # a collection would delay a request; a measurement makes no cycles that matter
@@ -39,10 +39,10 @@ def punctual() -> Iterator[None]:
 
 
 async def at_due_times(dues: Sequence[float], launch: Callable[[int], None]) -> None:
-    """Call `launch` in the event loop with the number of each due time (`time.perf_counter`), when it has come.
+    """When each due time (`time.perf_counter`) has come, call `launch` in the event loop with the number of this time.
 
-    A thread waits for the times: timers of an event loop are late by up to a millisecond, because epoll takes whole
-    ones.
+    A thread waits for the times, because timers of an event loop are late by up to a millisecond: epoll takes only
+    whole milliseconds.
     """
     events = asyncio.get_running_loop()
     stopped = threading.Event()
@@ -65,7 +65,7 @@ def _short_slices() -> Iterator[None]:
     """Give the calling thread short time slices.
 
     Linux 6.12 and newer let a thread with a shorter slice run as soon as it wakes up; its share of the CPU stays the
-    same. Elsewhere nothing happens.
+    same. On other systems this function does nothing.
     """
     _set_slice(_SLICE_NS)
     try:

@@ -197,7 +197,7 @@ def test_an_answer_ends_with_its_last_token_where_nothing_may_follow(compiled: C
         (lambda: Constraint.of_schema({"$ref": "#/none"}), "does not exist"),
         (lambda: Constraint.of_choice([]), "at least one text"),
         (lambda: Constraint.of_schema(json.loads('{"items":' * 200 + "{}" + "}" * 200)), "recursion limit"),
-        (lambda: Constraint.of_choice(["a", ""]), "no empty one"),
+        (lambda: Constraint.of_choice(["a", ""]), "no text may be empty"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_with_its_reason(compiled: Compiling, make, message: str) -> None:  # type: ignore[no-untyped-def]

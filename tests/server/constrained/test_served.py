@@ -129,7 +129,7 @@ def test_constraints_are_compiled_one_at_a_time_and_not_for_clients_that_left(
         ({"structured_outputs": {"json": "[" * 9000}}, "structured_outputs", "schema is not JSON: recursion limit"),
         ({"structured_outputs": {"json": '{"const": NaN}'}}, "structured_outputs", "the schema is not JSON: "),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "give one of regex, json"),
-        ({"structured_outputs": {"regex": ""}}, "structured_outputs", "no token with which a text begins"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs", "no token with which an answer can begin"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "structured_outputs.grammar .* not supported"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
         ({"response_format": {"type": "xml"}}, "response_format", "is not valid"),

@@ -42,7 +42,7 @@ def test_an_answer_without_an_end(status: int) -> None:
 
     requests = [PlannedRequest(0, (number, 2), 3) for number in range(2)]
     endless, honest = measure(answer, requests, LoadOptions(timeout_s=60)).requests
-    assert (endless.status, "the answer has no end" in endless.reason) == ("error", True)
+    assert (endless.status, "the answer does not end" in endless.reason) == ("error", True)
     assert (honest.status, honest.tokens) == ("ok", 3)
 
 
@@ -109,7 +109,7 @@ MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
     ({"object": "error", "message": "out of memory", "code": 500}, "error", "out of memory"),
     ({"error": "generation failed", "error_type": "generation"}, "error", "generation failed"),
     (b'event: error\ndata: {"detail": [], "message": "overloaded"}\n\n', "error", "overloaded"),
-    (b"data: 5\n\n", "error", "an event is no JSON object: 5"),
+    (b"data: 5\n\n", "error", "an event is not a JSON object: 5"),
     (b"data: {\n\n", "error", "JSONDecodeError"),
     (b"data: " + b"[" * 100_000 + b"\n\n", "error", "RecursionError"),
     (b'{"choices": [{"text": "a"}]}', "error", 'no event came, but {"choices": [{"text": "a"}]}'),
