@@ -158,7 +158,7 @@ def _headline(view: View, figures: Sequence[_Computed]) -> str:
     ]
     if compared:
         met = "each" if not different else f"{compared - len(different)}"
-        parts = [f"The shapes reproduce {met} of the paper's {count(compared, 'printed figure')}", *different]
+        parts = [f"The shapes give {met} of the paper's {count(compared, 'printed figure')}", *different]
     shares = [
         (group.axes["batch_size"], share)
         for group in view.groups
