@@ -39,44 +39,46 @@ def on_this_machine(make: RunMaker) -> list[Run]:
     return make.runs(30, disturbed=0.0, calibration=(Calibration(arithmetic_us=60.0),) * 20)
 
 
-def test_across_machines_the_verdict_is_on_the_ratio_without_calibration(make: RunMaker) -> None:
-    comparison = compare(on_this_machine(make), on_another_machine(make, 2.0, 2.0), Options())
-    case = only(comparison)
-    assert case.ratio == pytest.approx(2.0, rel=0.05)
-    assert (case.calibration_low, case.calibration_high) == (pytest.approx(2.0), pytest.approx(2.0))
-    assert case.verdict == "same"
+@pytest.mark.parametrize(
+    ("factor", "metric", "verdict"),
+    [
+        (2.0, "latency", "same"),
+        (3.0, "latency", "slower"),
+        (1.0, "latency", "faster"),
+        (2.0, "token_rate", "same"),
+        (3.0, "token_rate", "slower"),
+    ],
+)
+def test_across_machines_the_verdict_is_on_the_ratio_without_calibration(
+    make: RunMaker, factor: float, metric: str, verdict: str
+) -> None:
+    """The other machine takes twice as long for fixed work."""
+    comparison = compare(on_this_machine(make), on_another_machine(make, factor, 2.0), Options(metric=metric))
+    case, power = only(comparison), 1 if metric == "latency" else -1
+    assert case.verdict == verdict
+    assert case.ratio == pytest.approx(factor**power, rel=0.05)
+    assert (case.calibration_low, case.calibration_high) == pytest.approx((2.0**power, 2.0**power))
     assert any("different machines" in warning for warning in comparison.warnings)
     assert [difference.what for difference in comparison.differences if difference.machine] == ["CPU"]
-    assert only(compare(on_this_machine(make), on_another_machine(make, 3.0, 2.0), Options())).verdict == "slower"
-    assert only(compare(on_this_machine(make), on_another_machine(make, 1.0, 2.0), Options())).verdict == "faster"
 
 
-def test_across_machines_the_calibration_ratio_of_token_rates_is_inverted(make: RunMaker) -> None:
-    case = only(compare(on_this_machine(make), on_another_machine(make, 2.0, 2.0), Options(metric="token_rate")))
-    assert case.ratio == pytest.approx(0.5, rel=0.05)
-    assert (case.calibration_low, case.calibration_high) == (pytest.approx(0.5), pytest.approx(0.5))
-    assert case.verdict == "same"
-
-
-def test_a_calibration_ratio_with_a_wide_range_makes_a_case_inconclusive(make: RunMaker) -> None:
-    """The machine reads at half the speed, and its arithmetic is equally fast. The case takes 1.5 times as long."""
-    uneven = (Calibration(arithmetic_us=60.0),) * 20
-    case = only(compare(on_this_machine(make), on_another_machine(make, 1.5, 2.0, calibration=uneven), Options()))
-    assert (case.calibration_low, case.calibration_high) == (pytest.approx(1.0), pytest.approx(2.0))
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        # The machine reads at half the speed, and its arithmetic is equally fast.
+        ({"calibration": (Calibration(arithmetic_us=60.0),) * 20}, "the calibration ratio leaves"),
+        ({"calibration": (), "peaks": ()}, "the calibration ratio of the machines is unknown"),
+    ],
+)
+def test_across_machines_no_time_is_judged_without_one_calibration_ratio(
+    make: RunMaker, changes: dict[str, Any], reason: str
+) -> None:
+    base, head = on_this_machine(make), on_another_machine(make, 1.5, 2.0, **changes)
+    case = only(compare(base, head, Options()))
     assert case.verdict == "inconclusive"
-    assert "the calibration ratio leaves" in case.reason
-
-
-def test_across_machines_without_fixed_work_no_time_is_judged(make: RunMaker) -> None:
-    case = only(compare(on_this_machine(make), on_another_machine(make, 2.0, 2.0, calibration=(), peaks=()), Options()))
-    assert case.verdict == "inconclusive"
-    assert case.ratio == pytest.approx(2.0, rel=0.05)
-    assert "the calibration ratio of the machines is unknown" in case.reason
-
-
-def test_across_machines_raw_ratios_are_judged_on_request(make: RunMaker) -> None:
-    comparison = compare(on_this_machine(make), on_another_machine(make, 2.0, 2.0), Options(cross_machine=True))
-    assert only(comparison).verdict == "slower"
+    assert case.ratio == pytest.approx(1.5, rel=0.05)
+    assert reason in case.reason
+    assert only(compare(base, head, Options(cross_machine=True))).verdict == "slower"
 
 
 def test_across_machines_counts_are_judged(make: RunMaker) -> None:
@@ -84,40 +86,28 @@ def test_across_machines_counts_are_judged(make: RunMaker) -> None:
     assert {case.metric: case.verdict for case in comparison.cases} == {"latency": "same", "kv_bytes": "slower"}
 
 
-def test_another_setting_of_the_same_machine_makes_times_inconclusive(make: RunMaker) -> None:
-    manifest = other_machine(huge_pages="never")
-    comparison = compare(make.runs(30), [run_of([make.case(2.0)], **manifest) for _ in range(10)], Options())
-    assert only(comparison).verdict == "inconclusive"
-    assert [difference.what for difference in comparison.differences if difference.machine] == ["huge pages"]
-    assert any("not judged unless requested" in warning for warning in comparison.warnings)
-
-
-def test_other_memory_pages_make_times_inconclusive(make: RunMaker) -> None:
-    small = [run_of([make.case(2.0)], experiment={"pages": "small"}) for _ in range(10)]
-    comparison = compare(make.runs(30), small, Options())
-    assert only(comparison).verdict == "inconclusive"
-    assert [difference.what for difference in comparison.differences if difference.machine] == ["memory pages"]
-
-
-def test_a_different_version_is_listed_and_the_case_is_judged(make: RunMaker) -> None:
-    head = [run_of([make.case()], **other_machine(python="CPython 3.12.1")) for _ in range(10)]
+@pytest.mark.parametrize(
+    ("manifest", "case_changes", "verdict", "what", "machine"),
+    [
+        (other_machine(huge_pages="never"), {}, "inconclusive", "huge pages", True),
+        ({"experiment": {"pages": "small"}}, {}, "inconclusive", "memory pages", True),
+        (other_machine(python="CPython 3.12.1"), {}, "slower", "Python", False),
+        (other_machine(native={"isa": "portable"}), {"isa": "portable"}, "slower", "native instruction set", False),
+    ],
+)
+def test_a_setting_of_the_machine_makes_times_inconclusive_and_a_version_does_not(
+    make: RunMaker, manifest: dict[str, Any], case_changes: dict[str, Any], verdict: str, what: str, machine: bool
+) -> None:
+    head = [run_of([make.case(2.0, **case_changes)], **manifest) for _ in range(10)]
     comparison = compare(make.runs(30), head, Options())
-    assert only(comparison).verdict == "same"
-    assert [(difference.what, difference.machine) for difference in comparison.differences] == [("Python", False)]
+    assert only(comparison).verdict == verdict
+    assert [(difference.what, difference.machine) for difference in comparison.differences] == [(what, machine)]
+    assert any("not judged unless requested" in warning for warning in comparison.warnings) == machine
 
 
 def test_different_thread_counts_are_not_comparable(make: RunMaker) -> None:
     case = only(compare(make.runs(30), make.runs(10, threads=1), Options()))
-    assert case.verdict == "inconclusive"
-    assert case.reason == "threads: 2 and 1"
-
-
-def test_a_lost_instruction_set_is_a_regression(make: RunMaker) -> None:
-    manifest = other_machine(native={"isa": "portable"})
-    head = [run_of([make.case(2.0, isa="portable")], **manifest) for _ in range(10)]
-    comparison = compare(make.runs(30), head, Options())
-    assert only(comparison).verdict == "slower"
-    assert [difference.what for difference in comparison.differences] == ["native instruction set"]
+    assert (case.verdict, case.reason) == ("inconclusive", "threads: 2 and 1")
 
 
 def at_speed(make: RunMaker, machine: float, code: float, **changes: Any) -> Run:
@@ -140,12 +130,8 @@ def test_ordinary_runs_of_one_machine_at_two_speeds_are_judged_without_its_calib
     assert case.calibration_low == pytest.approx(2.4, rel=0.02)
     speeds = {entry.work: entry.speed for entry in comparison.machine}
     assert speeds == {work: pytest.approx(0.417, abs=0.01) for work in ("arithmetic", "read bandwidth", "matrix rate")}
-    assert (
-        render(output(comparison, "table"), "table")
-        .splitlines()[1]
-        .strip()
-        .startswith("the machine itself ran at 0.42x")
-    )
+    told = render(output(comparison, "table"), "table").splitlines()[1].strip()
+    assert told.startswith("the machine itself ran at 0.42x")
 
 
 def test_variables_that_change_speed_are_named(make: RunMaker) -> None:
