@@ -22,8 +22,7 @@ from chunkbench.bench.store.results import FAILED
 from chunkbench.workloads.ring.result import RingResult
 from tests.torture.runs import Command, words_of
 from tests.torture.trials import Harm, Trial, Unavailable
-from tests.workloads.ring.made_rings import ended, starting, write
-from tests.workloads.ring.test_launcher import PORT, UNSHARE, Network, Refused, done
+from tests.workloads.ring.test_launcher import PORT, UNSHARE, Network, Refused, done, ended, starting, write
 
 HOSTS = 3
 SWITCH = sys.executable, str(Path(__file__).with_name("switch.py"))

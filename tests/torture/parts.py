@@ -22,7 +22,7 @@ from tests.torture import (
 from tests.torture.trials import Part
 
 PARTS: tuple[Part, ...] = (
-    Part("kill", runs.killed, partial(runs.killed, most=1, only="decode", victims=("driver",)), minutes=10),
+    Part("kill", runs.killed, partial(runs.killed, most=1, only="replay", victims=("driver",)), minutes=10),
     Part("power cut", runs.cut_off, minutes=4),
     Part("disk", runs.disk_that_fails),
     Part("memory", decoding.short_memory),

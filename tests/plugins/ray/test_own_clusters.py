@@ -19,7 +19,7 @@ import pytest
 
 from chunkbench.bench.store import open_run
 from chunkbench.run_error import RunError
-from tests.example_project import committed_example
+from tests.example_project import committed_example, slower_by
 from tests.plugins.ray.conftest import (
     ON_NODES,
     SMALL,
@@ -31,9 +31,8 @@ from tests.plugins.ray.conftest import (
     measure,
     measure_once,
     waiting,
-)  # fmt: skip
+)
 from tests.plugins.ray.listening import RecordingListener
-from tests.example_project import slower_by
 from tests.torture.harm import Page, library
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
