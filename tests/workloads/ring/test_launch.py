@@ -131,30 +131,42 @@ def test_blocks_travel_around_any_number_of_ranks(kept: Kept, count: int) -> Non
                 checked(kept.of(count), scheme, at, repeats=2)
 
 
-def sent(ranks: Ranks, name: str, at: RingPoint) -> list[int]:
-    return [answer.sent_bytes for answer in ranks.run(CHOICES[name].scheme, task_of(at), None, 0, LIMIT_S)]
+BLOCK = 2 * 128 * 4 * 32 * 4
+"""K and V of 128 tokens, four heads of 32 numbers of four bytes."""
+OUTPUTS = 3 * 4 * 32 * 4
+"""Of 5 rows rank 0 has 3, and pads of as many on rank 1."""
 
 
-def test_a_prefill_sends_each_block_to_every_other_rank(ranks: Ranks) -> None:
-    """K and V of 128 tokens, two K/V heads of 32 numbers of two bytes, once to the one other rank."""
-    at = point(n_p=256, kv_heads=2, dtype="bfloat16")
-    block = 2 * 128 * 2 * 32 * 2
-    for name in ("ring", "striped", "zigzag", "all_gather", "ring_flash", "zigzag_flash"):
-        assert sent(ranks, name, at) == [block, block], name
-    for name in ("one_process", "no_exchange"):
-        assert sent(ranks, name, at) == [0, 0], name
-
-
-def test_a_decode_step_sends_blocks_and_outputs_or_partial_results(ranks: Ranks) -> None:
-    """128 of 256 shared tokens on each rank; 5 rows, of which rank 0 has 3, and pads of as many on rank 1."""
-    at = point(phase="decode", n_p=300, n_s=256, batch_size=5)
-    block, outputs = 2 * 128 * 4 * 32 * 4, 3 * 4 * 32 * 4
-    assert sent(ranks, "ring", at) == [block + outputs] * 2
-    assert sent(ranks, "all_gather", at) == [block + outputs] * 2
-    assert sent(ranks, "no_exchange", at) == [outputs] * 2
-    assert sent(ranks, "one_process", at) == [0, 0]
-    # An all-reduce around a ring of two sends all of it once: outputs, peaks and sums in float32.
-    assert sent(ranks, "tree_decode", at) == [5 * 4 * (32 + 2) * 4] * 2
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        (
+            {"n_p": 256},
+            {
+                **dict.fromkeys(("ring", "striped", "zigzag", "all_gather", "ring_flash", "zigzag_flash"), BLOCK),
+                **dict.fromkeys(("one_process", "no_exchange"), 0),
+            },
+        ),
+        ({"n_p": 256, "kv_heads": 2, "dtype": "bfloat16"}, {"ring": BLOCK // 4}),
+        (
+            {"phase": "decode", "n_p": 300, "n_s": 256, "batch_size": 5},
+            {
+                **dict.fromkeys(("ring", "all_gather"), BLOCK + OUTPUTS),
+                **{"no_exchange": OUTPUTS, "one_process": 0},
+                # An all-reduce around a ring of two sends all of it once: outputs, peaks and sums in float32.
+                "tree_decode": 5 * 4 * (32 + 2) * 4,
+            },
+        ),
+    ],
+    ids=["prefill", "smaller numbers", "decode"],
+)
+def test_ranks_send_blocks_and_outputs_or_partial_results(
+    ranks: Ranks, axes: dict[str, Any], expected: dict[str, int]
+) -> None:
+    """Each block goes once to the one other rank."""
+    for name, count in expected.items():
+        answers = ranks.run(CHOICES[name].scheme, task_of(point(**axes)), None, 0, LIMIT_S)
+        assert [answer.sent_bytes for answer in answers] == [count, count], name
 
 
 @pytest.mark.parametrize(

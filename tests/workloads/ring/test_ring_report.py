@@ -17,8 +17,7 @@ from chunkbench.report.formats import render
 from chunkbench.report.layout import Report
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, block_bytes, busy
 from chunkbench.workloads.ring.result import RingResult
-from tests.workloads.made import check_inside, drawn
-from tests.workloads.ring.made_rings import ring_result
+from tests.workloads.made import check_inside, drawn, ring_result
 
 SCHEMES = ["one_process", "no_exchange", "ring", "zigzag", "all_gather", "tree_decode", "torch_ring"]
 

@@ -27,7 +27,7 @@ from chunkbench.workloads.ring.result import RingPoint, RingResult
 from chunkbench.workloads.ring.spec import RingExperiment
 from chunkbench.workloads.ring.task import Scheme, Task
 from tests.command import chunkbench
-from tests.workloads.ring.made_rings import ring_result
+from tests.workloads.made import ring_result
 
 TINY = """\
 kind: ring

@@ -22,7 +22,7 @@ from chunkbench.workloads.ring.rates import Device, Shape, break_even, ideal_sha
 from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.spec import RingExperiment
 from chunkbench.workloads.ring.task import Movement, Scheme, Task
-from tests.workloads.ring.made_rings import ring_result
+from tests.workloads.made import ring_result
 
 HEAD = "kind: ring\nimplementations: [one_process, ring]\n"
 ONE_SEQUENCE = "phase: prefill, which has one sequence; leave it out"

@@ -1,32 +1,38 @@
-"""A run of `kind: serving` with real servers of a tiny model."""
+"""Runs of `kind: serving`: real servers of a tiny model, and closed-loop clients of a server that answers at once."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.store import open_run
 from chunkbench.cli.main import cli
+from chunkbench.report.build import build
+from chunkbench.report.formats import render
 from chunkbench.run_error import CannotRunError, RunError
 from chunkbench.workloads import register
 from chunkbench.workloads.serving import plan
-from chunkbench.workloads.serving.budget import Costs, Cut, Part, fit, took_s
-from chunkbench.workloads.serving.memory import plan_memory
 from chunkbench.workloads.serving.plan import draw_id
-from chunkbench.workloads.serving.result import ServerFacts, ServingPoint, ServingResult
-from chunkbench.workloads.serving.servers.chunk_llama import StepLog
+from chunkbench.workloads.serving.result import ServingResult
 from tests.conftest import MISSING
+from tests.workloads.made import drawn
 
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
+
+from aiohttp import web
+
+from tests.server.engine.models import write_byte_tokenizer
 
 SYSTEMS = ("vllm", "chunk_llama_no_sharing", "chunk_llama")
 EXPERIMENT = """
@@ -242,119 +248,149 @@ def test_a_tree_of_prompts_does_not_set_the_batch(run: tuple[Path, Path], tmp_pa
     assert f"{axes} tree=64x(64x1 64x1) 100x1 load=50%" in draw_id(point)
 
 
-GIB = 1 << 30
-seconds = st.floats(0, 100)
+WAIT_S = 0.04
+CLOSED = """
+kind: serving
+implementations: [endpoint]
+baseline: endpoint
+endpoint: %s
+dtype: float32
+requests: 12
+arrival_seeds: 2
+vocabulary: 300
+defaults: {model: small-llama, n_p: 20, n_s: 0, n_c: 3, batch_size: 8}
+sweep: [{clients: [1, 4, 8]}]
+"""
 
 
-@st.composite
-def parts(draw: st.DrawFn) -> Part:
-    fewest_requests, fewest_seeds = draw(st.integers(1, 8)), draw(st.integers(0, 2))
-    requests, seeds = fewest_requests + draw(st.integers(0, 40)), fewest_seeds + draw(st.integers(0, 3))
-    return Part(requests, fewest_requests, seeds, fewest_seeds, draw(seconds), draw(seconds), draw(seconds))
+class Busy:
+    """A server that counts how many requests it has at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.most: dict[int, int] = {}
+        """Number of the request -> requests that were there when it came."""
+        self._running = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        self.asked.append(asked)
+        self._running += 1
+        self.most[len(self.asked)] = self._running
+        await asyncio.sleep(WAIT_S)
+        self._running -= 1
+        response = web.StreamResponse()
+        await response.prepare(request)
+        pieces = ["a"] * asked["max_tokens"]
+        if "structured_outputs" in asked:
+            regex = asked["structured_outputs"]["regex"]
+            pieces = [re.sub(r"\[a-z \]\{(\d+)\}", lambda match: "x" * int(match[1]), regex).replace("\\", "")]
+            pieces = pieces if "{" in pieces[0] else ["no, "]  # it knows JSON only
+        for number, piece in enumerate(pieces, 1):
+            choice = {"index": 0, "text": piece, "finish_reason": "stop" if number == len(pieces) else None}
+            await response.write(f"data: {json.dumps({'id': 'r', 'choices': [choice]})}\n\n".encode())
+        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(pieces)}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        return response
 
 
-@given(st.lists(parts(), max_size=6), st.floats(0, 20_000))
-def test_what_is_kept_fits_and_is_cut_in_order(left: list[Part], left_s: float) -> None:
-    cuts = fit(left, left_s)
-    assert len(cuts) == len(left)
-    kept = [number for number, cut in enumerate(cuts) if cut != Cut(0, 0)]
-    assert kept == list(range(len(kept)))  # points go from the last on
-    assert took_s(left, cuts) <= left_s or not kept
-    for part, cut in zip(left[: len(kept)], cuts, strict=False):
-        assert part.fewest_requests <= cut.requests <= part.requests
-        assert part.fewest_seeds <= cut.seeds <= part.seeds
-    chosen = list(zip(left, cuts, strict=True))[: len(kept)]
-    if any(cut.seeds < part.seeds for part, cut in chosen):  # seeds go only when the fewest requests are too many
-        assert took_s(left, [part.cut(0, 0) for part in left[: len(kept)]]) > left_s
-    if len(kept) < len(left):  # and points only at the fewest requests and seeds
-        assert took_s(left, [part.cut(0, part.seeds) for part in left[: len(kept) + 1]]) > left_s
-    assert fit(left, 1e9) == [Cut(part.requests, part.seeds) for part in left]
+Served = tuple[Path, Busy, str]
+"""A folder with a run, the server that it measured, and its address."""
 
 
-@pytest.mark.parametrize(
-    ("left_s", "cuts"),
-    [(176, [(24, 3)] * 2), (80, [(8, 3)] * 2), (79, [(12, 2)] * 2), (60, [(8, 2)] * 2), (59, [(14, 3), (0, 0)])],
-)
-def test_the_order_of_cuts(left_s: float, cuts: list[tuple[int, int]]) -> None:
-    """Two points; each request of a seed takes a second, each seed two more, each point ten more."""
-    assert fit([Part(24, 8, 3, 2, once_s=10, seed_s=2, request_s=1)] * 2, left_s) == [Cut(*cut) for cut in cuts]
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder, busy = tmp_path_factory.mktemp("closed"), Busy()
+    loop, listens = asyncio.new_event_loop(), threading.Event()
+    addresses: list[Any] = []
+
+    async def serve() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/completions", busy.answer)
+        app.router.add_get("/v1/models", listed)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        addresses.extend(runner.addresses)
+        listens.set()
+
+    async def listed(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    thread = threading.Thread(target=lambda: (loop.create_task(serve()), loop.run_forever()), daemon=True)
+    thread.start()
+    assert listens.wait(10)
+    file = folder / "closed.yaml"
+    file.write_text(CLOSED % f"http://127.0.0.1:{addresses[0][1]}")
+    result = CliRunner().invoke(cli, ["run", str(file), "--out", str(folder / "run")])
+    assert result.exit_code == 0, result.output
+    yield folder, busy, f"http://127.0.0.1:{addresses[0][1]}"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
 
 
-def point(load: int, n_s: int = 0) -> ServingPoint:
-    return ServingPoint(n_p=100, n_s=n_s, n_c=8, load=load, batch_size=4, device="cpu", dtype="float32")
+def test_each_client_sends_two_requests_as_soon_as_it_has_an_answer(served: Served) -> None:
+    register()
+    folder, busy, _ = served
+    rows = [case for case in open_run(folder / "run").cases if isinstance(case, ServingResult)]
+    assert {row.clients: [len(m.requests) for m in row.measurements] for row in rows} == {
+        1: [4, 4],
+        4: [8, 8],
+        8: [12, 12],  # no more than `requests`
+    }
+    assert {(row.status, row.reference, row.requests_per_s) for row in rows} <= {("ok", "", None), ("noisy", "", None)}
+    place = 4  # behind the warm-up
+    for row in rows:
+        for measurement in row.measurements:
+            numbers = range(place + 1, place + 1 + len(measurement.requests))
+            assert max(busy.most[number] for number in numbers) == row.clients
+            place = numbers[-1]
+            dues = sorted(request.due for request in measurement.requests)
+            assert dues[row.clients or 0 : (row.clients or 0) + 1] >= [WAIT_S]
+    prompts = [tuple(asked["prompt"]) for asked in busy.asked]
+    assert len(set(prompts)) == len(prompts) == place
 
 
-def test_costs_are_learned() -> None:
-    costs = Costs({"a": 15, "b": 15}, lambda point: 2.0)
-    assert costs.one_s("r", point(80)) == 2.0
-    costs.learn_capacity("r", point(80), 2.0)  # four times as fast as assumed
-    assert costs.one_s("r", point(80)) == 0.5
-    assert costs.one_s("other", point(80)) == 0.5
-    assert costs.gap_s("r", point(50)) == 1.0
-    # A system that keeps up: a request adds the gap to the next one; the last answer takes as long as any.
-    costs.learn_turn("a", "r", point(50), 8, last_due=7.0, took_s=9.0, fastest_s=2.0)
-    assert costs.turn("a", "r", point(50)) == pytest.approx((2.0, 1.0))
-    # One that does not: what it is behind at the end grows with the requests.
-    costs.learn_turn("b", "r", point(200), 8, last_due=1.75, took_s=9.75, fastest_s=2.0)
-    assert costs.turn("b", "r", point(200)) == pytest.approx((2.0, 1.0))
-    # Elsewhere a system is as slow as it was seen, in requests of the reference.
-    assert costs.turn("b", "other", point(200)) == pytest.approx((2.0, 1.0))
-    costs.learn_capacity("other", point(200), 1.0)
-    assert costs.turn("b", "other", point(200)) == pytest.approx((4.0, 2.0))
+def test_a_closed_loop_has_a_plan_a_table_and_a_figure(served: Served) -> None:
+    folder, _, _ = served
+    plan = CliRunner().invoke(cli, ["run", str(folder / "closed.yaml"), "--dry-run"])
+    assert "3 points, 2 arrival seeds of 4 to 12 requests" in plan.output
+    assert "n_p=20 n_s=0 b=8 clients=4" in plan.output
+    found = open_run(folder / "run")
+    text = " ".join(render(build(found), "table").split())
+    assert "2 arrival seeds of 4 to 12 requests, closed loop" in text
+    assert "requests answered per second" in text
+    plot = drawn(found).axes[0]
+    assert (plot.get_xlabel(), plot.get_ylabel()) == ("clients", "answers per second")
+    (line,) = plot.get_lines()
+    assert list(line.get_xdata()) == [1, 4, 8]
 
 
-@pytest.mark.parametrize(
-    ("room", "needed", "besides", "kv_gib", "groups"),
-    [
-        (20, 4, {"v": 1, "p": 1, "c": 1, "r": 1}, 4, (("v", "p", "c", "r"),)),
-        # What a full batch does not need is cut for all alike.
-        (14, 2, {"v": 1, "p": 1, "c": 1, "r": 1}, 2.5, (("v", "p", "c", "r"),)),
-        # Groups share the baseline, and the first one has the reference.
-        (16, 4, {"v": 1, "p": 1, "c": 1, "r": 1}, 4, (("c", "v", "r"), ("c", "p"))),
-        (11, 4, {"p": 1, "v": 1, "c": 1}, 4, (("c", "v"), ("c", "p"))),
-        (5, 4, {"c": 1, "e": None}, 4, (("c", "e"),)),  # a server elsewhere takes no memory
-    ],
-)
-def test_servers_fit_together_or_in_groups(
-    room: int, needed: int, besides: dict[str, int | None], kv_gib: float, groups: tuple[tuple[str, ...], ...]
-) -> None:
-    sizes = {name: None if size is None else size * GIB for name, size in besides.items()}
-    found = plan_memory(sizes, 4 * GIB, needed * GIB, "c", "v", room * GIB)
-    assert (round(found.kv_bytes / GIB, 3), found.groups, dict(found.too_large)) == (kv_gib, groups, {})
-    assert bool(found.difference) == ((kv_gib, len(groups)) != (4, 1))
-
-
-def test_what_does_not_fit_alone_is_named_with_what_is_missing() -> None:
-    found = plan_memory({"c": GIB, "v": 4 * GIB}, 4 * GIB, 4 * GIB, "c", "v", 6 * GIB)
-    assert found.groups == (("c",),)
-    assert found.too_large == {"v": "needs 8.6 GB, 6.4 GB are available: 2.1 GB are missing"}
-
-
-@given(
-    st.lists(st.integers(0, 4 * GIB) | st.none(), min_size=1, max_size=6),
-    st.integers(1, 8 * GIB),
-    st.integers(1, 8 * GIB),
-    st.integers(0, 40 * GIB),
-)
-def test_no_group_needs_more_than_there_is(sizes: list[int | None], asked: int, needed: int, room: int) -> None:
-    besides = dict(zip("cvprst", sizes, strict=False))
-    found = plan_memory(besides, asked, needed, "c", "v", room)
-    assert min(asked, needed) <= found.kv_bytes <= asked
-    for group in found.groups:
-        assert sum(size + found.kv_bytes for name in group if (size := besides[name]) is not None) <= room
-    measured = [name for group in found.groups for name in group if name != "c"]
-    assert sorted([*measured, *(set(found.too_large) - {"c"})]) == sorted(set(besides) - {"c"})
-
-
-def test_steps_in_a_window_and_the_idle_time_between_them(tmp_path: Path) -> None:
-    steps = [(1.0, 1), (2.0, 2), (2.1, 3), (5.0, 4), (9.0, 5)]
-    fields = {"s": 0.1, "overhead_s": 0.01, "tree_s": 0.002, "prompt_tokens": 7, "kv_bytes": 64}
-    path = tmp_path / "steps.jsonl"
-    path.write_text("".join(json.dumps({**fields, "ended": ended, "batch": batch}) + "\n" for ended, batch in steps))
-    moments = StepLog(path).between(1.5, 6.0)
-    assert [(moment.at, moment.batch) for moment in moments] == [(2.0, 2), (2.1, 3), (2.1, 0), (4.9, 0), (5.0, 4)]
-    assert [moment.kv_bytes for moment in moments] == [64, 64, 0, 0, 64]
-    assert [moment.seconds for moment in moments] == [0.1, 0.1, None, None, 0.1]
-    facts = ServerFacts.of(moments, 1.5, sampled=False)
-    assert facts is not None
-    assert (facts.steps, facts.overhead_s, facts.tree_s) == (3, 0.01, 0.002)
+def test_answers_that_break_their_constraint_are_incorrect(served: Served, tmp_path: Path) -> None:
+    _, busy, url = served
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**shape, "model_type": "llama", "vocab_size": 256}))
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"")  # so that it is a checkpoint
+    write_byte_tokenizer(tmp_path / "m")
+    text = CLOSED.replace("model: small-llama, n_p: 20", f"model: {tmp_path / 'm'}, n_p: 90") % url
+    text = text.replace("clients: [1, 4, 8]", "clients: 4, forced: [0, 50]") + "constrained: share\n"
+    (tmp_path / "share.yaml").write_text(text)
+    begun = len(busy.asked)
+    result = CliRunner().invoke(cli, ["run", str(tmp_path / "share.yaml"), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 3, result.output  # not all rows are ok
+    rows = {case.forced: case for case in open_run(tmp_path / "run").cases if isinstance(case, ServingResult)}
+    assert rows[50].status in ("ok", "noisy"), rows[50].reason
+    first = rows[50].measurements[0]
+    assert first.constrained is not None
+    assert (first.constrained.valid, first.constrained.invalid) == (8, 0)
+    assert {request.status for request in first.requests} == {"ok"}
+    assert set(map(len, first.constrained.texts)) == {200}
+    assert rows[0].status == "incorrect"
+    assert rows[0].reason == "8 of 8 answers break their constraint: 'no, '"
+    sent = [asked for asked in busy.asked[begun:] if "structured_outputs" in asked]
+    assert len(sent) == 2 + 3 * 8  # one of each before the clock; no second seed of what failed
+    assert not any("ignore_eos" in asked for asked in sent)
+    (tmp_path / "share.yaml").write_text(text.replace("n_p: 90", "n_p: 30"))
+    refused = CliRunner().invoke(cli, ["run", str(tmp_path / "share.yaml"), "--dry-run"])
+    assert "n_p = 30 is the most; raise it" in str(refused.exception)

@@ -1,4 +1,4 @@
-"""Systems that experiments can name, and the processes of servers: real ones start, fail, and leave nothing behind."""
+"""Systems that experiments can name, what of them fits into memory and time, and real processes of servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp")
 
@@ -18,7 +20,11 @@ from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.llama import SHAPES
 from chunkbench.workloads.serving import methods
+from chunkbench.workloads.serving.budget import Costs, Cut, Part, fit, took_s
+from chunkbench.workloads.serving.memory import plan_memory
 from chunkbench.workloads.serving.methods import SYSTEMS
+from chunkbench.workloads.serving.result import ServerFacts, ServingPoint
+from chunkbench.workloads.serving.servers.chunk_llama import StepLog
 from chunkbench.workloads.serving.servers.endpoint import Endpoint
 from chunkbench.workloads.serving.servers.process import ServerFailed, start_server
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System
@@ -186,3 +192,121 @@ def test_others_register_a_class_or_an_object(tmp_path: Path, monkeypatch: pytes
         assert systems.style(name) == Other.style
         assert systems.availability(name, "cpu")[0] == "other"
     assert systems.style("vllm") == SYSTEMS.style("vllm")  # the names of this package are taken
+
+
+GIB = 1 << 30
+seconds = st.floats(0, 100)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Part:
+    fewest_requests, fewest_seeds = draw(st.integers(1, 8)), draw(st.integers(0, 2))
+    requests, seeds = fewest_requests + draw(st.integers(0, 40)), fewest_seeds + draw(st.integers(0, 3))
+    return Part(requests, fewest_requests, seeds, fewest_seeds, draw(seconds), draw(seconds), draw(seconds))
+
+
+@given(st.lists(parts(), max_size=6), st.floats(0, 20_000))
+def test_what_is_kept_fits_and_is_cut_in_order(left: list[Part], left_s: float) -> None:
+    cuts = fit(left, left_s)
+    assert len(cuts) == len(left)
+    kept = [number for number, cut in enumerate(cuts) if cut != Cut(0, 0)]
+    assert kept == list(range(len(kept)))  # points go from the last on
+    assert took_s(left, cuts) <= left_s or not kept
+    for part, cut in zip(left[: len(kept)], cuts, strict=False):
+        assert part.fewest_requests <= cut.requests <= part.requests
+        assert part.fewest_seeds <= cut.seeds <= part.seeds
+    chosen = list(zip(left, cuts, strict=True))[: len(kept)]
+    if any(cut.seeds < part.seeds for part, cut in chosen):  # seeds go only when the fewest requests are too many
+        assert took_s(left, [part.cut(0, 0) for part in left[: len(kept)]]) > left_s
+    if len(kept) < len(left):  # and points only at the fewest requests and seeds
+        assert took_s(left, [part.cut(0, part.seeds) for part in left[: len(kept) + 1]]) > left_s
+    assert fit(left, 1e9) == [Cut(part.requests, part.seeds) for part in left]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "cuts"),
+    [(176, [(24, 3)] * 2), (80, [(8, 3)] * 2), (79, [(12, 2)] * 2), (60, [(8, 2)] * 2), (59, [(14, 3), (0, 0)])],
+)
+def test_the_order_of_cuts(left_s: float, cuts: list[tuple[int, int]]) -> None:
+    """Two points; each request of a seed takes a second, each seed two more, each point ten more."""
+    assert fit([Part(24, 8, 3, 2, once_s=10, seed_s=2, request_s=1)] * 2, left_s) == [Cut(*cut) for cut in cuts]
+
+
+def point(load: int, n_s: int = 0) -> ServingPoint:
+    return ServingPoint(n_p=100, n_s=n_s, n_c=8, load=load, batch_size=4, device="cpu", dtype="float32")
+
+
+def test_costs_are_learned() -> None:
+    costs = Costs({"a": 15, "b": 15}, lambda point: 2.0)
+    assert costs.one_s("r", point(80)) == 2.0
+    costs.learn_capacity("r", point(80), 2.0)  # four times as fast as assumed
+    assert costs.one_s("r", point(80)) == 0.5
+    assert costs.one_s("other", point(80)) == 0.5
+    assert costs.gap_s("r", point(50)) == 1.0
+    # A system that keeps up: a request adds the gap to the next one; the last answer takes as long as any.
+    costs.learn_turn("a", "r", point(50), 8, last_due=7.0, took_s=9.0, fastest_s=2.0)
+    assert costs.turn("a", "r", point(50)) == pytest.approx((2.0, 1.0))
+    # One that does not: what it is behind at the end grows with the requests.
+    costs.learn_turn("b", "r", point(200), 8, last_due=1.75, took_s=9.75, fastest_s=2.0)
+    assert costs.turn("b", "r", point(200)) == pytest.approx((2.0, 1.0))
+    # Elsewhere a system is as slow as it was seen, in requests of the reference.
+    assert costs.turn("b", "other", point(200)) == pytest.approx((2.0, 1.0))
+    costs.learn_capacity("other", point(200), 1.0)
+    assert costs.turn("b", "other", point(200)) == pytest.approx((4.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("room", "needed", "besides", "kv_gib", "groups"),
+    [
+        (20, 4, {"v": 1, "p": 1, "c": 1, "r": 1}, 4, (("v", "p", "c", "r"),)),
+        # What a full batch does not need is cut for all alike.
+        (14, 2, {"v": 1, "p": 1, "c": 1, "r": 1}, 2.5, (("v", "p", "c", "r"),)),
+        # Groups share the baseline, and the first one has the reference.
+        (16, 4, {"v": 1, "p": 1, "c": 1, "r": 1}, 4, (("c", "v", "r"), ("c", "p"))),
+        (11, 4, {"p": 1, "v": 1, "c": 1}, 4, (("c", "v"), ("c", "p"))),
+        (5, 4, {"c": 1, "e": None}, 4, (("c", "e"),)),  # a server elsewhere takes no memory
+    ],
+)
+def test_servers_fit_together_or_in_groups(
+    room: int, needed: int, besides: dict[str, int | None], kv_gib: float, groups: tuple[tuple[str, ...], ...]
+) -> None:
+    sizes = {name: None if size is None else size * GIB for name, size in besides.items()}
+    found = plan_memory(sizes, 4 * GIB, needed * GIB, "c", "v", room * GIB)
+    assert (round(found.kv_bytes / GIB, 3), found.groups, dict(found.too_large)) == (kv_gib, groups, {})
+    assert bool(found.difference) == ((kv_gib, len(groups)) != (4, 1))
+
+
+def test_what_does_not_fit_alone_is_named_with_what_is_missing() -> None:
+    found = plan_memory({"c": GIB, "v": 4 * GIB}, 4 * GIB, 4 * GIB, "c", "v", 6 * GIB)
+    assert found.groups == (("c",),)
+    assert found.too_large == {"v": "needs 8.6 GB, 6.4 GB are available: 2.1 GB are missing"}
+
+
+@given(
+    st.lists(st.integers(0, 4 * GIB) | st.none(), min_size=1, max_size=6),
+    st.integers(1, 8 * GIB),
+    st.integers(1, 8 * GIB),
+    st.integers(0, 40 * GIB),
+)
+def test_no_group_needs_more_than_there_is(sizes: list[int | None], asked: int, needed: int, room: int) -> None:
+    besides = dict(zip("cvprst", sizes, strict=False))
+    found = plan_memory(besides, asked, needed, "c", "v", room)
+    assert min(asked, needed) <= found.kv_bytes <= asked
+    for group in found.groups:
+        assert sum(size + found.kv_bytes for name in group if (size := besides[name]) is not None) <= room
+    measured = [name for group in found.groups for name in group if name != "c"]
+    assert sorted([*measured, *(set(found.too_large) - {"c"})]) == sorted(set(besides) - {"c"})
+
+
+def test_steps_in_a_window_and_the_idle_time_between_them(tmp_path: Path) -> None:
+    steps = [(1.0, 1), (2.0, 2), (2.1, 3), (5.0, 4), (9.0, 5)]
+    fields = {"s": 0.1, "overhead_s": 0.01, "tree_s": 0.002, "prompt_tokens": 7, "kv_bytes": 64}
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps({**fields, "ended": ended, "batch": batch}) + "\n" for ended, batch in steps))
+    moments = StepLog(path).between(1.5, 6.0)
+    assert [(moment.at, moment.batch) for moment in moments] == [(2.0, 2), (2.1, 3), (2.1, 0), (4.9, 0), (5.0, 4)]
+    assert [moment.kv_bytes for moment in moments] == [64, 64, 0, 0, 64]
+    assert [moment.seconds for moment in moments] == [0.1, 0.1, None, None, 0.1]
+    facts = ServerFacts.of(moments, 1.5, sampled=False)
+    assert facts is not None
+    assert (facts.steps, facts.overhead_s, facts.tree_s) == (3, 0.01, 0.002)

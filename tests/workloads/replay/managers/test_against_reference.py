@@ -35,15 +35,8 @@ CASES = [
 BATCH = 300
 """Operations until a new, empty memory."""
 NAMES = (
-    *["allocate"] * 5,
-    *["extend"] * 8,
-    *["append"] * 8,
-    *["grow"] * 3,
-    *["fork"] * 3,
-    "free",
-    "preempt",
-    "swap",
-    "misuse",
+    *(*["allocate"] * 5, *["extend"] * 8, *["append"] * 8, *["grow"] * 3, *["fork"] * 3),
+    *("free", "preempt", "swap", "misuse"),
 )
 IDS = 6
 LONGEST = 22
