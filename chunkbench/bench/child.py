@@ -1,4 +1,4 @@
-"""A program that this process starts, watches and ends: a worker, a rank, a compared server, a command on a node."""
+"""A program that this process starts, watches and ends, such as a worker, a rank, a server or a command on a node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from chunkbench.lifetime import PARENT, end_with_parent
 
 
 class ChildProcess(Popen[bytes]):
-    """A program in a session of its own: a Ctrl-C at the terminal must reach this process alone.
+    """A program in a session of its own, so that Ctrl-C at the terminal reaches only the parent.
 
-    It ends with this process: a polite one by SIGTERM. The others are ours and see to it themselves, by `PARENT`: for a
-    polite one Python has to fork this process, which takes longer the more memory it has, and threads may disturb it.
+    The program ends when its parent ends. A `polite` program gets SIGTERM; this needs a fork in Python, which takes
+    longer the more memory the parent has, and which threads may disturb. Our own programs need no signal: they watch
+    their parent, whose process id is in the variable `PARENT`.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class ChildProcess(Popen[bytes]):
         polite: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """Start it in a folder; append what it prints to `log`, or its errors alone if input and output are `pipes`."""
+        """Start the program in `folder`. Its output and errors are appended to `log`; with `pipes`, only its errors."""
         self._polite = polite
         with open(log or os.devnull, "ab") as output:
             super().__init__(
@@ -46,17 +47,18 @@ class ChildProcess(Popen[bytes]):
 
     @property
     def ended(self) -> str:
-        """How it ended, in words; empty while it runs."""
+        """How the program ended, in words; empty while the program runs."""
         return "" if self.poll() is None else in_words(self.returncode)
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Give it so much time to end, a polite one after SIGTERM; then kill it and all processes that it started."""
+        """Wait `patience_s` for the program to end, after SIGTERM if it is polite; then kill it and all processes that
+        it started."""
         if self._polite:
             with suppress(OSError):  # all have ended
                 os.killpg(self.pid, signal.SIGTERM)
         with suppress(TimeoutExpired):
             self.wait(patience_s)
-        with suppress(OSError), self:  # which waits, and closes its pipes
+        with suppress(OSError), self:  # `with self` waits, and closes the pipes
             os.killpg(self.pid, signal.SIGKILL)
 
 

@@ -28,13 +28,14 @@ __all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Se
 
 @dataclass(frozen=True)
 class Answer:
-    """Yes; or no, with the reason and, if there is one, a remedy (a command to type, or what to change)."""
+    """A yes, or a no with its reason and maybe a remedy: a command to type, or something to change."""
 
     ok: bool
     reason: str = ""
     remedy: str = ""
     fault: bool = False
-    """Whether a no is a fault of the implementation, as an adapter that does not load: its rows are `error`."""
+    """Whether a no is a fault of the implementation, such as an adapter that does not load. Its rows are then
+    `error`."""
 
 
 YES = Answer(True)
@@ -66,7 +67,8 @@ class Session(ABC):
 
     @abstractmethod
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Append one token to each sequence; k, v `[b, kv_heads, head_dim]`. Pack here. Timed separately."""
+        """Append one token to each sequence; k, v `[b, kv_heads, head_dim]`. An implementation that packs K/V does so
+        here. Timed separately."""
 
     def plan(self) -> None:
         """Update the work descriptors. Timed separately."""
@@ -94,7 +96,7 @@ class Session(ABC):
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
         """One decode, its reads alone or its arithmetic alone, with the time of each unit of work.
 
-        For `chunkbench profile`. None: the implementation cannot say.
+        `chunkbench profile` calls this method. None: the implementation cannot trace.
         """
         return None
 
@@ -104,14 +106,16 @@ InputsT = TypeVar("InputsT", default=Inputs, contravariant=True)
 
 
 class Implementation(ABC, Generic[PointT, InputsT]):
-    """One way to compute decode attention; with other points and inputs, what another kind of work measures."""
+    """One way to compute decode attention. With other points and inputs: something that another kind of work
+    measures."""
 
     id: str
     """Lower-case identifier, as written in experiments."""
     label: str
     """Name in tables and figures."""
     style: Style = Style()
-    """Heading, column order, colour and marker. What is left out comes from the label, or is not used by others yet."""
+    """Heading, column order, colour and marker. A missing heading comes from the label; a missing colour is one that no
+    other implementation has."""
     note: str = ""
     """A footnote for tables: what a reader must know before comparing numbers."""
     shares_storage: bool = False
@@ -123,10 +127,12 @@ class Implementation(ABC, Generic[PointT, InputsT]):
 
     @abstractmethod
     def availability(self, device: str) -> Answer:
-        """Whether it can run here on `device` (`cpu` or `cuda`); if not, the reason and the remedy."""
+        """Whether the implementation can run on this machine's `device` (`cpu` or `cuda`); if not, the reason and the
+        remedy."""
 
     def supports(self, point: PointT) -> Answer:
-        """Whether it can compute this point; if not, the reason (head size, dtype, grouped heads, ragged prompts)."""
+        """Whether the implementation can compute this point; if not, the reason (head size, dtype, grouped heads,
+        ragged prompts)."""
         return YES
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Finds implementations by id: rows of this package, and entry points, which others register."""
+"""Finds implementations by id: rows of this package, and entry points that other packages register."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Surveyed(NamedTuple):
 
 
 class Listed(Protocol):
-    """What a registry knows of each implementation, whatever the kind of work."""
+    """What a registry knows of an implementation of any kind of work."""
 
     @property
     def label(self) -> str: ...
@@ -48,21 +48,21 @@ ListedT = TypeVar("ListedT", bound=Listed, covariant=True)
 
 @runtime_checkable
 class Loadable(Protocol):
-    """Names an implementation, and imports its module only when that is needed: an entry point, or a row like one."""
+    """An entry point, or a row of the same form: names an implementation, and imports its module only in `load`."""
 
     def load(self) -> Any:
         """A class, or an implementation."""
 
 
 class Registry(Generic[ListedT]):
-    """The implementations of one kind of work, by id: rows of this package, in their order; with a group of entry
-    points also those that others register, by name. A row wins over an entry point of its id."""
+    """The implementations of one kind of work, by id: the rows of this package and, if `group` names a group of entry
+    points, the implementations that other packages register there. A row wins over an entry point with the same id."""
 
     def __init__(self, rows: Mapping[str, Loadable | ListedT], group: str = "") -> None:
         self._rows, self._group = rows, group
 
     def refresh(self) -> None:
-        """Look for entry points again when one is needed next."""
+        """Forget the entry points, so that the next use looks for them again."""
         self.__dict__.pop("_entries", None)
 
     @cached_property
@@ -73,7 +73,7 @@ class Registry(Generic[ListedT]):
         return dict(sorted({**others, **self._rows}.items()))
 
     def _provider(self, implementation: str) -> Any:
-        """A class, or an implementation. Raises what the import raises."""
+        """The class or object behind an id. Raises what the import raises."""
         entry = self._entries[implementation]
         return entry.load() if isinstance(entry, Loadable) else entry
 
@@ -95,7 +95,8 @@ class Registry(Generic[ListedT]):
         return instance
 
     def style(self, implementation: str) -> Style:
-        """How reports show an implementation; the default style if it is not registered here or does not load."""
+        """How reports show an implementation; the default style if the implementation is not registered here or does
+        not load."""
         try:
             style: Style = self._provider(implementation).style
         except Exception:
@@ -103,14 +104,14 @@ class Registry(Generic[ListedT]):
         return style
 
     def styles(self, implementations: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """How reports show these implementations, as runs record it."""
+        """The styles of these implementations, in the form that runs record."""
         return {name: self.style(name).model_dump() for name in implementations}
 
     def availability(self, implementation: str, device: str) -> tuple[str, Answer]:
         """Label and availability of one implementation; an adapter that fails to import gives a "no", not an error."""
         try:
             loaded = self.load(implementation)
-            answer = loaded.availability(device)  # first: a label may name what runs on this device
+            answer = loaded.availability(device)  # before the label, which may depend on the device
             return loaded.label, answer
         except UnknownImplementation:
             raise
@@ -129,6 +130,6 @@ class Registry(Generic[ListedT]):
     def _compiles(self, implementation: str) -> bool:
         try:
             compiles: bool = self._provider(implementation).compiles
-        except Exception:  # `availability` reports why it does not load
+        except Exception:  # `availability` reports the cause
             return False
         return compiles

@@ -32,22 +32,22 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
     """A kind of work. Its methods import what they need when they are called: a command loads only its own part."""
 
     name: ClassVar[str]
-    """As experiment files write it."""
+    """The name of the kind in experiment files."""
     summary: ClassVar[str]
     """A few words for the description of the key `kind`."""
     experiment: type[ExperimentT]
-    """The keys of its files."""
+    """The model of the kind's experiment files."""
     result: type[ResultT]
-    """A line of its `cases.jsonl`."""
+    """The model of a line of `cases.jsonl`."""
 
     @property
     def point(self) -> type[PointT]:
-        """Its axes."""
+        """The class of the kind's points; its fields are the axes."""
         return cast("type[PointT]", self.experiment.POINT)
 
     @abstractmethod
     def implementations(self) -> Registry[Listed]:
-        """What can be measured."""
+        """The implementations that the kind can measure."""
 
     def passes(self, points: Iterable[PointT]) -> list[tuple[PointT, ...]]:
         """Group the points that are measured together, the point with the most work last."""
@@ -69,8 +69,8 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
         """Prepare to measure these points. Raises `RunError` if that is impossible."""
 
     def follow(self, experiment: ExperimentT) -> bool:
-        """Where a launcher started several processes: serve the run that another one leads, until it ends. False,
-        and nothing done, if this process leads."""
+        """If a launcher started several processes, and another process leads the run: serve that run until it ends, and
+        return True. The leading process does nothing, and returns False."""
         return False
 
     @abstractmethod
@@ -79,11 +79,11 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
 
     @abstractmethod
     def estimate(self, experiment: ExperimentT, target: Target) -> Estimate | str:
-        """The memory and the time that a run on this machine will take, or in words what is known instead."""
+        """The memory and the time that a run on this machine will take, or a text if there is no such estimate."""
 
     @abstractmethod
     def layout(self) -> Layout:
-        """How its runs are shown, compared and judged."""
+        """How the kind's runs are shown, compared and judged."""
 
 
 AnyWorkload: TypeAlias = "Workload[Any, Any, Any]"
@@ -91,7 +91,8 @@ _workloads: dict[str, AnyWorkload] = {}
 
 
 def add(workload: AnyWorkload) -> None:
-    """Register a kind under its name. Does nothing if it is registered already. Raises `ValueError` if another is."""
+    """Register a kind under its name. Does nothing if the kind is already registered. Raises `ValueError` if another
+    kind has the name."""
     if type(_workloads.setdefault(workload.name, workload)) is not type(workload):
         raise ValueError(f"there is another kind of work called {workload.name!r}")
 
@@ -121,7 +122,7 @@ def get(name: str) -> AnyWorkload:
 
 
 def implementations(name: str | None = None) -> tuple[str, ...]:
-    """Ids that a kind of work can measure, None: the ids of all kinds; listed without importing what they name."""
+    """Ids of the implementations of a kind of work; without a name, of all kinds. Imports no implementation."""
     kinds = all_kinds() if name is None else (get(name),)
     return tuple(dict.fromkeys(id_ for kind in kinds for id_ in kind.implementations().names()))
 

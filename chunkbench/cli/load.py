@@ -175,25 +175,25 @@ def _document(measured: Measurement, numbers: LoadNumbers, control: bool, interr
     name: Column[tuple[str, Quantiles, float]] = Column("", lambda line: line[0], align="left")
     columns = (name, *map(quantile, ("mean", "p50", "p90", "p99")))
     rates = f"{significant(numbers.requests_per_s, 3)} requests/s, {significant(numbers.tokens_per_s, 3)} tokens/s"
-    told = [rates if numbers.answered else "No request was answered"]
+    headline = [rates if numbers.answered else "No request was answered"]
     if numbers.goodput_per_s is not None:
-        told.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
+        headline.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
     if numbers.cached_share is not None:
-        told.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
+        headline.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
     failed = (one for one in measured.requests if one.status not in ("ok", "cancelled"))
     failures = Counter(f"{one.status}: {one.reason}" for one in failed)
     named = [f"failed, {reason} ({count} of {planned})" for reason, count in failures.most_common(_MOST_REASONS)]
     if len(failures) > _MOST_REASONS:
         named.append(f"failed for {len(failures) - _MOST_REASONS} other reasons: --format json names all")
     if numbers.cancelled:
-        told.append(f"{numbers.cancelled} were not answered when the load was interrupted")
+        headline.append(f"{numbers.cancelled} were not answered when the load was interrupted")
     doubt = found.doubt(control) if found else ""
     bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
     doubts = (doubt, bottleneck if numbers.client_late or cpu > 0.9 else "")
     return Output(
         title=f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s",
         warnings=(*measured.plan.notes, *filter(None, doubts)),
-        headline="; ".join(told),
+        headline="; ".join(headline),
         tables=(
             *([Table("", columns, [line for line in lines if line[1] is not None])] if numbers.answered else []),
             *([_hits(found)] if found else []),

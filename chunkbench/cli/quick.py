@@ -72,14 +72,14 @@ def command(
     except ShapeError as error:
         fail(error)
     if prompts:
-        lengths, told = _of_prompts(prompts, tokenizer)
+        lengths, description = _of_prompts(prompts, tokenizer)
     else:
         tokens, sequences = n_p or 1280, batch or 32
         shared = tokens * 4 // 5 if n_s is None else n_s
         if shared > tokens:
             raise click.BadParameter(f"{shared} shared tokens do not fit into prompts of {tokens}", param_hint="--n-s")
         lengths = {"n_p": tokens, "n_s": shared, "batch_size": sequences}
-        told = f"{sequences} requests of {tokens} tokens, {shared} of them shared"
+        description = f"{sequences} requests of {tokens} tokens, {shared} of them shared"
     axes = lengths | {
         "heads": shape.num_attention_heads,
         "kv_heads": shape.num_key_value_heads,
@@ -96,7 +96,7 @@ def command(
         ctx.exit(130)
     report = build(outcome.run)
     write_all(outcome.run, report)
-    click.echo(f"{told}; {shape.name}, on this machine:")
+    click.echo(f"{description}; {shape.name}, on this machine:")
     for line in gains(report, shape):
         click.echo(f"  {line}")
     click.echo(f"report: {out / 'report.html'}")
@@ -125,5 +125,5 @@ def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[st
     group = f" in {name}, the largest of {len(groups)} groups" if len(groups) > 1 else ""
     shortest, longest = min(map(len, chosen)), max(map(len, chosen))
     lengths = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-    told = f"{count(len(chosen), 'prompt')}{part}{group}, of {lengths} tokens, with what they share"
-    return {"tree": json.dumps(forest_of(chosen))}, told
+    description = f"{count(len(chosen), 'prompt')}{part}{group}, of {lengths} tokens, with what they share"
+    return {"tree": json.dumps(forest_of(chosen))}, description

@@ -154,8 +154,8 @@ def command(context: click.Context, options: ServeOptions) -> None:
         kv_bytes = options.kv_bytes
     except ValueError:
         fail(f"--kv-memory {options.kv_memory}: not a size; write it as 512MiB or 4GiB")
-    if options.device == "cpu" and (told := lacking(kv_bytes, usable(available_memory()))):
-        fail(f"--kv-memory {options.kv_memory} {told}")
+    if options.device == "cpu" and (lack := lacking(kv_bytes, usable(available_memory()))):
+        fail(f"--kv-memory {options.kv_memory} {lack}")
     for option, value, usual in (
         ("--attention", options.attention, "two-phase"),
         ("--cache", options.cache, "live"),

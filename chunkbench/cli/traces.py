@@ -130,7 +130,7 @@ def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, mo
         forest = cut_forest(live, trace.block_tokens)
         read_forest(forest)
     except ValueError as error:
-        told = error.findings[0].message if isinstance(error, Findings) else error
-        fail(f"{path} is not written, it would be no valid tree: {told} (--at and --most take other requests)")
+        problem = error.findings[0].message if isinstance(error, Findings) else error
+        fail(f"{path} is not written, it would be no valid tree: {problem} (--at and --most take other requests)")
     write_text(path, json.dumps(forest) + "\n")
     click.echo("\n".join(cut_lines(path, forest, at)), err=True)

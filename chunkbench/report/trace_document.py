@@ -30,7 +30,7 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
     if block_tokens:
         tables.append(_caches(numbers.hits, block_tokens))
     rate = f", {significant(numbers.per_s, 3)} requests/s over {numbers.seconds:,.0f} s" if numbers.per_s else ""
-    told = {"format": form, "block_tokens": block_tokens, "notes": notes}
+    facts = {"format": form, "block_tokens": block_tokens, "notes": notes}
     return Output(
         title=f"{name}: {count(numbers.requests, 'request')}{rate}",
         warnings=tuple(notes),
@@ -38,7 +38,7 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
         tables=tuple(tables),
         legend=_LEGEND if block_tokens else (),
         footer=(("trace", f"format of {form}"),),
-        data=told | asdict(numbers),
+        data=facts | asdict(numbers),
     )
 
 

@@ -15,13 +15,13 @@ CLOSE = 0.97
 
 @dataclass(frozen=True)
 class Standing:
-    """An implementation over all points where it was measured beside the baseline."""
+    """How one implementation ranks over all points where it was measured beside the baseline."""
 
     implementation: str
     ratios: Sequence[Ratio]
-    """Its latency over that of the fastest row of each point."""
+    """[point] latency of the implementation over the latency of the point's fastest row."""
     roofline_fraction: float | None
-    """Geometric mean; None where nothing was probed."""
+    """Geometric mean over the points; None if no round probed the machine's peaks."""
 
     @property
     def mean(self) -> float:
@@ -34,17 +34,18 @@ class Standing:
 
     @property
     def close(self) -> int:
-        """Number of points where it is as fast as the fastest row, or nearly."""
+        """Number of points where the implementation is as fast as the fastest row, or nearly (`CLOSE`)."""
         return sum(is_close(over.value) for over in self.ratios)
 
     @property
     def maybe_close(self) -> int:
-        """Number of points where the interval of the ratio allows that."""
+        """Number of points where the interval of the ratio allows that the implementation is as fast as the fastest
+        row."""
         return sum(is_close(over.low) for over in self.ratios)
 
 
 def is_close(over: float) -> bool:
-    """Whether a latency over the fastest one counts as equally fast."""
+    """Whether `over`, a latency divided by the fastest latency, counts as equally fast."""
     return over * CLOSE <= 1
 
 
@@ -55,11 +56,11 @@ class Contest:
     group: Group
     fastest: str
     over: Mapping[str, Ratio]
-    """Latency of each row over that of the fastest one."""
+    """Latency of each row over the latency of the fastest row."""
 
 
 def contests(groups: Iterable[Group], confidence: float) -> list[Contest]:
-    """Every point that has such rows."""
+    """Every point with rows that were measured side by side with the baseline."""
     found = []
     for group in groups:
         ratios = {name: row.derived.ratio_to_baseline for name, row in group.rows.items()}
@@ -72,7 +73,7 @@ def contests(groups: Iterable[Group], confidence: float) -> list[Contest]:
 
 
 def standings(contests: Iterable[Contest]) -> list[Standing]:
-    """All implementations, the best mean first."""
+    """The standings of all implementations, the best mean first."""
     ratios: dict[str, list[Ratio]] = {}
     fractions: dict[str, list[float]] = {}
     for contest in contests:

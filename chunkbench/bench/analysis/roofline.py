@@ -18,7 +18,7 @@ PROBE_ERROR_ABOVE = 1.02
 
 
 def moved_bytes(tokens: int, token_bytes: int, b: int, h: int, d: int, element_bytes: int) -> int:
-    """Bytes of K and V of so many tokens, of q `[b, h, d]` and of out.
+    """Bytes of K and V of `tokens` tokens, plus the bytes of q `[b, h, d]` and of out.
 
     `token_bytes` is K and V of one token over all KV heads. With the distinct token prefixes that the batch holds at a
     step, completions included, these are the bytes that any implementation has to move.
@@ -37,7 +37,7 @@ def roofline_us(unique_bytes: int, flops: int, peaks: Peaks) -> float:
 
 
 def mean_roofline_us(case: TimedResult) -> float | None:
-    """`roofline_us` averaged over the timed steps of a round, then the median over rounds, as latencies are."""
+    """Mean of `roofline_us` over the timed steps of a round, then the median over rounds: the same as for latencies."""
     bounds = _round_bounds(case, case.unique_bytes, case.flops)
     return median(sum(bound) / len(bound) for bound in bounds) if bounds else None
 
@@ -51,7 +51,8 @@ def roofline_fraction(case: TimedResult) -> float | None:
 
 
 def bandwidth_fraction(case: TimedResult) -> float | None:
-    """Share of the read bandwidth that the case used: the bytes that it must move itself, over latency and peak."""
+    """Share of the read bandwidth that the case used: the bytes that its implementation must move, over latency times
+    peak."""
     return _fraction(case, case.read_bytes, (0,) * len(case.steps))
 
 

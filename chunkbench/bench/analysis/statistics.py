@@ -61,7 +61,7 @@ def relative_half_width(means: Sequence[float], confidence: float) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """(largest - smallest) / smallest: the paper's measure of how little a latency depends on something."""
+    """(largest - smallest) / smallest. The paper shows with this figure that a latency hardly depends on sharing."""
     return (max(values) - min(values)) / min(values)
 
 

@@ -1,4 +1,4 @@
-"""What a trace of requests asks for, and what a cache could give: lengths, rate, hits against the size of the cache."""
+"""Numbers of a trace of requests: lengths, rate, and how many tokens caches of several sizes would hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one number of the requests."""
+    """Mean, percentiles and maximum of one number over the requests."""
 
     mean: float
     p50: float
@@ -23,14 +23,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Hits:
-    """Prompt blocks and tokens that a cache would have held, one request at a time."""
+    """Prompt blocks and tokens that a cache would hold when a prompt arrives; the cache serves one request at a
+    time."""
 
     cache_blocks: int | None
-    """Size of the cache; None: endless."""
+    """Size of the cache in blocks; None: the cache has no limit."""
     blocks: float
-    """Share of all blocks of prompts."""
+    """Blocks that the cache holds, as a share of all blocks of prompts."""
     tokens: float
-    """Share of all tokens of prompts."""
+    """Tokens that the cache holds, as a share of all tokens of prompts."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TrafficNumbers:
     distinct_blocks: int
     hits: tuple[Hits, ...]
     reuse_s: Spread | None
-    """Seconds since a block was last asked for, where it was; None if no block comes again."""
+    """Seconds between two requests for the same block; None if no block comes twice."""
 
 
 def traffic_numbers(
@@ -60,8 +61,9 @@ def traffic_numbers(
 ) -> TrafficNumbers:
     """Numbers of requests in order of their due times (s).
 
-    prompts: ids of each prompt's blocks, `block_tokens` tokens each, the last one maybe partial; empty where nothing is
-    known. caches: sizes in blocks for which hits are counted, besides the endless one.
+    prompts: ids of each prompt's blocks. A block has `block_tokens` tokens; the last block of a prompt may be partial.
+    The lists are empty if the trace has no ids. caches: sizes in blocks. Hits are counted for these caches and for a
+    cache without limit.
     """
     seconds = dues[-1] - dues[0]
     known = any(prompts)
@@ -82,8 +84,8 @@ def traffic_numbers(
 def _hits(prompts: Sequence[Sequence[int]], prompt_tokens: Sequence[int], block_tokens: int, size: int | None) -> Hits:
     """Hits in a cache with least-recently-used eviction.
 
-    A prompt hits the leading blocks that the cache holds. Then all of its blocks are the most recent ones, the first
-    block more recent than those behind it: a block is worth nothing without those before it.
+    A prompt hits the leading blocks that the cache holds. Then all blocks of the prompt are the most recent ones, and
+    the first block is more recent than the blocks after it: a block is worth nothing without the blocks before it.
     """
     cache: OrderedDict[int, None] = OrderedDict()
     hit_blocks = hit_tokens = 0

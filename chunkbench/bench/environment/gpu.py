@@ -22,7 +22,7 @@ THROTTLE_WORDS = {
 
 
 class Clock(NamedTuple):
-    """The current clock of the multiprocessors."""
+    """The current clock of the GPU's multiprocessors."""
 
     sm_mhz: int | None
     reasons: int
@@ -30,7 +30,7 @@ class Clock(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Values that take longer to read than a clock; None if the driver does not report one."""
+    """Values that take longer to read than a clock; each is None if the driver does not report it."""
 
     memory_mhz: int | None
     power_w: float | None
@@ -77,13 +77,13 @@ class Nvml:
             return None, None
         others = [process for process in processes if process.pid not in (os.getpid(), os.getppid())]
         if others and len(others) == len(processes):
-            # In a container NVML reports the host's process ids, so this process does not know its own one there.
+            # In a container NVML reports the host's process ids, and this process does not know its id on the host.
             return len(others) - 1, None
         held = [process.usedGpuMemory for process in others]
         return len(others), None if None in held else sum(held)
 
     def _query(self, read: Callable[[], Any]) -> Any:
-        """The value, or None if the device or the driver does not report it or forbids to read it."""
+        """The value, or None if the device or the driver does not report the value or forbids to read it."""
         with contextlib.suppress(self._library.NVMLError):
             return read()
         return None

@@ -15,7 +15,7 @@ _LONGEST = 64
 
 
 class MachineId(NamedTuple):
-    """An id, and in words where it comes from."""
+    """An id, and words that say where the id comes from."""
 
     id: str
     source: str
@@ -35,7 +35,7 @@ def machine_id(environment: Mapping[str, Any]) -> MachineId:
 
 
 def id_file() -> Path | None:
-    """The file in which a host can store its own id: one line of text. None where the user has no home folder."""
+    """The file in which a host can store its own id, one line of text; None if the user has no home folder."""
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return None if folder.startswith("~") else Path(folder) / "chunkbench" / "machine"
 
@@ -43,7 +43,7 @@ def id_file() -> Path | None:
 def hardware_id(environment: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits that depend only on the hardware.
 
-    `environment` is the result of `fingerprint`, or the same read from a manifest. Things that a user sets or updates
+    `environment` is the result of `fingerprint`, or a machine of a manifest. Things that a user sets or updates
     (governor, kernel, Python, PyTorch) do not change the id.
     """
     cpu = environment.get("cpu") or {}

@@ -14,11 +14,11 @@ NO_LIMIT = 1 << 60
 
 
 class ControlGroup(NamedTuple):
-    """A control group with a memory limit, bytes."""
+    """A control group with a memory limit; all numbers are bytes."""
 
     limit: int
     used: int
-    """Without the page cache, which the kernel frees before memory runs out."""
+    """Used bytes without the page cache, which the kernel frees before memory runs out."""
 
 
 def total_memory() -> int:
@@ -38,9 +38,10 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has killed since its start because memory ran out, of this machine or of a group.
+    """Number of processes that the kernel has killed since its start because memory of the machine or of a group ran
+    out.
 
-    0 where it does not count them.
+    0 if the kernel does not count them.
     """
     pairs = (line.split() for line in read_lines(root / "proc/vmstat"))
     return sum(int(pair[1]) for pair in pairs if pair[0] == "oom_kill")

@@ -28,14 +28,15 @@ _LOCAL = frozenset(
         *("REPLACE_REF_BASE", "QUARANTINE_PATH", "CONFIG", "CONFIG_PARAMETERS", "CONFIG_COUNT"),
     )
 )
-"""Variables of one repository (`git rev-parse --local-env-vars`). Git gives them to its hooks."""
+"""Environment variables that name one repository (`git rev-parse --local-env-vars`). Git sets these variables for its
+hooks."""
 
 
 def git_environment(**more: str) -> dict[str, str]:
-    """The environment without variables that name another repository; for git, and for what may call it.
+    """The environment without variables that name another repository, for git and for programs that may call git.
 
-    `git status` takes a lock to write its cache, and that lock can make a concurrent commit fail: it is off. Nothing
-    asks for a password.
+    `git status` writes no cache, because the lock of the cache can make a concurrent commit fail. Git never asks for a
+    password.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **more}

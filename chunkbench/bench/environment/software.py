@@ -126,7 +126,7 @@ def why_no_gpu() -> str:
     if not torch.cuda.is_available():
         try:
             torch.cuda.init()
-        except RuntimeError as error:  # no driver, an old one, no visible device: it says which, and what to do
+        except RuntimeError as error:  # the message names the cause and a remedy
             return f"{name}, for CUDA {torch.version.cuda}: {' '.join(str(error).split())}"
         return f"{name}, for CUDA {torch.version.cuda}, sees no NVIDIA GPU"
     major, minor = torch.cuda.get_device_capability()
@@ -139,7 +139,8 @@ def why_no_gpu() -> str:
 
 
 def _runs_on(capability: int, architecture: str) -> bool:
-    """Whether a GPU runs code for an architecture: `sm_` if the major number is the same, `compute_` if not later."""
+    """Whether a GPU runs code for an architecture: `sm_` code of the same major number, `compute_` code of no later
+    architecture."""
     kind, number = architecture.rstrip("af").split("_")
     return int(number) <= capability and (kind == "compute" or int(number) // 10 == capability // 10)
 
@@ -155,7 +156,7 @@ def read_native() -> Native:
 
 def _mkl_note() -> str:
     """Which path MKL takes on a CPU that is not Intel's."""
-    forced = hasattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true")  # only a preloaded library defines it for all
+    forced = hasattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true")  # from a preloaded library
     return MKL_FORCED_NOTE if forced else MKL_NOTE
 
 

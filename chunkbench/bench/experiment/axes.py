@@ -34,7 +34,7 @@ from chunkbench.llama import SHAPES
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis."""
+    """An axis of experiments: how files, reports and figures write the axis."""
 
     name: str
     description: str
@@ -50,7 +50,7 @@ class Axis:
     symbol: str = ""
     """The paper's symbol, as TeX writes it."""
     whole: bool = False
-    """Whether a list is a single value of the axis, unless it holds texts alone."""
+    """Whether a list is a single value of the axis. A list of texts always has several values."""
 
 
 def _counted(
@@ -132,8 +132,8 @@ _TABLE = (
         "tree",
         "any forest of shared prompts, instead of n_s and prompts; with private tokens, instead of n_p, too",
         "[[tokens, children], ...], children being a number of sequences, a list of their private tokens or another "
-        "such list; NODESxTOKENS of each level, the sequences last, as in 1x8 4x256 256x32; or the path of a .json or "
-        ".yaml file",
+        "list of this form; NODESxTOKENS of each level, the sequences last, as in 1x8 4x256 256x32; or the path of a "
+        ".json or .yaml file",
         "none",
         read_forest,
         TREES_SCHEMA,
@@ -153,7 +153,7 @@ _TABLE = (
     ),
     _counted(
         "window",
-        "tokens of such a window",
+        "tokens of the window of KV heads that do not keep everything",
         "a fifth of the sequence, at least 4000",
         1,
         MAX_TOKENS,
@@ -161,7 +161,7 @@ _TABLE = (
     ),
     _counted(
         "kv_share",
-        "the window is as large as this share of the full bytes of K and V allows",
+        "K/V that all heads together may keep, in percent of the full bytes; decides the window",
         "none",
         1,
         100,
@@ -169,8 +169,8 @@ _TABLE = (
     ),
     _named(
         "compensation",
-        "what stands for the tokens that a window head lost, for methods that have such a token",
-        "none, mean (of K and V), weighted (mean, with the logarithm of their number added to its score)",
+        "how the compensation token stands for the tokens that a window head lost, for methods that have this token",
+        "none, mean (of K and V), weighted (mean, with the logarithm of the number of lost tokens added to its score)",
         "weighted",
     ),
     _counted("chunk_size", "tokens per chunk of ChunkAttn's cache", "64", 1, MAX_TOKENS, "chunk size", "c"),
@@ -249,8 +249,8 @@ _TABLE = (
     _named("mask", "which tokens a prefilled token attends to, for `kind: ring`", "causal, full", "causal"),
     _counted(
         "link",
-        "bytes per second that a rank of `kind: ring` can send; a transfer then waits, and copies no slower",
-        "as fast as it is",
+        "limit in bytes per second for what a rank of `kind: ring` sends: a transfer copies at full speed, then waits",
+        "no limit",
         1,
         1 << 50,
         "link, bytes/s",
@@ -263,10 +263,10 @@ AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 
 
 def read_axis(name: str, raw: object) -> tuple[list[tuple[Path, AxisValue]], list[Finding]]:
-    """The readable values of an axis, each with its path below `raw`, and the findings about the other values.
+    """The values of an axis that can be read, each with its path below `raw`, and the findings about the other values.
 
     A list gives one value per item, a scalar gives one value. For an axis that is `whole`, only a list of texts has
-    several values; any other list is one.
+    several values; any other list is one value.
     """
     axis = AXES[name]
     if raw is None:

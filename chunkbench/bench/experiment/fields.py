@@ -14,7 +14,8 @@ from chunkbench.text_file import did_you_mean
 
 T = TypeVar("T")
 DEFINED = "x-defined"
-"""Stands for a `$ref` to our own definitions: pydantic would look up a `$ref` among its own definitions and fail."""
+"""Key that takes the place of a `$ref` to our own definitions: pydantic would look up a `$ref` among its own
+definitions and fail."""
 
 
 def _listed(raw: object) -> object:

@@ -50,14 +50,15 @@ class ExperimentError(ValueError):
 
 
 class Finding(NamedTuple):
-    """A problem at a path below the value that is being read; `key`: the path's key has the problem, not its value."""
+    """A problem at a path below the value that is being read. `key`: the key of the path has the problem, not the
+    value."""
 
     path: Path
     message: str
     key: bool = False
 
     def below(self, *above: str | int) -> Finding:
-        """The same finding, seen from a value further up."""
+        """The same finding, with its path from a value further up."""
         return self._replace(path=(*above, *self.path))
 
 

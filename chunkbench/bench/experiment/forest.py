@@ -1,4 +1,4 @@
-"""A forest of prompts: which tokens sequences share, and what cannot be meant."""
+"""A forest of prompts: which tokens sequences share, and which axes contradict each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PromptSegment(NamedTuple):
 
 
 def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> list[int]:
-    """Prompt length of every sequence; those of a range are drawn from the seed, both ends included."""
+    """Prompt length of every sequence; lengths of a range are drawn from the seed, both ends included."""
     if isinstance(n_p, int):
         return [n_p] * batch_size
     low, high = n_p
@@ -72,7 +72,7 @@ def walk_tree(
 def prompt_conflicts(given: Mapping[str, Any], sequences: int, prompts: int) -> Iterator[Finding]:
     """Conflicts among the axes of prompts in one combination; a finding's path begins with the axis to blame.
 
-    `given` has n_p and n_c, and n_s or a tree as points have it; `sequences` and `prompts` are how many there are.
+    `given` has n_p and n_c, and n_s or a tree in the form of points; `sequences` and `prompts` are numbers.
     """
     n_p = given["n_p"]
     shortest, longest = (n_p.low, n_p.high) if isinstance(n_p, LengthRange) else (n_p, n_p)

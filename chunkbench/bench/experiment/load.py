@@ -31,8 +31,8 @@ def bundled_experiments() -> dict[str, Any]:
 
 
 def reading_order(name: str) -> tuple[float, str]:
-    """A sort key: the place of an experiment in lists and reports; those that do not come with ChunkBench come last, by
-    name. Reads one line of the file: to load whole experiments takes seconds."""
+    """A sort key for lists and reports: the experiment's key `order`. Experiments that do not come with ChunkBench come
+    last, by name. The function reads one line of the file, because loading all experiments takes seconds."""
     file = bundled_experiments().get(name)
     order = re.search(r"^order: (\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file else None
     return (int(order[1]) if order else math.inf, name)
@@ -92,7 +92,7 @@ def read_selection(texts: Mapping[str, str], point: type[Point], option: str) ->
 
 
 def _values_of(text: str, place: str) -> YamlDocument:
-    """What an option gives as the values of an axis."""
+    """The values of an axis, read from the text of an option."""
     return read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
 
 
@@ -170,7 +170,7 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
             if not isinstance(block, dict):
                 continue
             block.pop(axis, None)
-            for other in _stated(axis, given.value) - overrides.keys():  # of both given, the forest refuses one
+            for other in _stated(axis, given.value) - overrides.keys():  # else the forest refuses one
                 block.pop(other, None)
             for other in _incompatible(axis, block):
                 if other in block:
@@ -191,7 +191,7 @@ def _stated(axis: str, raw: object) -> set[str]:
 
 
 def _incompatible(axis: str, block: Mapping[str, Any]) -> tuple[str, ...]:
-    """The axes of a block that an overriding value cannot stand beside."""
+    """The axes of a block that cannot be used together with an overriding value of `axis`."""
     if axis == "n_p":
         return ("tree",) if _lists_lengths(block.get("tree")) else ()
     return ("tree",) if axis in ("n_s", "prompts") else ()

@@ -19,7 +19,7 @@ from chunkbench.bench.experiment.values import LengthRange, Share, show_value
 from chunkbench.llama import LlamaShape
 
 _IN_EVERY_KEY = ("n_s", "tree", "threads")
-"""Axes that keys have also where they are None."""
+"""Axes that are in every case key, also if their value is None."""
 _SELDOM_SWEPT = ("n_c", "tree", "heads", "head_dim", "chunk_size", "block_size", "dtype")
 
 
@@ -51,7 +51,7 @@ class Point(BaseModel):
             values["n_p"] = (values["n_p"].low, values["n_p"].high)
         n_s = values.get("n_s")
         if isinstance(n_s, Share) and (shared := n_s.tokens(values.get("n_p"))) is not None:
-            values["n_s"] = int(shared)  # `prompt_conflicts` refuses what is not whole
+            values["n_s"] = int(shared)  # `prompt_conflicts` refuses numbers that are not whole
         return values
 
     @classmethod
@@ -82,7 +82,7 @@ class Point(BaseModel):
 
     @property
     def brief(self) -> str:
-        """Short text of these axes."""
+        """Short text of the axes that usually differ (`usually_swept`)."""
         names = {"batch_size": "b"}
         return " ".join(f"{names.get(name, name)}={show_value(value)}" for name, value in self.usually_swept.items())
 
@@ -167,7 +167,7 @@ def passes(points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]
 
 @dataclass(frozen=True)
 class Case(Generic[PointT]):
-    """A point, an implementation, and the way it is timed; kinds that time nothing leave that as it is."""
+    """A point, an implementation, and the way of timing. Kinds that time nothing keep the default way of timing."""
 
     point: PointT
     implementation: str
@@ -191,7 +191,7 @@ class ModelPoint(Point):
     """A point whose model decides its heads."""
 
     LEGACY: ClassVar[Mapping[str, Any]] = {}
-    """Axes that case keys have although the kind does not have them. Keys of recorded runs stay valid with them."""
+    """Axes that the kind's points lack but its case keys contain, so that keys of recorded runs stay valid."""
 
     model: LlamaShape
 
@@ -210,7 +210,7 @@ class ModelPoint(Point):
 
 
 class RequestPoint(ModelPoint):
-    """Requests that arrive one by one; `batch_size` is the most that a step has."""
+    """Requests that arrive one by one; `batch_size` is the largest number of sequences in a step."""
 
     n_s: Count | None = None
     prompts: Size = 1

@@ -49,7 +49,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def _of_kinds(having: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a key that these kinds of work have; its description names them, and defaults that differ."""
+    """The schema of a key that these kinds of work have. Its description names the kinds, and defaults that differ
+    between kinds."""
     schema = dict(next(iter(having.values())))
     words = schema.get("description", "")
     if len(having) < len(workload.names()):

@@ -49,8 +49,8 @@ class SessionExperiment(Experiment[PointT]):
 
 Confidence = Annotated[Fraction01, Field(ge=0.5, description="confidence of the intervals")]
 REQUESTS = (
-    "requests of an arrival seed; servers: in proportion more above a load of 100, and with clients two for each of "
-    "them, at least 4 and at most this"
+    "requests of an arrival seed. Servers: above a load of 100 the number grows in proportion to the load; with "
+    "clients it is two for each client, at least 4 and at most this"
 )
 PROTOCOL_CACHE: Mapping[Protocol, Cache] = {"strict": "cold", "paper": "warm"}
 DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("events", "graph", "eager")}
@@ -79,14 +79,19 @@ class Expectation(BaseModel):
     @field_validator("where")
     @classmethod
     def _where_holds_its_tree(cls, where: dict[str, Any]) -> dict[str, Any]:
-        """The forest in place of the file that holds it: a report judges the run without that file."""
+        """Replace the path of a tree file by its forest, because a report judges the run without that file."""
         tree = where.get("tree")
         if isinstance(tree, list | tuple) and any(map(is_tree_file, tree)):
-            raise Findings(Finding(("tree",), "several trees with a file among them; give each an expectation"))
+            raise Findings(
+                Finding(
+                    ("tree",),
+                    "several trees, at least one of them a file; write an expectation for each tree",
+                )
+            )
         try:
             return where | {"tree": read_forest(tree)} if is_tree_file(tree) else where
         except Findings:
-            return where  # `_more_findings` says what is wrong, at the tree's own place
+            return where  # `_more_findings` reports the problem, at the tree's own place
 
     @field_validator("against")
     @classmethod
@@ -139,7 +144,7 @@ class TimedExperiment(SessionExperiment[PointT]):
 
     @classmethod
     def _more_findings(cls, raw: Mapping[str, Any], sweep: Sweep, report_unused: bool) -> Iterator[Finding]:
-        """Filters of expectations that cannot be read, or that match no point, which must be a mistake."""
+        """Findings about filters of expectations: filters that cannot be read, and filters that match no point."""
         expect = raw.get("expect")
         for index, expectation in enumerate(expect if isinstance(expect, list | tuple) else ()):
             place = ("expect", index, "where")
@@ -203,7 +208,7 @@ class TimedExperiment(SessionExperiment[PointT]):
 
 
 class RequestExperiment(Experiment[PointT]):
-    """One case for each point and implementation; nothing takes turns in rounds."""
+    """An experiment with one case for each point and implementation. Implementations do not take turns in rounds."""
 
     confidence: Confidence = 0.95
     case_limit_s: Seconds = Field(600.0, alias="case_limit", description=CASE_LIMIT)

@@ -61,11 +61,12 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
     POINT: ClassVar[type[Point]]
-    """The class of its points."""
+    """The class of the experiment's points."""
     REQUIRED: ClassVar[tuple[Required, ...]] = ()
     """Axes that a file must give."""
     REFUSED: ClassVar[Mapping[str, str]] = {}
-    """Key or axis of other kinds -> what to say about it, where that is more than that it does not apply."""
+    """Key or axis of other kinds -> the message that refuses it. Without an entry, the message names the kinds that
+    have the key."""
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="name of the run directory; default: the file's name"
@@ -85,15 +86,15 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     seed: Whole = Field(0, ge=0, description="decides token ids, values, lengths, and the order inside rounds")
     paper: Literal["table1", "table3", "figure3", "figure4"] | None = Field(
         None,
-        description="what of the paper it reproduces: table1, table3, figure3, figure4; a figure shows its token rates",
+        description="part of the paper to reproduce: table1, table3, figure3, figure4; a figure shows token rates",
     )
     implementations: Implementations = Field(
         description="what is measured: ids of `chunkbench list implementations`; for modules by default all three"
     )
     baseline: ImplementationId = Field("chunk_attn", validate_default=True, description=BASELINE)
-    budget_s: Seconds = Field(300.0, alias="budget", description="about the wall time of the whole run")
+    budget_s: Seconds = Field(300.0, alias="budget", description="approximate wall time of the whole run")
     case_limit_s: Seconds = Field(60.0, alias="case_limit", description=CASE_LIMIT)
-    defaults: Axes = Field(default_factory=dict, description="axes of all blocks that do not give them")
+    defaults: Axes = Field(default_factory=dict, description="axes of all blocks that do not set them")
     sweep: Blocks = Field(description="blocks of axes: blocks add up, the lists of one block multiply")
     exclude: tuple[Axes, ...] = Field((), description="filters: a combination that matches one is left out")
     source: str = Field("", exclude=True, repr=False)
@@ -104,7 +105,8 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
-        """Conflicts in one combination of axes, as it is given and completed (`values`, `Point.completed`).
+        """Conflicts in one combination of axes. `given` has the axes of the file, `values` also the defaults
+        (`Point.completed`).
 
         A finding's path begins with the axis to blame.
         """
@@ -115,7 +117,8 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     def _read(cls, raw: object, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Validate keys and sweep, and raise everything that is wrong as one `Findings`.
 
-        A file comes with a context; its `overridden` says that options replaced axes, so that filters may match none.
+        A file comes with a context. If `overridden` is set there, options replaced axes, and filters may match no
+        point.
         """
         if isinstance(raw, cls):
             return raw
@@ -139,7 +142,7 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
 
     @classmethod
     def _more_findings(cls, raw: Mapping[str, Any], sweep: Sweep, report_unused: bool) -> Iterator[Finding]:
-        """What is wrong between a subclass's own keys and the sweep."""
+        """Findings about contradictions between the sweep and the keys that a subclass adds."""
         return iter(())
 
     @classmethod

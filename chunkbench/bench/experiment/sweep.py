@@ -20,7 +20,7 @@ MAX_POINTS = 10_000
 INDEPENDENT = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
 """Axes whose values do not depend on any other axis."""
 Filter = Mapping[str, Sequence[AxisValue]]
-"""Axis -> accepted values. A combination that has one of them on every axis matches."""
+"""Axis -> accepted values. A combination matches if each axis has an accepted value."""
 _Located = dict[str, list[tuple[Path, AxisValue]]]
 """Axis -> readable values with their paths in the file."""
 
@@ -33,7 +33,7 @@ class Required(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a kind of work asks of the axes of its experiments (`Experiment` explains each)."""
+    """What a kind of work requires of the axes of its experiments (`Experiment` explains the fields)."""
 
     required: Sequence[Required]
     refused: Mapping[str, str]
@@ -41,7 +41,7 @@ class Rules(NamedTuple):
 
 
 def selects(accepted: Filter, values: Mapping[str, Any]) -> bool:
-    """Whether a complete combination, or the axes of a point, match a filter. Axes that they do not have match."""
+    """Whether a complete combination, or the axes of a point, match a filter. An axis without a value matches."""
     return all(
         any(_same(axis, value, values) for value in choices) for axis, choices in accepted.items() if axis in values
     )
@@ -58,9 +58,10 @@ def _same(axis: str, wanted: AxisValue, values: Mapping[str, Any]) -> bool:
 
 
 def read_filter(raw: object, place: Path, known: Collection[str] = AXES) -> tuple[Filter, list[Finding]]:
-    """A filter from a file or a manifest, and what is wrong with it. What has another form than a mapping is empty.
+    """A filter from a file or a manifest, and the findings about the filter. Anything but a mapping gives an empty
+    filter.
 
-    `known` are the axes that it may have.
+    `known` are the axes that the filter may have.
     """
     accepted: dict[str, Sequence[AxisValue]] = {}
     findings: list[Finding] = []
@@ -75,14 +76,15 @@ def read_filter(raw: object, place: Path, known: Collection[str] = AXES) -> tupl
 
 
 def _not_here(axis: str) -> str:
-    """The message about an axis that nothing has, or only other kinds of work."""
+    """The message about an axis that no kind of work has, or only other kinds."""
     if axis not in AXES:
         return unknown("axis", axis, list(AXES))
     return only_for([kind.name for kind in workload.all_kinds() if axis in kind.point.axes()])
 
 
 def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
-    """Whether trees have private lengths, so that n_p follows from them: True, False, both, or nothing without one."""
+    """The answers, over all trees, to: does the tree have private lengths, so that n_p follows from it? Empty without
+    trees."""
     return {has_lengths(cast(Forest, tree)) for _, tree in trees}
 
 
@@ -100,19 +102,20 @@ def merged(defaults: _Located, block: _Located) -> _Located:
 
 @dataclass
 class Sweep:
-    """The sweep of an experiment. Each value is read once, then each combination; wrong forms are left to the model."""
+    """The sweep of an experiment. Each value is read once, then each combination. The pydantic model reports values of
+    a wrong form."""
 
     point: type[Point]
     rules: Rules
     filters: dict[int, Filter] = field(default_factory=dict)
-    """Index in `exclude` -> filter, for those that could be read."""
+    """Index in `exclude` -> filter, for the filters that could be read."""
     combinations: list[dict[str, Any]] = field(default_factory=list)
-    """Each with the values of all axes; the dtype may be auto."""
+    """The combinations, each with the values of all axes; the dtype may be auto."""
     findings: list[Finding] = field(default_factory=list)
     """Paths begin with `defaults`, `sweep` or `exclude`."""
 
     def read(self, defaults: object, blocks: object, exclude: object, report_unused: bool) -> None:
-        """Read the three keys as the file writes them. `report_unused` also reports filters that match nothing."""
+        """Read the three keys in the form of the file. `report_unused` also reports filters that match nothing."""
         common, common_readable = self._values({} if defaults is None else defaults, ("defaults",))
         self._read_filters(exclude)
         used: set[int] = set()
@@ -126,7 +129,7 @@ class Sweep:
             missing = [requirement for requirement in self.rules.required if not requirement.axes & known]
             if common_readable and readable:
                 self.findings += [Finding(place, requirement.message) for requirement in missing]
-            # Without values that could not be read, the others can still disagree with each other.
+            # Conflicts are also searched among the values that could be read.
             axes = {axis: values for axis, values in axes.items() if values or axis not in INDEPENDENT}
             usable = not missing and all(axes.values()) and axes.keys() <= set(self.point.axes())
             for finding in _length_conflicts(
@@ -139,8 +142,8 @@ class Sweep:
                 continue
             total += math.prod(map(len, axes.values()))
             if total > MAX_POINTS:
-                told = f"the sweep has {total} combinations up to here; more than {MAX_POINTS} are refused"
-                self.findings.append(Finding(place, told))
+                message = f"the sweep has {total} combinations up to here; more than {MAX_POINTS} are refused"
+                self.findings.append(Finding(place, message))
                 return
             self._combine(axes, place, used)
         if complete and report_unused:
@@ -179,7 +182,7 @@ class Sweep:
                 self.findings.append(finding)
 
     def _values(self, raw: object, place: Path) -> tuple[_Located, bool]:
-        """Readable values of a block's axes, and whether all of it could be read."""
+        """The values of a block's axes that can be read, and whether the whole block could be read."""
         if not isinstance(raw, Mapping):
             return {}, False
         readable = True
@@ -204,8 +207,8 @@ class Sweep:
                 self.filters[index] = accepted
 
     def points(self, device: Device, auto: Dtype, usual: Dtype) -> Iterator[Point]:
-        """The points on a device, in the order of the file. `auto` is what the dtype auto means, `usual` the dtype of
-        combinations without one."""
+        """The points on a device, in the order of the file. `auto` is the dtype that replaces auto, `usual` the dtype
+        of combinations without a dtype."""
         for values in self.combinations:
             dtype = {None: usual, "auto": auto}.get(values["dtype"], values["dtype"])
             resolved = {**values, "device": device, "dtype": dtype}
@@ -215,17 +218,17 @@ class Sweep:
 
 
 def _length_conflicts(lengths: set[bool], places: Mapping[str, Path]) -> Iterator[Finding]:
-    """Conflicts of a block's trees with each other and with n_p; `places` are where the block's axes are."""
+    """Conflicts of a block's trees with each other and with n_p; `places` has the path of each axis of the block."""
     if len(lengths) > 1:
-        told = "some of these trees have private tokens, others numbers of sequences; give them in blocks of their own"
-        yield Finding((*places["tree"], "tree"), told)
+        message = "some of these trees have private tokens, others numbers of sequences; use a block for each sort"
+        yield Finding((*places["tree"], "tree"), message)
     elif True in lengths and "n_p" in places:
-        told = "follows from tree, which lists the private tokens of its sequences; leave n_p out, or give numbers of"
-        yield Finding((*places["n_p"], "n_p"), f"{told} sequences in tree", True)
+        message = "follows from tree, which lists the private tokens of its sequences; leave n_p out, or give numbers"
+        yield Finding((*places["n_p"], "n_p"), f"{message} of sequences in tree", True)
 
 
 def _with_lengths(given: dict[str, Any]) -> dict[str, Any]:
-    """A combination with the n_p and the tree of its point, where the tree has private lengths."""
+    """The combination; if its tree has private lengths, with the n_p and the tree of the point."""
     if "tree" not in given or not has_lengths(given["tree"]):
         return given
     n_p, tree = resolved(given["tree"])
@@ -233,7 +236,8 @@ def _with_lengths(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _blamed(path: Path, located: Mapping[str, tuple[Path, AxisValue]], block: Path) -> Path:
-    """The path of the value to blame. For an axis left to its default: the axis that decides it, or the block."""
+    """The path of the value to blame. If the axis has its default: the path of the axis that decides the default, or of
+    the block."""
     axis = str(path[0])
     if axis == "kv_heads" and axis not in located:
         axis = "heads"

@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, lt=2**63)]
-"""Whole numbers that arithmetic with floats and arrays can take, whoever wrote them into a file."""
+"""Whole numbers that fit into 64 bits, so that arithmetic with floats and arrays takes any number from a file."""
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
@@ -19,9 +19,9 @@ Mode = Literal["eager", "events", "graph"]
 Pages = Literal["huge", "small"]
 Compensation = Literal["none", "mean", "weighted"]
 
-# A node of a forest: its number of tokens, and its child nodes, or the sequences behind it: their number, or the
-# private tokens of each.
-# It is a named alias because pydantic cannot resolve a recursive type without a name.
+# A node of a forest: its number of tokens, and what follows: child nodes, a number of sequences, or the private tokens
+# of each sequence.
+# The alias has a name because pydantic cannot resolve a recursive type without a name.
 TreeNode = TypeAliasType("TreeNode", "tuple[Count, Count | tuple[Count, ...] | tuple[TreeNode, ...]]")
 
 
@@ -38,11 +38,11 @@ class Style(BaseModel):
     name: str = ""
     """Name in running text; empty: the label."""
     meaning: str = ""
-    """How it differs from others of its family, for the legend of tables."""
+    """How the implementation differs from others of its family, for the legend of tables."""
     column_order: int = Field(default=500, validation_alias=AliasChoices("column_order", "place"))
-    """Position among the columns of a table, behind the baseline: the paper's columns have 100 to 400, ablations 900 to
-    990. Columns with the same number keep the order of the experiment. In recorded runs it may have
-    the name `place`."""
+    """Position among the columns of a table; the baseline is always first. The paper's columns have 100 to 400,
+    ablations 900 to 990. Columns with the same number keep the order of the experiment. Older runs call this field
+    `place`."""
     colour: str = ""
     """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
     marker: str = ""

@@ -18,18 +18,18 @@ _LONGEST_IRREGULAR = 60
 
 Forest = tuple[TreeNode, ...]
 Children = int | tuple[int, ...] | Forest
-"""What stands behind a node: a number of sequences, their private tokens, or nodes."""
+"""What follows a node: a number of sequences, the private tokens of each sequence, or nodes."""
 
 
 class Leaf(NamedTuple):
-    """A node with sequences behind it."""
+    """A node that sequences follow."""
 
     path: Path
-    """Place of its sequences in the forest as nested lists."""
+    """Place of the node's sequences in the nested lists of the forest."""
     tokens: int
-    """From the root to the end of the node."""
+    """Tokens from the root to the end of the node."""
     sequences: int | tuple[int, ...]
-    """Their number, or the private tokens of each."""
+    """The number of sequences, or the private tokens of each sequence."""
 
     @property
     def number(self) -> int:
@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
 
 
 def are_sequences(children: Children) -> TypeIs[int | tuple[int, ...]]:
-    """Whether sequences stand behind a node, not nodes."""
+    """Whether the children of a node are sequences, not nodes."""
     return isinstance(children, int) or isinstance(children[0], int)
 
 
@@ -121,7 +121,8 @@ def shares(parents: int, nodes: int) -> list[int]:
 
 
 def show_forest(forest: Forest) -> str:
-    """A forest as tables show it: `64x(64x2 0x1)`; a long one by its levels, without private tokens, or its size."""
+    """A forest as tables show it: `64x(64x2 0x1)`; a long forest as its levels, without private tokens, or as its
+    size."""
     text = spell_forest(forest)
     if len(text) > _LONGEST_NESTED and (levels := _levels(forest)):
         return levels
@@ -133,7 +134,7 @@ def show_forest(forest: Forest) -> str:
 
 
 def spell_forest(forest: Forest) -> str:
-    """All of a forest as text: `64x(64x2 0x1)`, or `64x[40 60 5]` where sequences have private lengths."""
+    """A whole forest as text: `64x(64x2 0x1)`, or `64x[40 60 5]` if sequences have private lengths."""
     return " ".join(f"{tokens}x{_spell_below(children)}" for tokens, children in forest)
 
 

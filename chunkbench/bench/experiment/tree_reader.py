@@ -17,7 +17,7 @@ from chunkbench.text_file import TextError, from_json, read_text
 
 MAX_NODES = 1 << 16
 _MAX_BYTES = 1 << 22
-"""Largest JSON file; one of YAML is read much slower, so its limit is that of experiments."""
+"""Most bytes of a JSON file. YAML is read much slower, so a YAML file has the limit of experiments."""
 _YAML = (".yaml", ".yml")
 _FORM = (
     "a tree is a list of [tokens, children]; children is a number of sequences, a list of their private tokens, or"
@@ -25,7 +25,7 @@ _FORM = (
 )
 _LEVEL = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _MOST_NAMED = 5
-"""So many mistakes of a file are named."""
+"""Most mistakes of a file that a message lists."""
 _DEEPEST_PLACE = 12
 
 _read_tokens = count_reader(0, MAX_TOKENS)
@@ -43,8 +43,8 @@ def read_forest(raw: object) -> Forest:
     words = text.split()
     if all(_LEVEL.fullmatch(word) for word in words):
         return _checked(_of_levels(words))
-    told = "write levels like 1x8 4x256 256x32, the path of a .json or .yaml file, or a list of [tokens, children]"
-    raise Findings(Finding((), f"{show(raw)} is no tree; {told}"))
+    message = "write levels like 1x8 4x256 256x32, the path of a .json or .yaml file, or a list of [tokens, children]"
+    raise Findings(Finding((), f"{show(raw)} is no tree; {message}"))
 
 
 def is_tree_file(raw: object) -> bool:
@@ -118,23 +118,23 @@ def _conflicts(forest: Forest) -> Iterator[Finding]:
     for leaf in leaves(forest):
         if isinstance(leaf.sequences, int):
             if not counted:
-                told = "is a number of sequences, but leaves before it list private tokens; list them in all leaves"
-                yield Finding(leaf.path, f"{told}, or in none")
+                message = "is a number of sequences, but leaves before it list private tokens; list them in all leaves"
+                yield Finding(leaf.path, f"{message}, or in none")
                 return
         elif counted:
-            told = "lists private tokens, but leaves before it are numbers of sequences; list them in all leaves"
-            yield Finding(leaf.path, f"{told}, or in none")
+            message = "lists private tokens, but leaves before it are numbers of sequences; list them in all leaves"
+            yield Finding(leaf.path, f"{message}, or in none")
             return
         else:
             for index, private in enumerate(leaf.sequences):
                 total = leaf.tokens + private
                 if not 1 <= total <= MAX_TOKENS:
-                    told = f"this sequence has {total} tokens from the root on; it needs 1 to {MAX_TOKENS}"
-                    yield Finding((*leaf.path, index), told)
+                    message = f"this sequence has {total} tokens from the root on; it needs 1 to {MAX_TOKENS}"
+                    yield Finding((*leaf.path, index), message)
 
 
 def _of_levels(words: list[str]) -> Forest:
-    """The forest of levels `NODESxTOKENS`; the last level are the sequences and their private tokens."""
+    """The forest of levels `NODESxTOKENS`; the last level has the sequences and their private tokens."""
     levels: list[tuple[int, int]] = []
     for word in words:
         nodes, _, tokens = word.partition("x")
@@ -143,8 +143,8 @@ def _of_levels(words: list[str]) -> Forest:
         except Findings as error:
             raise Findings(Finding((), f"{word}: {error}")) from None
         if len(levels) > 1 and levels[-1][0] < levels[-2][0]:
-            told = f"{word} has fewer nodes than the level above, so some of these would have no sequence"
-            raise Findings(Finding((), told))
+            message = f"{word} has fewer nodes than the level above, so some of these would have no sequence"
+            raise Findings(Finding((), message))
     *shared, (sequences, private) = levels
     if len(shared) > MAX_LEVELS:
         raise Findings(Finding((), f"has more than {MAX_LEVELS} levels of nodes"))
@@ -182,14 +182,14 @@ def _of_file(name: str) -> Forest:
 
 
 def _place(name: str, path: Path) -> str:
-    """A place in a JSON file: `mine.json[0][1][2]`; a deep one would tell nobody anything."""
+    """A place in a JSON file: `mine.json[0][1][2]`; only the file's name if the place is too deep to be useful."""
     return f"{name}{''.join(f'[{step}]' for step in path)}" if len(path) <= _DEEPEST_PLACE else name
 
 
-def _named(told: list[str]) -> Findings:
-    """The first mistakes of a file, at the place that names the file."""
-    more = [f"and {len(told) - _MOST_NAMED} more mistakes"] if len(told) > _MOST_NAMED else []
-    return Findings(*(Finding((), one) for one in [*told[:_MOST_NAMED], *more]))
+def _named(mistakes: list[str]) -> Findings:
+    """Findings about the first mistakes of a file, at the value that names the file."""
+    more = [f"and {len(mistakes) - _MOST_NAMED} more mistakes"] if len(mistakes) > _MOST_NAMED else []
+    return Findings(*(Finding((), one) for one in [*mistakes[:_MOST_NAMED], *more]))
 
 
 # JSON schemas
@@ -223,4 +223,4 @@ TREE_SCHEMA: dict[str, Any] = {
 TREES_SCHEMA: dict[str, Any] = {
     "anyOf": [{"$ref": "#/$defs/tree"}, _TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1}]
 }
-"""Schema of the axis."""
+"""Schema of the axis `tree`."""

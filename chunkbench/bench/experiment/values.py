@@ -53,7 +53,7 @@ _SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p"
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of one prompt or completion."""
 MAX_NAME = 4096
-"""Longest name or path: that of a file on Linux."""
+"""Most characters of a name or path; Linux has the same limit."""
 MAX_SEQUENCES = 1 << 16
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 
@@ -70,7 +70,7 @@ class Share(NamedTuple):
 
     of_n_p: Fraction
     text: str
-    """As the file writes it."""
+    """The text of the share in the file."""
 
     @classmethod
     def read(cls, text: str) -> Share:
@@ -84,7 +84,7 @@ class Share(NamedTuple):
         return cls(share, text)
 
     def tokens(self, n_p: object) -> Fraction | None:
-        """How many tokens that is, possibly not whole; None if n_p is no single number."""
+        """Number of tokens, maybe not whole; None if n_p is no single number."""
         return self.of_n_p * n_p if isinstance(n_p, int) else None
 
 
@@ -180,7 +180,7 @@ def show_value(value: Any) -> str:
 
 
 def spell_value(value: Any) -> str:
-    """One value of an axis, whole: other trees have other texts, however long they are."""
+    """One value of an axis as full text: two different trees never have the same text."""
     if value is None:
         return "-"
     if _is_forest(value):

@@ -1,7 +1,7 @@
 """Reads YAML text once into plain values, and knows the place of each key and value.
 
-It accepts only YAML that a person, YAML 1.1 and YAML 1.2 read alike: no tags, anchors, aliases (so none can expand) or
-merge keys, no duplicate keys, and no plain scalar that readers of YAML interpret differently.
+The module accepts only YAML that a person, YAML 1.1 and YAML 1.2 read alike: no tags, anchors, aliases (so none can
+expand) or merge keys, no duplicate keys, and no plain scalar that readers of YAML interpret differently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HINTS = {
 _REFUSED = "refused"
 """Tag of a node that stands for an alias."""
 _KEY = -1
-"""Stands in a path for what has no place of its own: a key, or a value whose key is refused."""
+"""Step of a path to something without a place of its own: a key, or a value whose key is refused."""
 
 
 @dataclass
@@ -44,9 +44,9 @@ class YamlDocument:
 
     path: str
     fixed_line: int | None = None
-    """Replaces the line of all places: 0 for a command-line option."""
+    """The line of all places, if not None: 0 for a command-line option."""
     value: Any = None
-    """Refused scalars are `MISREAD`; None also if there is no document."""
+    """The values. Refused scalars are `MISREAD`; the whole value is None if there is no document."""
     values_at: dict[Path, Mark] = field(default_factory=dict)
     keys_at: dict[Path, Mark] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -165,7 +165,7 @@ def _compose(text: str, document: YamlDocument) -> nodes.Node | None:
 
 
 def _plain(node: Any, path: Path, key: str, document: YamlDocument) -> Any:
-    """The value of a node; notes the places of the values and keys in it."""
+    """The value of a node. Records the places of all values and keys in the node."""
     mark = document.values_at[path] = document.place_of(node.start_mark)
     if isinstance(node, nodes.SequenceNode):
         return [_plain(item, (*path, index), key, document) for index, item in enumerate(node.value)]
@@ -202,7 +202,7 @@ def _mapping(node: nodes.MappingNode, path: Path, document: YamlDocument) -> dic
             document.keys_at[*path, name] = at
             mapping[name] = _plain(value_node, (*path, name), name, document)
             continue
-        _plain(value_node, (*path, _KEY), name, document)  # its scalars may have problems, too
+        _plain(value_node, (*path, _KEY), name, document)  # the value may have problems, too
     return mapping
 
 

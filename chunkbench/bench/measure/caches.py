@@ -24,7 +24,8 @@ def sweep_bytes(device: str, cache_bytes: int) -> int:
 class CacheSweeper:
     """Replaces the contents of the last-level cache.
 
-    It reads its buffer and does not write it, because dirty lines would be written back during the timed call.
+    The sweeper reads a buffer and does not write to it, because dirty lines would be written back during the timed
+    call.
     """
 
     def __init__(self, device: str, cache_bytes: int, file: str = "") -> None:
@@ -37,16 +38,18 @@ class CacheSweeper:
             self._buffer = torch.ones(sweep_bytes(device, cache_bytes) // 4, device=device)
 
     def sweep(self) -> None:
-        """Read twice the size of the last-level cache; on a GPU `L2_FACTOR` times, as the copies of a rotation hold."""
+        """Read twice the size of the last-level cache; on a GPU `L2_FACTOR` times its size, as much as the copies of a
+        rotation hold."""
         self._buffer.sum()
 
 
 @contextmanager
 def sweep_file() -> Iterator[str]:
-    """The path of memory that the sweeps of several processes may read. It exists until this process leaves the block.
+    """The path of memory that the sweeps of several processes may read. The memory exists until this process leaves the
+    block.
 
     Twice a large cache is half a gigabyte. On a virtual machine each process needs a second to take that much memory,
-    and 20 ms to map it. The path is empty where the system cannot share memory so, and where memory is short.
+    and 20 ms to map it. The path is empty if the system cannot share memory in this way, or if memory is short.
     """
     if sys.platform != "linux":
         yield ""
@@ -56,7 +59,7 @@ def sweep_file() -> Iterator[str]:
         path = f"/proc/{os.getpid()}/fd/{descriptor}"
         try:
             os.posix_fallocate(descriptor, 0, sweep_bytes("cpu", last_level_cache_bytes("cpu")))
-        except OSError:  # the processes take memory of their own, and report what they lack
+        except OSError:  # each process then takes its own memory, and reports a lack
             path = ""
         yield path
     finally:

@@ -1,4 +1,5 @@
-"""Calibration kernels: fixed pieces of work, timed beside every round, that show how fast the machine is just then.
+"""Calibration kernels: fixed pieces of work, timed beside every round, that show the speed of the machine at that
+moment.
 
 On a shared machine other tenants slow down a core or the memory for seconds at a time, and no counter that a guest can
 read shows it. Work that never changes does. Comparisons of runs use only rounds with similar calibration times

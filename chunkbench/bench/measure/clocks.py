@@ -43,7 +43,8 @@ class ClockGuard:
     def take(self, sample: Callable[[], float]) -> float:
         """One sample in microseconds: the first that was not throttled, or the last of four throttled ones.
 
-        So there is always a sample: a device that stays throttled is measured as it is, and `finish` reports it.
+        So there is always a sample: a device that stays throttled is still measured, and `finish` reports the
+        throttling.
         """
         sample_us, clock = sample(), self._clock()
         for pause_s in _PAUSES_S:

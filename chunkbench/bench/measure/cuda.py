@@ -1,4 +1,4 @@
-"""PyTorch's CUDA device as the loop's `Device`: it only makes the calls; the loop makes all decisions."""
+"""PyTorch's CUDA device as the loop's `Device`: the class only makes the calls; the loop makes all decisions."""
 
 from __future__ import annotations
 

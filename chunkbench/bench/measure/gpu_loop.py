@@ -50,7 +50,8 @@ def calls_of(mode: Mode, copies: int) -> int:
 
 
 def runs_of(mode: Mode, copies: int) -> int:
-    """Decodes that a sample costs, with the untimed ones: every call runs once before; for a graph, twice before."""
+    """Decodes that a sample costs, untimed decodes included: every call runs once before the sample; for a graph,
+    twice."""
     if mode == "eager":
         return copies + 1
     return calls_of(mode, copies) * (3 if mode == "graph" else 2)
@@ -227,8 +228,8 @@ class _Sampler:
     def _run_in(self, calls: Sequence[Call]) -> float:
         """Run every call once, untimed; returns the microseconds that the host needs to queue one call.
 
-        After it, everything that the first call of a step compiles, chooses or loads is ready. All copies have run, and
-        the copy that is timed first ran the longest time ago.
+        Afterwards, everything that the first call of a step compiles, chooses or loads is ready. All copies have run,
+        and the copy that is timed first ran the longest time ago.
         """
         started = perf_counter_ns()
         for call in calls:

@@ -69,7 +69,7 @@ def run_round(
             q = feed.queries(nonce, step)
             if sweep is not None:
                 sweep()
-                perf_counter_ns()  # loads the interpreter's own cache lines again, so that the call need not
+                perf_counter_ns()  # loads the interpreter's own cache lines again, before the timed call
             started = perf_counter_ns()
             decode(q, out)
             ended = perf_counter_ns()

@@ -62,7 +62,7 @@ class PeakProbe:
             if self._kernel_reads is not None:
                 kernel_read = self._kernel_reads.bytes / self._seconds(self._kernel_reads.run)
                 read = max(read, kernel_read)
-            # The most that a part of the time shows: a rate that an interruption lowers is no limit.
+            # The highest rate of several short probes counts: an interruption lowers a rate, and then it is no limit.
             part_ms = 1000 * _MATRIX_SECONDS / _PASSES
             isa = chosen_isa()
             rate = max(native.matrix_flops_per_s(self._dtype, self._threads, part_ms, isa) for _ in range(_PASSES))
@@ -80,7 +80,8 @@ class PeakProbe:
         self._buffer[half : 2 * half].copy_(self._buffer[:half])
 
     def _sized_matrix(self) -> torch.Tensor:
-        """A square matrix whose product takes long enough to time. It is smaller for emulated dtypes, 100x slower."""
+        """A square matrix whose product takes long enough to time. The matrix is smaller for emulated dtypes, which are
+        100x slower."""
         size = 128
         while True:
             matrix = torch.randn(size, size, device=self._device).to(getattr(torch, self._dtype))

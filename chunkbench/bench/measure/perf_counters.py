@@ -12,13 +12,13 @@ from time import sleep
 
 EVENTS = ("cycles", "instructions", "cache-references", "cache-misses", "dTLB-load-misses")
 _ATTACH_S = 0.3
-"""How long `perf` may need until it counts; the process only waits then."""
+"""Seconds that `perf` gets to attach itself. The counted process waits meanwhile."""
 _END_S = 10.0
-"""How long `perf` may need to print its counts."""
+"""Seconds that `perf` gets to print its counts."""
 
 
 class NoCounters(Exception):
-    """This machine cannot count; the message says why."""
+    """This machine has no usable hardware counters; the message says why."""
 
 
 def counted(pid: int, work: Callable[[], int], events: Sequence[str] = EVENTS) -> dict[str, float]:
@@ -39,7 +39,7 @@ def counted(pid: int, work: Callable[[], int], events: Sequence[str] = EVENTS) -
 
 
 def _started(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    # In a session of its own, so that what it starts can be ended with it.
+    # In a session of its own, so that all processes that perf starts can be ended with perf.
     try:
         return subprocess.Popen(
             command,
@@ -54,7 +54,7 @@ def _started(command: Sequence[str], environment: dict[str, str]) -> subprocess.
 
 
 def _printed(perf: subprocess.Popen[str]) -> str:
-    """What it prints until it ends. Raises `NoCounters` if it does not end in time."""
+    """All output of `perf`. Raises `NoCounters` if `perf` does not end in time."""
     try:
         return perf.communicate(timeout=_END_S)[1]
     except subprocess.TimeoutExpired:
@@ -69,11 +69,12 @@ def _end(perf: subprocess.Popen[str]) -> None:
 
 
 def parse(text: str) -> dict[str, float]:
-    """Event -> count in the output of `perf stat -x ,`. Raises `NoCounters` if it has none, in perf's words."""
+    """Event -> count in the output of `perf stat -x ,`. Raises `NoCounters` with perf's own message if there are no
+    counts."""
     counts, refusals = {}, []
     for line in text.splitlines():
         value, _, event, *more = [*line.split(","), "", ""]
-        if len(more) < 4:  # not a line of counts: perf explains itself
+        if len(more) < 4:  # not a line of counts but an explanation
             refusals.append(line.strip())
         elif value.startswith("<"):
             refusals.append(f"{event} {value.strip('<>')} here; virtual machines often hide counters")

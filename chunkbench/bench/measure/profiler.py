@@ -1,7 +1,7 @@
-"""Calls of one session for a profile: timed in several ways, traced, and watched by PyTorch's profiler.
+"""Calls of one session for a profile: timed in several ways, traced, or watched by PyTorch's profiler.
 
-Each call is a round of its own: rewind, append and plan up to the last step, then decode there. So calls of all ways
-take turns in any order.
+Each call is a round of its own: rewind, append and plan up to the last step, then decode there. So calls of all kinds
+can take turns in any order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ TRACED: tuple[TracedCall, ...] = get_args(TracedCall)
 def timed_call(
     session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, call: TimedCall, sweep: Callable[[], None]
 ) -> Round:
-    """Time the decode of step n_c: with cold caches, the same with one thread, or right after an untimed decode."""
+    """Time the decode of step n_c: with cold caches, with cold caches and one thread, or right after an untimed
+    decode."""
     q = feed.queries(nonce, n_c)
     before = sweep if call != "warm" else lambda: session.decode(q, out)
     with thread_count(1 if call == "one_thread" else torch.get_num_threads()):
@@ -38,7 +39,7 @@ def traced_call(
 ) -> TraceFacts | None:
     """Trace step n_c with cold caches; None if the session cannot.
 
-    Computing alone reads from the caches: that call runs once before, untimed.
+    For the call `compute`, K and V shall come from the caches, so the call runs twice and the first trace is discarded.
     """
     q = _to_last_step(session, feed, out, n_c, nonce)
     if call == "compute":
@@ -51,7 +52,8 @@ def traced_call(
 
 
 def trace_facts(trace: Trace) -> TraceFacts:
-    """A trace as facts. Of the parts, starting rows and leaving results are what the others leave over."""
+    """A trace as facts. They hold three parts of each unit; the rest of a unit's time is starting rows and writing
+    results."""
     parts = [trace.parts[:, PARTS.index(part)] for part in ("scores", "softmax", "values")]
     columns = (trace.thread, trace.shared, trace.begin, trace.ready, trace.end, *parts, trace.read_bytes, trace.flops)
     units = zip(*(column.tolist() for column in columns), strict=True)
@@ -68,7 +70,7 @@ def watched_call(
 ) -> WatchedFacts | None:
     """Decode step n_c with cold caches while PyTorch's profiler watches; None if no operator runs.
 
-    Not `torch.profiler`: its first use takes seconds.
+    The function does not use `torch.profiler`, whose first use takes seconds.
     """
     q = _to_last_step(session, feed, out, n_c, nonce)
     sweep()
@@ -82,7 +84,7 @@ def watched_call(
 
 
 def repeat(session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, seconds: float) -> int:
-    """Decode for about so long, with warm caches. Returns the number of decodes."""
+    """Decode for about `seconds`, with warm caches. Returns the number of decodes."""
     q = _to_last_step(session, feed, out, n_c, nonce)
     end, calls = perf_counter() + seconds, 0
     while calls == 0 or perf_counter() < end:
@@ -99,7 +101,7 @@ def _to_last_step(session: Session, feed: Feed, out: torch.Tensor, n_c: int, non
 
 @contextmanager
 def thread_count(count: int) -> Iterator[None]:
-    """Let PyTorch, and what follows it, use so many threads in this block."""
+    """Let PyTorch, and code that reads PyTorch's setting, use `count` threads in this block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -109,7 +109,7 @@ def search(
 def fit_all(generation: int, head_dim: int, candidates: Sequence[Tuning]) -> list[Tuning | str]:
     """`fit` of each candidate, and its kernels compiled for the launches of `Stopwatch`, in one process for each core.
 
-    They end before anything is timed.
+    The processes end before anything is timed.
     """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
     try:
@@ -126,7 +126,7 @@ def _prepared(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str
         return fitted
     from triton.runtime.errors import OutOfResources
 
-    for workload in WORKLOADS:  # of few tokens, but so many that a shared prefix has an item of its own
+    for workload in WORKLOADS:  # few tokens, but enough that a shared prefix is a work item
         small = workload._replace(shared=min(workload.shared, 256), private=min(workload.private, CHUNK + 1))
         try:
             Session(small, head_dim, copies=1).decode(fitted)
@@ -188,7 +188,7 @@ class Session:
 
         def again() -> None:
             graph.replay()
-            assert kernels  # a graph reads its kernels' memory, so they live as long as it
+            assert kernels  # a graph reads its kernels' memory, so the kernels must live as long
 
         return again
 

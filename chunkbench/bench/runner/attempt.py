@@ -51,7 +51,7 @@ class Attempt(PointDriver[ExperimentT]):
         self._budget, self._announce, self._peaks = budget, announce, peaks
 
     def run(self) -> None:
-        """Measure as long as the budget says, from now on. Raises `WorkerLost` when the worker is lost."""
+        """Measure until the budget is used up; its time starts now. Raises `WorkerLost` when the worker is lost."""
         time = Budget(self._budget.seconds)
         self._announce("making inputs")
         seed = self.experiment.seed
@@ -80,7 +80,8 @@ class Attempt(PointDriver[ExperimentT]):
     def measure(
         self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], time: Budget
     ) -> None:
-        """Measure the cases of memory group `index`, whose implementations are prepared. Here: nothing."""
+        """Measure the cases of memory group `index`, whose implementations are prepared. This class measures
+        nothing."""
 
     def _room(self) -> tuple[int, int]:
         """Bytes available for K and V on the point's device, and bytes of a GPU's L2 cache."""

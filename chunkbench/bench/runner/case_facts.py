@@ -28,7 +28,7 @@ def now() -> str:
 
 @dataclass
 class Failable:
-    """Something that can fail; it keeps its first failure."""
+    """Base of objects that can fail; each keeps its first failure."""
 
     status: Status | None = None
     reason: str = ""
@@ -165,7 +165,7 @@ def facts(
 
 
 def _timing(context: Context[Any, Any], case: Case, traits: Traits, rounds: CaseRounds) -> dict[str, Any]:
-    """The fields that results of timed kinds have besides."""
+    """The fields that only results of timed kinds have."""
     steps = context.steps if rounds.samples_us else ()
     amounts = context.work.amounts(context.point, context.seed, case.implementation, traits.reads_shared_once, steps)
     return {

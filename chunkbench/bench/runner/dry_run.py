@@ -72,7 +72,7 @@ def sharing_of(experiment: SessionExperiment, registry: Registry[AnyImplementati
     found = {}
     for name in experiment.implementations:
         if absent or registry.availability(name, target.device)[1].ok:
-            with contextlib.suppress(Exception):  # the list of implementations says why it does not load
+            with contextlib.suppress(Exception):  # the list of implementations names the cause
                 found[name] = registry.load(name).shares_storage
     return found
 
@@ -83,7 +83,7 @@ def _describe(point: Point) -> str:
 
 
 def _caches_and_modes(experiment: SessionExperiment, point: Point) -> list[str]:
-    """The caches and modes in which each point is timed; nothing on a CPU."""
+    """The caches and modes of each point's cases; empty on a CPU."""
     if point.device == "cpu" or not isinstance(experiment, TimedExperiment):
         return []
     pairs = dict.fromkeys(f"{case.cache} {case.mode}" for case in experiment.cases(point))
@@ -91,7 +91,7 @@ def _caches_and_modes(experiment: SessionExperiment, point: Point) -> list[str]:
 
 
 def _memory(expected: Estimate) -> list[str]:
-    """The most that the worker holds, and how the point that needs most is measured."""
+    """The most memory that the worker holds, and the memory groups of the point that needs most."""
     point = expected.point
     lines = [f"memory: up to {memory_guard.gigabytes(expected.memory_bytes)} in the worker"]
     text = f"  {_describe(point)}: {memory_guard.gigabytes(expected.together_bytes)} of K/V for all at once"
@@ -106,7 +106,7 @@ def _memory(expected: Estimate) -> list[str]:
 
 
 def _time(expected: Estimate, budget_s: float) -> str:
-    """About how long the run takes."""
+    """The approximate time of the run."""
     if expected.seconds is None:
         return f"about the budget of {words_of(budget_s)}; checks take some 10 s more for each point"
     return f"about {words_of(expected.seconds)}"
@@ -116,7 +116,7 @@ def brief(experiment: Experiment, target: Target) -> str:
     """A run in one line: its points, its memory, its time."""
     points = len(experiment.points(target.device, target.dtype))
     text = f"{points} point{'s' * (points != 1)}"
-    if target.machine_kind:  # what this machine can do says nothing about another
+    if target.machine_kind:  # estimates of this machine say nothing about another machine
         return f"{text}, budget {words_of(experiment.budget_s)}"
     return f"{text}, {in_words(workload.of(experiment).estimate(experiment, target), experiment)}"
 

@@ -1,4 +1,4 @@
-"""How much memory and time a run will take, from the bytes of what takes part and the machine's read bandwidth."""
+"""How much memory and time a run will take, from bytes of K/V and the machine's read bandwidth."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 # Fitted to runs on shared virtual machines with 2 cores, with `benchmarks/estimates.py` at revision 0e19293.
 _PASSES = 26
-"""Preparing a session and checking it twice against float64 take as long as reading its K/V so often."""
+"""Preparing a session and checking it twice against float64 takes as long as reading its K/V this many times."""
 _EACH_S = 0.1
-"""What each implementation costs at a point besides."""
+"""Seconds that each implementation adds to a point, besides reading K/V."""
 _POINT_S = 1.0
-"""What each point costs besides: inputs, and the probes of the machine's peaks in three rounds."""
+"""Seconds that each point adds: inputs, and the probes of the machine's peaks in three rounds."""
 _START_S, _PER_IMPLEMENTATION_S = 5.0, 0.5
-"""A worker starts, and asks each implementation whether it runs here."""
+"""Seconds to start a worker, and to ask one implementation whether it runs here."""
 _PER_RESERVED_GB_S = 0.9
-"""Memory that is touched for the first time."""
+"""Seconds for each GB of memory that is touched for the first time."""
 _WORKER_BYTES = 600_000_000
-"""A worker with its libraries. The memory guard leaves it more."""
+"""Memory of a worker with its libraries. The memory guard reserves more for a worker."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take."""
+    """The memory and the time that a run will take."""
 
     memory_bytes: int
-    """Most that the worker holds at once."""
+    """Most bytes that the worker holds at once."""
     seconds: float | None
-    """None on a GPU: of GPUs it knows too little."""
+    """Seconds of the run; None on a GPU, for which there is no estimate."""
     point: SessionPoint
     """The point that needs most memory."""
     together_bytes: int
@@ -49,13 +49,13 @@ class Estimate:
     room: int | None
     """Bytes available for K/V; None if this machine does not have the device."""
     grouping: memory_guard.Grouping | None
-    """Which implementations are in memory together at that point."""
+    """The implementations that are in memory together at that point."""
 
 
 def estimate(
     experiment: SessionExperiment, work: AnySessions, target: Target, shares_storage: Mapping[str, bool]
 ) -> Estimate:
-    """The memory and the time of a run of these implementations (id -> whether it holds shared prefixes once).
+    """The memory and the time of a run. `shares_storage`: implementation id -> whether it stores shared prefixes once.
 
     Probes the CPU for a fraction of a second.
     """
@@ -101,7 +101,7 @@ def _seconds(
     reserved: int,
     swept: int,
 ) -> float:
-    """Passes take their share of the budget, or the time of the fewest rounds if that is longer."""
+    """Seconds of a run: each pass takes its share of the budget, or the time of the fewest rounds if that is longer."""
     passes = work.passes(points)
     weights = [work.weight(pass_[-1], experiment.seed) for pass_ in passes]
     left, waiting = experiment.budget_s, sum(weights)

@@ -18,14 +18,14 @@ from chunkbench.bench.store import Result
 
 @dataclass(frozen=True)
 class RunJob:
-    """What is measured."""
+    """An experiment to measure, and the folder and options of the run."""
 
     experiment: Experiment
     passes: Sequence[Pass]
     log: Path
-    """The file for what workers and servers print."""
+    """The file for the output of workers and servers."""
     earlier: Sequence[Result] = ()
-    """Rows that a resumed run has already."""
+    """Rows that a resumed run already has."""
     options: RunOptions = field(default_factory=RunOptions)
 
 
@@ -52,7 +52,7 @@ class Listener(Protocol):
         """A point has its rows. `took_s`: seconds of its pass; 0 for the pass's other points."""
 
     def problem(self, text: str) -> None:
-        """Something that the user should know at once. The same text may come again."""
+        """Receive a text that the user should know at once. The same text may come again."""
 
 
 class Executor(Protocol):
@@ -60,13 +60,13 @@ class Executor(Protocol):
 
     @property
     def targets(self) -> Sequence[Target]:
-        """The kinds of machines that measure the whole experiment, each as one of its machines."""
+        """One machine of each kind that measures the whole experiment."""
         ...
 
     def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
         """Measure the passes of a job; yield each one when its rows are complete.
 
-        Raises `RunError` if nothing more can be measured. What was yielded before stays valid.
+        Raises `RunError` if nothing more can be measured. Passes that were yielded before stay valid.
         """
         ...
 

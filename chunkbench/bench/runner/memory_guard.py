@@ -1,4 +1,5 @@
-"""The memory guard: how much may be taken of free memory, and groups of implementations that fit in it."""
+"""The memory guard: how much of the free memory a run may take, and groups of implementations that fit in that
+memory."""
 
 from __future__ import annotations
 
@@ -38,18 +39,18 @@ def touched_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int
 
 
 def usable(free: int) -> int:
-    """Bytes that the processes of a run, or a server, may take of those that are free."""
+    """Bytes of the free memory that the processes of a run, or a server, may take."""
     return int(free * (1 - _OTHERS))
 
 
 def lacking(needed: int, room: int) -> str:
-    """Why so many bytes do not fit into the room, with the figures; empty if they do."""
-    told = f"needs {gigabytes(needed)}, {gigabytes(room)} are available: {gigabytes(needed - room)} are missing"
-    return told if needed > room else ""
+    """Why `needed` bytes do not fit into `room`, with the figures; empty if they fit."""
+    reason = f"needs {gigabytes(needed)}, {gigabytes(room)} are available: {gigabytes(needed - room)} are missing"
+    return reason if needed > room else ""
 
 
 def room_of(free: int) -> int:
-    """Bytes that a worker may fill with K and V; `free` are the bytes that are available or that it already holds."""
+    """Bytes that a worker may fill with K and V. `free`: bytes that are available or that the worker already holds."""
     return max(0, usable(free) - WORKER_BYTES)
 
 
@@ -59,15 +60,16 @@ def probe_bytes(available: int) -> int:
 
 
 def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
-    """As few groups as possible, about equally large. The baseline is in each where it fits: ratios need it there.
+    """As few groups as possible, about equally large. The baseline is in every group if it fits, because ratios need
+    it.
 
     `sizes` are the bytes of each implementation, `room` the bytes that a group may use.
     """
     too_large = _too_large(sizes, order, room)
     fitting = [name for name in order if name not in too_large]
-    if baseline in too_large:  # what holds no K and V reads those of the baseline
-        told = f"it reads the K and V of {baseline}: {too_large[baseline]}"
-        too_large |= {name: told for name in fitting if not sizes[name]}
+    if baseline in too_large:  # implementations without K and V read those of the baseline
+        reason = f"it reads the K and V of {baseline}: {too_large[baseline]}"
+        too_large |= {name: reason for name in fitting if not sizes[name]}
         fitting = [name for name in fitting if sizes[name]]
     everywhere = [baseline] if baseline in fitting else []
     base = sum(sizes[name] for name in everywhere)
@@ -97,7 +99,7 @@ def one_by_one(sizes: Mapping[str, int], order: Sequence[str], room: int) -> Gro
 
 
 def _too_large(sizes: Mapping[str, int], order: Sequence[str], room: int) -> dict[str, str]:
-    return {name: told for name in order if (told := lacking(sizes[name], room))}
+    return {name: reason for name in order if (reason := lacking(sizes[name], room))}
 
 
 def gigabytes(size: int) -> str:

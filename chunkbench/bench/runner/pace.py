@@ -7,30 +7,31 @@ from collections.abc import Iterable, Mapping
 from chunkbench.bench.runner.passes import Budget, Pass
 
 _KEPT = 1.25
-"""Passes keep to the budget while they take at most this part of their shares. A small one has no room for the fewest
-rounds, and then it bounds nothing."""
+"""Passes count as within the budget while they take at most this part of their shares. If the budget is too small for
+the fewest rounds, passes take longer, and the budget does not limit the estimate."""
 
 
 class Pace:
     """Passes share the budget by their weights. Several can run at the same time, each on a machine of its own.
 
-    The budget is time of machines: with two machines, a run ends after about half of it.
+    The budget is the sum over machines: with two machines, a run ends after about half of the budget.
     """
 
     def __init__(self, weights: Mapping[Pass, int], pending: Iterable[Pass], budget_s: float) -> None:
-        """`weights` has all passes of the run. Those that are not `pending` were measured before it was resumed."""
+        """`weights` has all passes of the run. Passes that are not `pending` were measured before the run was
+        resumed."""
         self._weights = weights
         self._total = sum(weights.values())
         self._waiting = sum(weights[pass_] for pass_ in pending)
         self._before = self._total - self._waiting
         self._budget_s = budget_s * self._waiting / self._total if self._total else 0.0
         self._running: dict[Pass, Budget] = {}
-        self._spent_s = self._granted_s = 0.0  # by passes that have ended, and what they were to take
+        self._spent_s = self._granted_s = 0.0  # time of passes that have ended, and their shares
         self.machines = 1
         """How many machines measure at the same time."""
 
     def begin(self, pass_: Pass) -> Budget:
-        """A pass starts. Returns its share of the budget that is left."""
+        """Start a pass. Returns the pass's share of the rest of the budget."""
         weight = self._weights[pass_]
         promised_s = sum(max(other.seconds, other.spent_s) for other in self._running.values())
         left_s = max(0.0, self._budget_s - self._spent_s - promised_s)
@@ -39,7 +40,7 @@ class Pace:
         return budget
 
     def end(self, pass_: Pass) -> float:
-        """A pass is done. Returns the seconds that it took."""
+        """End a pass. Returns the seconds that the pass took."""
         ended = self._running.pop(pass_)
         took_s = ended.spent_s
         self._spent_s += took_s
@@ -47,7 +48,8 @@ class Pace:
         return took_s
 
     def lose(self, pass_: Pass) -> None:
-        """A pass was lost with its machine: it has to be measured again, and costs the others nothing."""
+        """Note that a pass was lost with its machine. The pass has to be measured again; the lost time is not taken
+        from the budget."""
         del self._running[pass_]
         self._waiting += self._weights[pass_]
 
@@ -58,8 +60,8 @@ class Pace:
 
     @property
     def left_s(self) -> float:
-        """Seconds left at the pace so far. While passes keep to their shares of the budget, no more than its rest; in
-        the first 2% of the run it is that rest."""
+        """Seconds left at the pace so far. While passes keep to their shares of the budget, at most the rest of the
+        budget; in the first 2% of the run, exactly that rest."""
         machines = max(1, min(self.machines, len(self._running) or self.machines))
         spent_s = self._spent_s + sum(budget.spent_s for budget in self._running.values())
         measured = self._total - self._before - self._left()

@@ -1,4 +1,4 @@
-"""Passes, options of a run, and what measures passes: the objects that a run and a kind of work exchange."""
+"""The objects that a run and a kind of work exchange: passes, options of a run, and the measurers of passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pass(NamedTuple):
 
 @dataclass
 class Budget:
-    """Seconds that work has from now on, and how much of the work is done."""
+    """The seconds that some work gets, counted from now, and the share of the work that is done."""
 
     seconds: float
     share_done: float = 0.0
@@ -52,14 +52,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Workplace(Generic[ResultT]):
-    """What a measurer finds on its machine."""
+    """What a measurer gets from the run: files, earlier rows, and a way to tell the user something."""
 
     log: Path
-    """The file for what workers and servers print."""
+    """The file for the output of workers and servers."""
     earlier: Sequence[ResultT] = ()
-    """Rows that the run has already, if it is resumed."""
+    """Rows that a resumed run already has."""
     notify: Callable[[str], None] = lambda text: None
-    """Receives what the user should know before the measurement starts."""
+    """Receives texts that the user should read before the measurement starts."""
 
 
 class PointMeasurer(Protocol[PointT, MeasuredT]):
@@ -77,7 +77,7 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[PointT, Sequence[MeasuredT]]:
-        """Measure all cases of the points of a pass, about within the budget, and say there how much is done.
+        """Measure all cases of the points of a pass, about within the budget, and keep `budget.share_done` up to date.
 
         `announce` receives a text about the current work.
         """
@@ -90,9 +90,9 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a resumed run measures again, and how workers start."""
+    """Options of a run: what a resumed run measures again, and how workers start."""
 
     retry: frozenset[Status] = frozenset()
     """A resumed run measures points again that have a row of such a status."""
     start_worker: Callable[[Path, str, Pages], WorkerClient] = WorkerProcess
-    """Starts a worker for a kind of work, with such pages; its standard error goes to the file."""
+    """Starts a worker: (file for its standard error, kind of work, memory pages) -> worker."""

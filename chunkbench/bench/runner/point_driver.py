@@ -63,7 +63,8 @@ class PointDriver(Generic[ExperimentT]):
         self.threads: int | None = None
 
     def usable(self, name: str) -> bool:
-        """Whether an implementation can run here and supports this point; if not, its state says why."""
+        """Whether an implementation can run here and supports this point. If not, the state of the implementation says
+        why."""
         state, traits = self.states[name], self.survey[name]
         if state.failed:
             return False
@@ -83,7 +84,7 @@ class PointDriver(Generic[ExperimentT]):
                 touched = self.work.touched(self.point, self.experiment.seed, name, shares)
                 # Half of the room, so that the baseline's copies fit beside those of each other implementation.
                 self.rotations[name] = rotation(touched, l2_bytes, need, room // 2)
-            if any(chosen.sweep for chosen in self.rotations.values()):  # then all sweep that would need copies
+            if any(chosen.sweep for chosen in self.rotations.values()):  # then none uses copies
                 swept = {name: Rotation(1, True) for name, chosen in self.rotations.items() if chosen.copies > 1}
                 self.rotations |= swept
         return {name: need * self.rotations[name].copies for name, need in needs.items()}
@@ -123,7 +124,7 @@ class PointDriver(Generic[ExperimentT]):
         return self.rotations[case.implementation].copies if case.cache == "cold" else 1
 
     def lost_in(self, case: Case) -> bool:
-        """Whether a case has failed, so that nothing more can be measured of it."""
+        """Whether a case has failed, so that nothing more of the case can be measured."""
         return self.states[case.implementation].failed or self.rounds_of[case.key].failed
 
     def fail(self, name: str, status: Status, reason: str, mode: Mode | None = None) -> None:
@@ -183,7 +184,8 @@ class PointDriver(Generic[ExperimentT]):
         state.deviation = reply.get("deviation")
 
     def check_bytes(self, name: str) -> None:
-        """Compare the K/V bytes that an implementation states with what it visibly holds and what it needs."""
+        """Compare the K/V bytes that an implementation states with the bytes of its visible tensors and with the least
+        that it needs."""
         state = self.states[name]
         least = self.work.least_kv_bytes(self.point, self.experiment.seed, name)
         if state.failed or state.kv_bytes is None or not least:

@@ -1,4 +1,4 @@
-"""Profiles one implementation at one point: calls of all kinds in turns, in a worker, between the checks of a run."""
+"""Profiles one implementation at one point: calls of all kinds take turns in a worker, between the checks of a run."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: s
         varying = [axis for axis in kind.axes() if len({axes[point][axis] for point in left}) > 1]
         lines = [_line(point, varying) for point in left[:_MOST_LISTED]]
         lines += [f"and {len(left) - _MOST_LISTED} more"] if len(left) > _MOST_LISTED else []
-        told = f"{len(left)} points are left; choose one with --where AXIS=VALUE ({', '.join(varying)}):"
-        raise RunError("\n  ".join([told, *lines]))
+        heading = f"{len(left)} points are left; choose one with --where AXIS=VALUE ({', '.join(varying)}):"
+        raise RunError("\n  ".join([heading, *lines]))
     for axis, values in accepted.items():
         if not any(selects({axis: values}, axes[point]) for point in points):
             there = ", ".join(dict.fromkeys(show_value(axes[point][axis]) for point in points))
@@ -51,7 +51,7 @@ def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: s
 
 
 def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
-    """The point in words that tell it from others: `--where` takes those with an axis."""
+    """The axes that distinguish the point from others, as `--where` takes them."""
     others = {axis: value for axis in varying if (value := getattr(point, axis)) is not None}
     return " ".join(f"{axis}={show_value(value)}" for axis, value in (point.usually_swept | others).items())
 
@@ -65,7 +65,7 @@ class ProfileAttempt(Attempt[TimedExperiment]):
         super().__init__(*arguments)
         self._rounds = rounds
         self.seen: dict[str, Any] = defaultdict(list)
-        """What `ProfileFacts` has besides the case."""
+        """The fields of `ProfileFacts` besides the case."""
 
     def measure(
         self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], time: Budget
@@ -87,7 +87,7 @@ class ProfileAttempt(Attempt[TimedExperiment]):
                     self.rounds_of[case.key].add(reply, index)
                 elif call in TIMED:
                     self.seen[f"{call}_us"] += reply["samples_us"]
-                elif reply["seen"] is None:  # and never will be
+                elif reply["seen"] is None:  # this implementation cannot show it
                     calls.remove(call)
                 else:
                     self.seen[call].append(reply["seen"])
@@ -124,7 +124,8 @@ def profile(
     log: Path,
     announce: Callable[[str], None],
 ) -> ProfileFacts:
-    """The facts of the step in the middle of n_c. If the implementation cannot run, or fails, its case says why.
+    """The facts of the step in the middle of n_c. If the implementation cannot run, or fails, the recorded case says
+    why.
 
     `log`: a file for what the worker prints. Raises `RunError` if no worker starts.
     """

@@ -45,9 +45,9 @@ def reproduce(
     listener: Listener,
     say: Callable[[str], None],
 ) -> Reproduced:
-    """Run every experiment in a folder of its name below `out`; resume those that were interrupted, and leave out
-    those of which nothing runs. `executor_for` makes the executor of an experiment, given the folder of its run if
-    that is resumed.
+    """Run every experiment in the folder `out`/name; resume interrupted runs, and leave out experiments of which
+    nothing can run. `executor_for` makes the executor of an experiment; its argument is the folder of a run to resume,
+    or None.
 
     Raises `RunError` if a folder holds an unfinished run of another revision, machine or experiment.
     """

@@ -44,7 +44,7 @@ def run_experiment(
     listener: Listener,
     options: RunOptions = DEFAULT_OPTIONS,
 ) -> RunOutcome:
-    """Measure every point that the run directory does not hold yet, or that the options select to be measured again.
+    """Measure every point that the run directory lacks, or that the options select to be measured again.
 
     Raises `RunError` if the directory cannot be used, or on `resume` holds a run of another experiment, revision or
     machine. Ctrl-C and SIGTERM end the run early and keep the finished points.

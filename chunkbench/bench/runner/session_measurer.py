@@ -58,7 +58,7 @@ class SessionMeasurer(Generic[PointT, ResultT]):
 
     @property
     def styles(self) -> dict[str, Mapping[str, Any]]:
-        """How reports show the implementations, as far as they say it."""
+        """How reports show the implementations; without the implementations that have the default style."""
         return {name: traits.style for name, traits in self._traits.items() if traits.style}
 
     def measure(
@@ -94,7 +94,7 @@ class SessionMeasurer(Generic[PointT, ResultT]):
                     losses.append(lost)
                     continue
                 if lost.status in ("crashed", "oom") and not retried:
-                    retried = True  # no implementation is to blame, the cause may be outside: try the point once more
+                    retried = True  # nobody is to blame, the cause may be outside: try the point again
                     continue
                 for state in attempt.states.values():
                     state.fail(lost.status, lost.reason)

@@ -1,4 +1,5 @@
-"""Kinds of work whose implementations are sessions in a worker: the base that alone knows workers and rounds."""
+"""Base class of the kinds of work whose implementations are sessions in a worker; only this base knows workers and
+rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ InputsT = TypeVar("InputsT", bound="PointInputs", default="PooledInputs")
 
 
 class Amounts(NamedTuple):
-    """Bytes and FLOPs of the calls, one entry for each timed step."""
+    """Bytes and FLOPs of the calls. Each list has one entry for each timed step."""
 
     unique_bytes: tuple[int, ...] = ()
     """Bytes that every implementation must move."""
@@ -60,12 +61,13 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
         """Distinct bytes that the first timed call reads."""
 
     def definition(self, implementation: str) -> str:
-        """Names what an implementation computes: one check is enough for all with the same name."""
+        """The name of the function that an implementation computes. Implementations with the same name share one
+        check."""
         return ""
 
     @abstractmethod
     def least_kv_bytes(self, point: PointT, seed: int, implementation: str) -> int:
-        """Bytes of K/V that an implementation must hold at the end; 0 if it may hold none."""
+        """Bytes of K/V that an implementation must hold at the end; 0 if an implementation may hold none."""
 
     @abstractmethod
     def amounts(

@@ -29,7 +29,7 @@ class Traits:
     package_version: str | None = None
     note: str = ""
     style: Mapping[str, Any] = field(default_factory=dict)
-    """How reports show it (`chunkbench.bench.experiment.terms`); empty: the default style."""
+    """How reports show the implementation (`chunkbench.bench.experiment.terms`); empty: the default style."""
 
     def refusal(self) -> str:
         """Reason and remedy as one text."""
@@ -39,7 +39,7 @@ class Traits:
 def survey(
     implementations: Sequence[str], device: str, start: Callable[[], WorkerClient]
 ) -> tuple[WorkerClient, dict[str, Traits]]:
-    """Start a worker and ask it for the traits of each implementation; `start` also replaces a lost worker."""
+    """Start a worker and ask for the traits of each implementation; `start` also replaces a lost worker."""
     worker = start()
     traits: dict[str, Traits] = {}
 

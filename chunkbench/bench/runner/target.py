@@ -1,4 +1,4 @@
-"""The machine and the threads that an experiment runs with, and what identifies a run."""
+"""The machine, device and dtype that an experiment runs with, and the values that identify a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def resolve_on(experiment: Experiment, environment: Environment, machine: str, m
 
 
 _BETWEEN = "; "
-"""Stands between the kinds of machines that measure a run."""
+"""Separates the kinds of machines in the identity of a run."""
 _EXPLANATIONS = {
     "experiment": "the experiment, or an option that overrides part of it, has changed since the run was started",
     "revision": "chunkbench itself has changed since the run was started",
@@ -67,9 +67,10 @@ _EXPLANATIONS = {
 
 
 def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str]:
-    """Digests and ids of experiment, revision and machine, or of the kinds of machines where several measure a run.
+    """Digests and ids of experiment, revision and machine. If several kinds of machines measure a run: the names of the
+    kinds.
 
-    The budget does not count: a run may get more time.
+    The budget is left out, because a resumed run may get more time.
     """
     resolved = experiment.model_dump(mode="json", exclude={"source", "path", "budget_s"})
     text = json.dumps([resolved, *([target.device, target.dtype] for target in targets)], sort_keys=True)

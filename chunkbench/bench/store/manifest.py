@@ -39,7 +39,7 @@ class CpuFacts(_Part):
 
     @property
     def name(self) -> str:
-        """The model, and the generation where the model does not say it."""
+        """The model, with the generation if the model's name does not contain it."""
         return f"{self.model} ({self.generation})" if self.generation else self.model
 
 
@@ -98,18 +98,18 @@ class ExperimentFacts(_Part):
     figure: str = "speedup"
     paper: str | None = None
     pages: str | None = None
-    """None in schema versions before 6, which asked for no huge pages."""
+    """Memory pages, huge or small; None in schema versions before 6, which asked for no huge pages."""
     budget_s: NonNegativeFloat = 0.0
     arrival_seeds: Count = 0
-    """Of each point, where requests arrive."""
+    """Number of arrival seeds of each point; 0 for kinds without requests."""
     expect: tuple[ExpectationFacts, ...] = ()
     accelerators: tuple[Mapping[str, Any], ...] = ()
-    """Devices that `kind: ring` counts for."""
+    """Devices for which `kind: ring` computes times from rates."""
     source: str = ""
 
     @property
     def heading(self) -> str:
-        """How reports call it."""
+        """The name of the experiment in reports."""
         return self.title or self.name or "ChunkBench run"
 
 

@@ -12,11 +12,12 @@ from chunkbench.bench.store.results import DecodeResult, Facts, Positive
 
 
 class Unit(NamedTuple):
-    """A unit of a traced call (`chunkbench.kernels.trace`). Seconds; the first three count from one moment."""
+    """A unit of a traced call (`chunkbench.kernels.trace`). `begin_s`, `ready_s`, `end_s`: seconds from a moment
+    shortly after the call's start; the next three: seconds spent in each part."""
 
     thread: Count
     shared: bool
-    """Whether its chunks are read for several rows."""
+    """Whether the unit's chunks are read for several rows."""
     begin_s: float
     ready_s: float
     end_s: float
@@ -32,7 +33,7 @@ class TraceFacts(Facts):
 
     threads: Count
     seconds: PositiveFloat
-    """The native call, as its caller in Python sees it."""
+    """Seconds of the native call, measured by its caller in Python."""
     place_bytes: Count
     units: tuple[Unit, ...]
 
@@ -49,26 +50,26 @@ class WatchedFacts(Facts):
     """A decode that PyTorch's profiler watched."""
 
     us: PositiveFloat
-    """With the profiler's own work."""
+    """Microseconds of the decode, including the profiler's own work."""
     operators: tuple[Operator, ...]
-    """The longest first."""
+    """The operators of the decode, the longest first."""
 
 
 class ProfileFacts(Facts):
     """A profile. Each kind of call has one entry for each round, or none if the implementation cannot show it."""
 
     case: DecodeResult
-    """Decodes with cold caches at one step, the last of n_c."""
+    """The case, whose samples are decodes with cold caches at the last step of n_c."""
     warm_us: tuple[Positive, ...] = ()
     one_thread_us: tuple[Positive, ...] = ()
-    """Cold caches; empty where the decodes have one thread anyway."""
+    """Microseconds of decodes with cold caches and one thread; empty if the case itself has one thread."""
     decode: tuple[TraceFacts, ...] = ()
     read: tuple[TraceFacts, ...] = ()
     compute: tuple[TraceFacts, ...] = ()
     watched: tuple[WatchedFacts, ...] = ()
     counters: Mapping[str, NonNegativeFloat] = Field(default_factory=dict)
-    """Event of `perf stat` -> its number in one decode with warm caches."""
+    """Event of `perf stat` -> number of events in one decode with warm caches."""
     no_counters: str = ""
-    """Why there are none."""
+    """Why there are no counters; empty if there are."""
     l2_bytes: Count | None = None
-    """A core's own cache."""
+    """Size of a core's own level-2 cache."""

@@ -14,7 +14,8 @@ from chunkbench.bench.experiment.terms import Cache, Count, Device, Dtype, Mode,
 Status = Literal["ok", "noisy", "incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"]
 MEASURED: tuple[Status, ...] = ("ok", "noisy")
 FAILED: frozenset[Status] = frozenset({"incorrect", "error", "crashed", "timeout"})
-"""Faults of the implementation itself. What a machine cannot do (`unavailable`, `unsupported`, `oom`) is no failure."""
+"""Statuses of a faulty implementation. Statuses that the machine causes (`unavailable`, `unsupported`, `oom`) are no
+failures."""
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -22,7 +23,7 @@ Samples = tuple[Annotated[tuple[Positive, ...], Field(min_length=1)], ...]
 
 
 class Facts(BaseModel):
-    """Recorded values: finite, never changed, and none that is not declared."""
+    """Base of recorded values: all numbers are finite, no value changes, and no undeclared field is accepted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -40,8 +41,8 @@ class Peaks(Facts):
     before 6. `read_bytes_per_s` is the highest rate of all ways to read."""
     sum_bytes_per_s: Positive | None = None
     copy_bytes_per_s: Positive | None = None
-    """GPU only: the rates of reading alone (`sum`), and of copying, where bytes read and bytes written both count. The
-    higher rate is `read_bytes_per_s`."""
+    """GPU only: the rates of reading alone (`sum`) and of copying, for which bytes read and bytes written both count.
+    The higher of the two rates is `read_bytes_per_s`."""
 
 
 class Noise(Facts):
@@ -113,9 +114,9 @@ class Result(Facts):
     """
 
     VERB: ClassVar[str] = "measured"
-    """What was done with the case."""
+    """The verb of reports for a case of this kind: measured, replayed, ..."""
     REPEATED: ClassVar[str] = "round"
-    """What `rounds` has one entry for."""
+    """The name of one entry of `rounds`: round, arrival seed, ..."""
 
     key: str
     experiment: str
@@ -141,22 +142,23 @@ class Result(Facts):
 
     @classmethod
     def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a line of a schema version before 8 as this version writes them. `rounds` stay the same."""
+        """Convert the values of a line of a schema version before 8 to this version. `rounds` stay the same."""
         return {name: value for name, value in values.items() if name in cls.model_fields or name not in _OLDER_FIELDS}
 
     @property
     def rounds(self) -> Samples:
-        """[round][sample] microseconds, of which latency, intervals and ratios are made; empty: nothing was timed."""
+        """[round][sample] microseconds, from which latency, intervals and ratios are computed; empty if nothing was
+        timed."""
         return ()
 
     @property
     def round_groups(self) -> tuple[int, ...]:
-        """[round] only rounds of the same group may be compared."""
+        """[round] number of the group of each round. Only rounds of the same group may be compared."""
         return ()
 
     @property
     def round_steps(self) -> tuple[int, ...]:
-        """[sample] which step of a round each sample is of."""
+        """[sample] the step of each sample of a round."""
         return (1,) if self.rounds else ()
 
     def axis(self, name: str) -> Any:
@@ -165,7 +167,7 @@ class Result(Facts):
 
 
 class SessionResult(Result):
-    """What a session in a worker showed: the memory that it holds, and its error."""
+    """The result of a session in a worker: its memory and its error."""
 
     noise: Noise | None = None
     kv_bytes: Count | None = None
@@ -176,8 +178,8 @@ class SessionResult(Result):
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
     deviation: NonNegativeFloat | None = None
-    """How far the last checked output is from attention over all tokens, length of the difference over length, where an
-    implementation computes something else."""
+    """For an implementation that does not attend to all tokens: the distance of the last checked output from attention
+    over all tokens, relative to the length of the latter."""
     isa: str | None = None
 
 

@@ -29,19 +29,19 @@ from chunkbench.run_error import RunError
 from chunkbench.text_file import problem_of
 
 SCHEMA_VERSION = 10
-"""The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
-peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`; 6 `huge_share` and a
-peak; 7 `load` and `rate`; 8 results of each kind of work have that kind's own axes and figures alone;
-9 `deviation`, and the axes of caches whose heads keep windows; 10 `tree_s` of servers,
-`mean_batch` and `prompt_share` of replays, whose requests with several answers are on the clock."""
+"""The schema version of new runs. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and
+two peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`; 6 `huge_share` and a peak; 7
+`load` and `rate`; 8 gave results only the axes and figures of their own kind of work; 9 added `deviation`, and the axes
+of caches whose heads keep windows; 10 `tree_s` of servers, `mean_batch` and `prompt_share` of replays, whose requests
+with several answers are on the clock."""
 _OWN_FIELDS = 8
-"""The first version whose lines have the fields of their own kind alone."""
+"""The first schema version whose lines have only the fields of their own kind."""
 _READABLE = range(1, SCHEMA_VERSION + 1)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 
 TORN = "the last line of cases.jsonl is incomplete"
-"""What readers say of a run whose last line is cut short."""
+"""The warning about a run whose last line is cut short."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Run:
     torn: bool = False
     """Whether the last line is incomplete (after a power cut); `cases` leaves it out."""
     part: str = ""
-    """The kind of machine, where this is the part of a run on several kinds; else empty."""
+    """The kind of machine, if this object is the part of a run that one kind measured; else empty."""
 
     def by_machine_kind(self) -> list[Run]:
         """One run for each kind of machine that measured the whole experiment, in order; usually this run alone.
@@ -101,7 +101,7 @@ def open_run(path: Path | str) -> Run:
 def open_runs(path: Path | str) -> list[Run]:
     """The processes that measured one experiment together: the runs 1, 2, ... in a folder, or a single run directory.
 
-    Of a folder of `chunkbench regress --out` those of HEAD.
+    In a folder of `chunkbench regress --out`, the runs of HEAD.
 
     Raises `RunError` as `open_run` does, and if the folder has no run.
     """
@@ -151,7 +151,8 @@ def newest_runs(root: Path) -> list[Path]:
 
 
 def _begun(manifest: Path) -> tuple[float, float]:
-    """When a run began, by its manifest: a copy has the time of the copy. Runs that do not say come first."""
+    """Sort key: the time when a run began, from its manifest, because a copied file has the time of the copy. Runs
+    without this time come first."""
     try:
         values = from_json(manifest.read_bytes().removeprefix(BOM_UTF8))
         started = datetime.fromisoformat(values["started_at"])
@@ -211,7 +212,7 @@ class RunWriter:
         return cls(path, values, cases, lock, torn)
 
     def place_of(self, case: Result) -> tuple[str, str]:
-        """What a run has once: the key of a case, measured by a kind of machine."""
+        """(case key, kind of machine): a run has at most one result for each such pair."""
         machine = self._values.get("machines", {}).get(case.machine, {})
         return case.key, machine.get("kind", "")
 
@@ -223,7 +224,8 @@ class RunWriter:
     def append(self, cases: Sequence[Result]) -> None:
         """Append the cases of one point, in one write that reaches the disk before this returns.
 
-        New cases replace recorded cases of the same place (of half a point, or of a point that is measured again).
+        New cases replace recorded cases with the same `place_of`, such as those of half a point, or of a point that is
+        measured again.
         """
         places = {self.place_of(case) for case in cases}
         kept = [case for case in self.cases if self.place_of(case) not in places]
@@ -352,7 +354,8 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _sync_names(folder: Path) -> None:
-    """Let the names in a folder reach the disk; nothing where the folder may not be read or its system has no way."""
+    """Write the names in a folder to the disk. Does nothing if the folder may not be read, or if its file system cannot
+    do this."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -26,7 +26,8 @@ class Check:
     expected: torch.Tensor
     """`[sequences, heads, head_dim]` float64, or `[sequences, columns]`."""
     of_all: torch.Tensor | None = None
-    """The same for attention over all tokens, if the expected outputs are those of another definition."""
+    """The outputs of attention over all tokens, if the implementation computes something else; the same shape as
+    `expected`."""
 
     def max_error(self, out: torch.Tensor) -> float:
         """Largest absolute error over the largest absolute reference value; infinite if out is not finite."""
@@ -37,7 +38,8 @@ class Check:
         return float((compared - self.expected).abs().max() / self.expected.abs().max())
 
     def deviation(self, out: torch.Tensor) -> float | None:
-        """How far out is from attention over all tokens, length of the difference over length; None: it is that."""
+        """Distance of `out` from attention over all tokens, relative to the length of the latter; None if `expected` is
+        attention over all tokens."""
         if self.of_all is None:
             return None
         return float((self._compared(out) - self.of_all).norm() / self.of_all.norm())
@@ -55,7 +57,8 @@ def make_check(
 ) -> Check:
     """A check of the state after `steps` completion tokens, with its own queries.
 
-    `losses`: which heads of a method lose tokens, and which tokens of each sequence; None: every head sees all.
+    `losses`: the heads of a method that lose tokens, and the tokens of each sequence that they lose; None: every head
+    sees all tokens.
 
     If the point is too large for one check, or if a `sample` is enough, `nonce` seeds the choice of sequences and
     heads.

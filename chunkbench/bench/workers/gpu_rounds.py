@@ -1,4 +1,4 @@
-"""The worker's part of measuring on a GPU: copies of sessions, rounds in each mode, checks of each mode's output."""
+"""The worker's part of measurements on a GPU: copies of sessions, rounds in each mode, checks of each mode's output."""
 
 from __future__ import annotations
 

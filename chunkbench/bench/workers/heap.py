@@ -33,7 +33,7 @@ def reserve(size: int, threads: int) -> None:
         return
     hole = libc.malloc(_HOLE)
     block = libc.malloc(size)
-    libc.free(hole)  # for the threads' own allocations, which otherwise lie between the block and the heap's end
+    libc.free(hole)  # else the threads' own allocations lie between the block and the heap's end
     if not block:
         return
 
@@ -96,7 +96,7 @@ def visible_storages(root: object) -> dict[int, int]:
 
 
 def visible_bytes(root: object) -> int:
-    """Bytes of all these storages."""
+    """Sum of the bytes of all tensor storages that an object reaches (`visible_storages`)."""
     return sum(visible_storages(root).values())
 
 

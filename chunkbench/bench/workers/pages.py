@@ -21,14 +21,14 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ")
 
 
 def environment(pages: Pages, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a worker that is to use such pages; `given` are those of its parent."""
+    """The environment variables of a worker that shall use `pages`; `given` are the variables of the parent."""
     others = [text for text in given.get(_TUNABLES, "").split(":") if text and not text.startswith(f"{_HUGETLB}=")]
     tunables = ":".join([*others, f"{_HUGETLB}={1 if pages == 'huge' else 0}"])
     return {_TUNABLES: tunables, _SMALL: "1" if pages == "small" else ""}
 
 
 def keep_small(variables: Mapping[str, str]) -> None:
-    """In a worker that is to use small pages, forbid huge ones, which a system may hand out unasked."""
+    """In a worker that shall use small pages, forbid huge pages, which a system may grant without a request."""
     if variables.get(_SMALL) and Path("/proc/self").exists():
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 

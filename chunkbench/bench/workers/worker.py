@@ -55,7 +55,7 @@ class Worker:
         return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
 
     def preload(self, implementations: list[str]) -> dict[str, Any]:
-        """Import adapters, so that forked workers need not. Ignores failures: a later request reports them again."""
+        """Import adapters once, for all forked workers. Ignores failures: a later request reports them again."""
         for name in implementations:
             with contextlib.suppress(Exception):
                 self._registry.load(name)
@@ -214,7 +214,7 @@ class Worker:
     def gpu_round(
         self, implementation: str, timed: list[int], nonce: int, mode: Mode, copies: int, sweep: bool
     ) -> dict[str, Any]:
-        """A round on a GPU: the first `copies` sessions take turns; `sweep` clears the cache before each call."""
+        """Run a round on a GPU: the first `copies` sessions take turns; `sweep` clears the cache before each call."""
         inputs, sessions = self._opened(), self._copies[implementation][:copies]
         sweeps = self._sweep_of(inputs.point.device) if sweep else None
         return self._gpu_rounds().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweeps)
@@ -222,7 +222,8 @@ class Worker:
     def profile(
         self, implementation: str, call: TimedCall | TracedCall | Literal["watched"], nonce: int
     ) -> dict[str, Any]:
-        """One call of a profile at the last step: timed; or traced or watched, None if there is nothing to see."""
+        """Make one call of a profile at the last step. A call is timed, traced or watched; the reply to the latter two
+        is None if there is nothing to record."""
         arguments, sweep = self._last_step(implementation, nonce), self._sweep_of(self._opened().point.device)
         if call in TIMED:
             result = timed_call(*arguments, call, sweep)
@@ -231,7 +232,7 @@ class Worker:
         return {"seen": None if seen is None else seen.model_dump()}
 
     def repeat(self, implementation: str, nonce: int, seconds: float) -> dict[str, Any]:
-        """Decode again and again, while somebody else counts."""
+        """Decode for some time, while another process counts events."""
         return {"calls": repeat(*self._last_step(implementation, nonce), seconds)}
 
     def peaks(self) -> dict[str, Any]:

@@ -171,8 +171,8 @@ def commit_of(project: Path, ref: str) -> str:
     if commit is None:
         shallow = git_output(project, "rev-parse", "--is-shallow-repository") == "true"
         commits = git_output(project, "rev-list", "--count", "HEAD") or "no"
-        told = "it is a shallow clone: git fetch --unshallow" if shallow else f"HEAD has {commits} commits"
-        raise RunError(f"revision {ref}: no such revision in {project}; {told}")
+        hint = "it is a shallow clone: git fetch --unshallow" if shallow else f"HEAD has {commits} commits"
+        raise RunError(f"revision {ref}: no such revision in {project}; {hint}")
     return commit
 
 

@@ -184,12 +184,12 @@ def _chosen(base: set[str], head: set[str], between: Between) -> Iterator[tuple[
 
 def _apart(base: Sequence[Run], head: Sequence[Run], free: frozenset[str]) -> str:
     """The axes that have other values on either side, so that no point is the same, with these values."""
-    told = []
+    differences = []
     for axis in sorted(set(AXES) - free):
         sides = [sorted({show_value(case.axis(axis)) for run in runs for case in run.cases}) for runs in (base, head)]
         if not {*sides[0]} & {*sides[1]}:
-            told.append(f"{axis} is {', '.join(sides[0])} and {', '.join(sides[1])}")
-    return f": {'; '.join(told)}" if told else ""
+            differences.append(f"{axis} is {', '.join(sides[0])} and {', '.join(sides[1])}")
+    return f": {'; '.join(differences)}" if differences else ""
 
 
 def _log_speedups(processes: Sequence[Mapping[str, Result]], name: str, over: str) -> list[float]:
