@@ -7,10 +7,13 @@ adapter passes to the parameters that the source declares.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import torch
 from chunkbench.bench.contract import Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.experiment.sessions import TOLERANCE
+from chunkbench.bench.measure.profiler import thread_count
 from chunkbench.bench.workers.checks import make_check
 from chunkbench.bench.workers.heap import visible_bytes
 from chunkbench.bench.workers.inputs import PooledInputs
@@ -54,7 +58,9 @@ def make_point(**axes: Any) -> AttentionPoint:
     return AttentionPoint.model_validate(base | axes)
 
 
+@cache
 def inputs_of(**axes: Any) -> PooledInputs:
+    """Tests only read them."""
     return PooledInputs(make_point(**axes), seed=1)
 
 
@@ -64,32 +70,49 @@ def points(*left_out: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("axes", kept.values(), ids=kept.keys())
 
 
+_expected = cache(make_check)
+
+
 def check(session: Session, inputs: PooledInputs) -> None:
-    """Decode at steps before and after a block fills, rewind, repeat, and compare with float64."""
+    """Decode at steps before and after a block fills, rewind, repeat, and compare with float64.
+
+    On one thread: on a busy machine threads of small tests mostly wait for each other.
+    """
     point = inputs.point
     out = torch.empty(point.batch_size, point.heads, point.head_dim, dtype=getattr(torch, point.dtype))
-    for attempt in range(2):
-        session.rewind()
-        for step in range(1, point.n_c + 1):
-            session.append(*inputs.completion(step))
-            session.plan()
-            if step not in (1, 2, 10, 11, point.n_c):
-                continue
-            expected = make_check(inputs, step, nonce=100 * attempt + step)
-            out.fill_(float("nan"))
-            session.decode(expected.q, out)
-            assert expected.max_error(out) < TOLERANCE[point.dtype], f"step {step}"
+    with thread_count(1):
+        for attempt in range(2):
+            session.rewind()
+            for step in range(1, point.n_c + 1):
+                session.append(*inputs.completion(step))
+                session.plan()
+                if step not in (1, 2, 10, 11, point.n_c):
+                    continue
+                expected = _expected(inputs, step, nonce=100 * attempt + step)
+                out.fill_(float("nan"))
+                session.decode(expected.q, out)
+                assert expected.max_error(out) < TOLERANCE[point.dtype], f"step {step}"
     distinct = point.unique_prompt_tokens(1) + point.n_c * point.batch_size
     # Zero: a library holds its tensors where Python cannot see them.
     assert distinct * point.token_bytes <= session.kv_bytes() <= (visible_bytes(session) or math.inf)
 
 
-def signature(package: str, file: str, name: str) -> inspect.Signature:
-    """A signature in a package's source by package, file and dotted name; skips if the package is missing."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{package} is not installed here")
-    origin = Path(spec.origin)
+@contextmanager
+def importable(**modules: Any) -> Iterator[None]:
+    """Stand-ins where `import` finds them; None: nothing to find."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, module in modules.items():
+            patched.setitem(sys.modules, name, module)
+        yield
+
+
+@cache
+def signature(package: str, file: str, name: str) -> inspect.Signature | None:
+    """A signature in a package's source by package, file and dotted name; None if the package is missing."""
+    found = PathFinder.find_spec(package)  # not what stands in for it
+    if found is None or found.origin is None:
+        return None
+    origin = Path(found.origin)
     return _parsed(origin.parent / file if file else origin, name)
 
 

