@@ -17,6 +17,7 @@ import torch
 
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.read_order import ReadOrderProbe
+from tests.kernels.pieces import instruction_set
 
 needs_native = pytest.mark.skipif(cpu.native() is None, reason=cpu.why_missing() or "built")
 
@@ -72,14 +73,7 @@ def test_matrix_rates_are_plausible_and_the_best_isa_is_not_slower(native: Modul
 
 
 @pytest.mark.serial
-def test_a_probe_takes_the_requested_time(native: ModuleType) -> None:
-    start = time.perf_counter()
-    cpu.matrix_flops_per_s("float32", 1, 60)
-    assert 0.055 < time.perf_counter() - start < 1.0
-
-
-@pytest.mark.serial
-def test_other_python_threads_run_during_a_probe(native: ModuleType) -> None:
+def test_a_probe_takes_the_requested_time_and_other_python_threads_run(native: ModuleType) -> None:
     ticks = []
     stop = threading.Event()
 
@@ -90,10 +84,11 @@ def test_other_python_threads_run_during_a_probe(native: ModuleType) -> None:
     thread = threading.Thread(target=tick)
     thread.start()
     start = time.perf_counter()
-    cpu.matrix_flops_per_s("float32", 1, 300)
+    cpu.matrix_flops_per_s("float32", 1, 200)
     end = time.perf_counter()
     stop.set()
     thread.join()
+    assert 0.19 < end - start < 1.0
     assert sum(start < tick < end for tick in ticks) >= 5
 
 
@@ -111,12 +106,9 @@ def test_other_python_threads_run_during_a_probe(native: ModuleType) -> None:
     ],
 )
 def test_a_wrong_buffer_is_refused(buffer: torch.Tensor, error: type[Exception], message: str) -> None:
+    assert cpu.read_seconds(torch.ones(4, 5, 6, requires_grad=True), 2) > 0  # any contiguous shape is accepted
     with pytest.raises(error, match=message):
         cpu.read_seconds(buffer, 1)
-
-
-def test_any_contiguous_shape_is_accepted(native: ModuleType) -> None:
-    assert cpu.read_seconds(torch.ones(4, 5, 6, requires_grad=True), 2) > 0
 
 
 @needs_native
@@ -124,7 +116,6 @@ def test_any_contiguous_shape_is_accepted(native: ModuleType) -> None:
     ("arguments", "message"),
     [
         (("float64", 1, 1.0), "not float64"),
-        (("float32", 0, 1.0), "threads must be at least 1"),
         (("float32", 1, 0.0), "milliseconds"),
         (("float32", 1, float("nan")), "milliseconds"),
         (("float32", 1, 1e9), "milliseconds"),
@@ -133,8 +124,6 @@ def test_any_contiguous_shape_is_accepted(native: ModuleType) -> None:
 def test_arguments_out_of_range_are_refused(arguments: tuple[str, int, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cpu.matrix_flops_per_s(*arguments)
-    with pytest.raises(ValueError, match="threads must be at least 1"):
-        cpu.read_seconds(torch.ones(8), 0)
 
 
 def test_an_instruction_set_that_the_cpu_lacks_is_refused(native: ModuleType) -> None:
@@ -178,13 +167,15 @@ def test_a_missing_module_gives_the_reason(error: ImportError, message: str, mon
 @needs_native
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forbids pages in a forked process")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_reading_as_the_kernels_do_touches_every_page(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_as_the_kernels_do_touches_every_page(dtype: torch.dtype) -> None:
     """A page that may not be read ends the reading, wherever in K or V of any chunk it lies."""
+    with pytest.raises(ValueError, match="16 chunks"):
+        ReadOrderProbe(torch.ones(1 << 10), dtype)
+    buffer = torch.ones(9 << 20)  # 36 MB: one or two sequences of 16 chunks, and a rest
     for isa in cpu.required().isas():
-        monkeypatch.setenv("CHUNKBENCH_ISA", isa)
-        buffer = torch.ones(17 << 20)  # 68 MB: one or two sequences of 16 chunks, and a rest
-        reads = ReadOrderProbe(buffer, dtype)
-        assert reads.bytes in (32 << 20, 64 << 20)
+        with instruction_set(isa):
+            reads = ReadOrderProbe(buffer, dtype)
+        assert reads.bytes == 32 << 20
         assert _ending(reads, 0) == 0
         first = -buffer.data_ptr() % 4096 + buffer.data_ptr()
         pages = reads.bytes // 4096 - 1
@@ -205,9 +196,3 @@ def _ending(reads: ReadOrderProbe, forbidden: int) -> int:
     status = os.waitpid(child, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
-@needs_native
-def test_a_buffer_without_a_whole_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match="16 chunks"):
-        ReadOrderProbe(torch.ones(1 << 10), torch.float32)

@@ -10,60 +10,43 @@ import torch
 
 from chunkbench.kernels.changes import Append
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kernels.merge import Partials
 from chunkbench.kernels.products import HalfProducts, Products, Scratch, has_native_products, products_for
 from chunkbench.kernels.reference import attention
 
 
 def attention_in_python(q, k, v, scale):
     """Attention in plain Python floats, one head at a time."""
-    group = len(q) // len(k[0])
-    out = []
+    group, out = len(q) // len(k[0]), []
     for head, query in enumerate(q):
-        kv = head // group
-        scores = [scale * math.fsum(a * b for a, b in zip(query, token[kv], strict=True)) for token in k]
-        top = max(scores)
-        weights = [math.exp(score - top) for score in scores]
-        total = math.fsum(weights)
-        out.append(
-            [
-                math.fsum(w * token[kv][i] for w, token in zip(weights, v, strict=True)) / total
-                for i in range(len(query))
-            ]
-        )
+        keys, values = ([token[head // group] for token in tokens] for tokens in (k, v))
+        scores = [scale * math.fsum(a * b for a, b in zip(query, key, strict=True)) for key in keys]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        columns = [
+            math.fsum(w * x for w, x in zip(weights, column, strict=True)) for column in zip(*values, strict=True)
+        ]
+        out.append([column / math.fsum(weights) for column in columns])
     return torch.tensor(out, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("scale", [None, 3.0])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
-def test_agrees_with_plain_python(heads, kv_heads):
+def test_agrees_with_plain_python(heads, kv_heads, scale):
     torch.manual_seed(heads)
-    q, k, v = torch.randn(heads, 8), torch.randn(5, kv_heads, 8), torch.randn(5, kv_heads, 8)
-    expected = attention_in_python(q.tolist(), k.tolist(), v.tolist(), 8**-0.5)
-    assert attention(q, k, v).dtype == torch.float64
-    torch.testing.assert_close(attention(q, k, v), expected, rtol=1e-13, atol=1e-13)
-    expected = attention_in_python(q.tolist(), k.tolist(), v.tolist(), 3.0)
-    torch.testing.assert_close(attention(q, k, v, scale=3.0), expected, rtol=1e-13, atol=1e-13)
-
-
-def test_several_queries():
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 6, 16), torch.randn(7, 2, 16), torch.randn(7, 2, 16)
-    complete = attention(q, k, v)
-    assert complete.shape == (3, 6, 16)
+    q, k, v = torch.randn(3, heads, 8), torch.randn(5, kv_heads, 8), torch.randn(5, kv_heads, 8)
+    several = attention(q, k, v, scale)
+    assert several.dtype == torch.float64
     for row in range(3):
-        torch.testing.assert_close(complete[row], attention(q[row], k, v))
+        expected = attention_in_python(q[row].tolist(), k.tolist(), v.tolist(), scale or 8**-0.5)
+        torch.testing.assert_close(attention(q[row], k, v, scale), expected, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(several[row], expected, rtol=1e-13, atol=1e-13)
 
 
-def test_huge_scores_do_not_overflow():
+def test_huge_and_infinite_scores_follow_the_limits():
     q = torch.full((1, 16), 1e150, dtype=torch.float64)
     k = torch.tensor([1e150, -1e150, 0.9e150], dtype=torch.float64)[:, None, None].expand(3, 1, 16)
     v = torch.arange(3.0)[:, None, None].expand(3, 1, 16)
     assert attention(q, k, v).tolist() == [[0.0] * 16]
-
-
-def test_infinite_scores_follow_the_limits():
-    q = torch.ones(1, 16)
-    k = torch.zeros(4, 1, 16)
+    q, k = torch.ones(1, 16), torch.zeros(4, 1, 16)
     v = torch.tensor([1.0, 2.0, 4.0, 8.0])[:, None, None].expand(4, 1, 16)
     k[3, 0, 0] = -torch.inf
     torch.testing.assert_close(attention(q, k, v)[0, 0], torch.tensor(7 / 3, dtype=torch.float64))
@@ -116,21 +99,12 @@ def ids(*values):
 def test_fill_writes_tokens_to_their_slots(chunks, short):
     store = make(3, 3)
     n = 4 * len(chunks) - short
-    k, v = torch.randn(n, 2, 16), torch.randn(n, 2, 16)
+    k, v = torch.randn(2, 16, n).permute(2, 0, 1), torch.randn(1, 2, 16).expand(n, 2, 16)  # any strides
     store.fill(ids(*chunks), k, v)
     got_k, got_v, free = read(store, chunks, n)
     assert torch.equal(got_k, k)
     assert torch.equal(got_v, v)
     assert torch.equal(free, torch.zeros_like(free))
-
-
-def test_fill_takes_any_strides():
-    store = make(2)
-    k, v = torch.randn(2, 16, 6).permute(2, 0, 1), torch.randn(1, 2, 16).expand(6, 2, 16)
-    store.fill(ids(0, 1), k, v)
-    got_k, got_v, _ = read(store, (0, 1), 6)
-    assert torch.equal(got_k, k)
-    assert torch.equal(got_v, v)
 
 
 @pytest.mark.parametrize("slots", [(0, 3, 1), (2, 2, 2)])
@@ -197,11 +171,6 @@ def test_ids_beyond_the_capacity_are_refused(chunk):
         make(4).locate(ids(chunk))
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_bytes_of_a_chunk(dtype, size):
-    assert make(1, dtype=dtype).chunk_bytes == 2 * 4 * 2 * 16 * size
-
-
 CPU = torch.device("cpu")
 
 
@@ -232,34 +201,12 @@ def test_float16_scores_overflow_only_if_the_scaled_score_does():
     assert scores.item() == pytest.approx(14400, rel=1e-3)
 
 
-def test_a_processor_without_matrix_instructions_converts_to_float32(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
-    products = products_for(torch.bfloat16, CPU, 1.0, Scratch(CPU))
-    assert products.dtype == torch.float32
-    assert products.loads
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
-    assert products_for(torch.bfloat16, CPU, 1.0, Scratch(CPU)).dtype == torch.bfloat16
-
-
-def test_float32_is_never_converted():
-    products = products_for(torch.float32, CPU, 1.0, Scratch(CPU))
-    source = torch.zeros(2, 3, 16)
-    assert products.load(source) is source
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_without_products_of_a_dtype_its_numbers_are_converted_to_float32(dtype):
+    products = products_for(dtype, CPU, 1.0, Scratch(CPU))
+    assert (products.dtype, products.loads) == (
+        (dtype, False) if has_native_products(dtype, CPU) else (torch.float32, True)
+    )
+    source = torch.zeros(2, 3, 16, dtype=dtype)
+    assert (products.load(source) is source) == (not products.loads)
     assert has_native_products(torch.float32, CPU)
-
-
-def test_scratch_reuses_its_largest_buffer():
-    scratch = Scratch(CPU)
-    large = scratch.take("x", (4, 8))
-    assert scratch.take("x", (2, 2)).data_ptr() == large.data_ptr()
-    assert scratch.take("y", (2, 2)).data_ptr() != large.data_ptr()
-
-
-def test_memory_is_reused_when_the_rows_change():
-    partials = Partials(2, 16, torch.device("cpu"))
-    partials.reset(torch.zeros(8, dtype=torch.int64), 1)
-    address = partials.outputs.data_ptr()
-    partials.reset(torch.zeros(5, dtype=torch.int64), 1)
-    assert partials.outputs.shape == (5, 2, 16)
-    assert partials.outputs.data_ptr() == address
