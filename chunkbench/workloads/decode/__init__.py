@@ -67,14 +67,14 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
     def amounts(
         self, point: AttentionPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """Bytes of K, V, q and out; FLOPs of the products with K and V."""
+        """Bytes of K, V, q and out, and FLOPs of the products with K and V, for each of the steps."""
         from chunkbench.baselines.head_methods import seen_tokens
         from chunkbench.bench.analysis import roofline
 
         shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
         seen = seen_tokens(point, seed, implementation, steps)
         unique, total = [int(each) for each, _ in seen], [int(each) for _, each in seen]
-        # Implementations that read a prefix per sequence read whole contexts, even if memory holds the prefix once.
+        # An implementation reads each sequence's whole context unless it reads shared prefixes once.
         read = unique if reads_shared_once else total
         return Amounts(
             tuple(roofline.moved_bytes(tokens, *shape) for tokens in unique),

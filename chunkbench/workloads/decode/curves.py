@@ -26,13 +26,13 @@ class Spot:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval; without one, the value."""
+        """The ends of the interval; both are the value if there is no interval."""
         return self.low or self.value, self.high or self.value
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of one implementation, sorted by x: measured here, and stated by the paper."""
+    """The values of one implementation, sorted by x: measured here, and printed by the paper."""
 
     implementation: str
     label: str

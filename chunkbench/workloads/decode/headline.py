@@ -27,7 +27,7 @@ class Match:
 
     @property
     def speedup(self) -> float:
-        """Latency of the strongest other over the latency of the baseline: below 1 the baseline loses."""
+        """Latency of the strongest other over the latency of the baseline: below 1 the baseline is slower."""
         value = self.strongest.derived.ratio_to_baseline
         assert value is not None
         return value

@@ -157,7 +157,7 @@ def cold_us(facts: ProfileFacts) -> float:
 
 
 def peaks(facts: ProfileFacts) -> tuple[float, float]:
-    """Read bandwidth and matrix rate, medians over rounds."""
+    """(read bandwidth in bytes/s, matrix rate in FLOP/s), medians over rounds."""
     found = facts.case.peaks
     return median(each.read_bytes_per_s for each in found), median(each.matrix_flops_per_s for each in found)
 

@@ -16,7 +16,7 @@ from chunkbench.report.figures.style import panel_title, round_values, sheet, ti
 from chunkbench.report.numbers import count
 from chunkbench.workloads.decode.profile_document import cold_us, middle, peaks, phases, wall_s
 
-# Dark, light and black also in grey print; the markers differ.
+# The colours differ in grey print, too: dark, light and black. The markers differ as well.
 _SHARED, _PRIVATE, _WHOLE = (
     LineStyle(*style, "none") for style in (("#0072B2", "o"), ("#E9B84E", "s"), ("#333333", "D"))
 )

@@ -35,7 +35,7 @@ BANDWIDTH_LEGEND = (
 
 
 def token_rate_table(view: View) -> Table:
-    """Rows are points, columns implementations, cells thousands of tokens per second of the attention kernel alone."""
+    """A table with a row per point and a column per implementation: thousands of tokens/s of the kernel alone."""
 
     def cell(_: Group, row: Row | None) -> Cell:
         return measured(row, significant((row.derived.token_rate or 0.0) / 1e3)) if row is not None else ABSENT
@@ -44,7 +44,7 @@ def token_rate_table(view: View) -> Table:
 
 
 def latency_table(view: View, essential: bool = True) -> Table:
-    """Rows are points, columns implementations, cells microseconds per decode step; the fastest is marked."""
+    """A table with a row per point and a column per implementation: µs per decode step. The fastest is marked."""
     return view.by_implementation("Latency per decode step, microseconds", latency, essential)
 
 

@@ -36,7 +36,7 @@ def x_axis(report: Report) -> str:
 
 
 def panels(report: Report, paper: str | None) -> list[Panel]:
-    """One panel for each combination of the axes that are not on the x-axis; thousands of tokens per second."""
+    """Curves in thousands of tokens per second, a panel for each combination of the axes that are not on the x-axis."""
     axis = x_axis(report)
     drawn = by_values(report.groups, [other for other in report.varying if other != axis])
     candidates = [Panel(title, _curves(groups, axis, report.columns, paper)) for title, groups in drawn.items()]
@@ -79,7 +79,7 @@ def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> list[State
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """The figure; None if no token rate is known."""
+    """Draw the figure; None if no token rate is known."""
     all_panels = panels(report, manifest.experiment.paper)
     if not all_panels:
         return None

@@ -1,4 +1,4 @@
-"""The report of K/V memory: bytes of each implementation, what sharing saves, what whole chunks cost."""
+"""The report of K/V memory: bytes of each implementation, savings of sharing, slots lost to whole chunks."""
 
 from __future__ import annotations
 

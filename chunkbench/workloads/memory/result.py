@@ -32,7 +32,7 @@ class Saving:
     measured: float | None
     """Bytes of the contiguous cache over bytes of the prefix-aware cache; None unless both were measured."""
     at_batch: float
-    """The ratio if every shared token were held exactly once, for the point's numbers of sequences and prompts."""
+    """`measured` if each shared token were held exactly once, for the point's numbers of sequences and prompts."""
     limit: float
     """1 / (1 - r): the limit of `at_batch` for many sequences."""
     empty: float | None

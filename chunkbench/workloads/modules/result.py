@@ -28,7 +28,7 @@ class ModulesPoint(ModelPoint, SessionPoint):
 
     @property
     def layer(self) -> LayerPoint:
-        """The point of the layer's attention."""
+        """The layer's attention, as a point of decode attention."""
         values = {name: value for name, value in self.as_json().items() if name in LayerPoint.model_fields}
         return LayerPoint.model_validate(values)
 

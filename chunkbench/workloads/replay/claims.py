@@ -21,9 +21,7 @@ _KEEPING = ("paged_prefix", "radix_tree")
 
 
 def sharing(evidence: Evidence) -> Judgement | None:
-    """Ratio of how many sequences fit at once: with the prefix tree, over blocks for each sequence. None without
-    replays.
-    """
+    """Number of sequences that fit at once: with the prefix tree over with paged blocks. None without replays."""
     best: tuple[float, float, Figure] | None = None
     for tree, paged in _pairs(evidence, "prefix_tree", "paged"):
         if not _memory_limited(tree) or not _memory_limited(paged):

@@ -52,7 +52,7 @@ class Answered:
     block_tokens: int
     replay: ReplaySeed | None
     reason: str = ""
-    """Why no request was answered; empty if requests were."""
+    """Why the point is impossible, or why its first refused request never fits; empty if neither."""
 
 
 def compute(job: ReplayJob) -> Answered:

@@ -313,8 +313,8 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "X-swapping": fixed(
         "holds",
-        "the text also says that both take about the same time with blocks of 16 to 64 tokens: about 100%, not 20%. "
-        "Read as 'at most 20% slower' the sentence agrees with it",
+        "the text also says that recomputing and swapping take about the same time with blocks of 16 to 64 tokens: "
+        "about 100%, not 20%. Read as 'at most 20% slower', the sentence agrees",
         1.0,
     ),
     "X-weights": fixed("holds", "175e9 parameters of 2 bytes are 350 GB; Table 1 prints 346", 175e9 * 2 / 1e9),

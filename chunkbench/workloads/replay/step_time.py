@@ -1,4 +1,4 @@
-"""How long a step of a replay takes, and how fast this machine copies pieces when a sequence is swapped."""
+"""Models of the time of a replay's steps, and the rate at which this machine copies pieces of swapped sequences."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class BlockKernel(Protocol):
 
 
 class NativeBlocks:
-    """ChunkAttn's kernel: rows of prompts against packed chunks (`chunkbench.kernels.cpu`)."""
+    """ChunkAttn's kernel over packed chunks (`chunkbench.kernels.cpu`)."""
 
     def __init__(self, shape: Heads) -> None:
         self._shape = shape

@@ -106,7 +106,7 @@ CHOICES: Mapping[str, RingMethod] = {
     "zigzag": RingMethod(
         "Zigzag ring",
         Scheme("zigzag", "ring", "native"),
-        _style("Zigzag ring", "#0072B2", "o", 220, meaning="of 2N blocks rank r holds those numbered r and 2N - 1 - r"),
+        _style("Zigzag ring", "#0072B2", "o", 220, meaning="rank r holds the blocks r and 2N - 1 - r of 2N blocks"),
     ),
     "all_gather": RingMethod(
         "All-gather",

@@ -1,4 +1,4 @@
-"""Which tokens a rank holds, and which keys of another rank's block its queries see. Only integers, no tensors."""
+"""The tokens that each rank holds, and the keys of a block that a rank's queries see. Only integers, no tensors."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class NoLeaderError(Exception):
 
 
 class Seat(NamedTuple):
-    """Where and as which rank a process joins the others."""
+    """The place of a process among the ranks: address of the store, number of the rank, and CPUs."""
 
     host: str
     port: int

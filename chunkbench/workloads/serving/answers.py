@@ -28,7 +28,7 @@ common.
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and what transformers answers in float32."""
+    """A question, and the answer of transformers in float32."""
 
     prompt: Ids
     last_message: str

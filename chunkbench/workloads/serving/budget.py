@@ -17,7 +17,7 @@ _SHARES = 64
 
 
 class Cut(NamedTuple):
-    """How much of a part is measured. With 0 arrival seeds nothing is."""
+    """How much of a part is measured; nothing if `seeds` is 0."""
 
     requests: int
     """Requests of each arrival seed."""

@@ -1,4 +1,4 @@
-"""Claims on servers under load: Table 4, Figure 5, and what a prefix tree costs."""
+"""Claims on servers under load: Table 4, Figure 5, and the cost of a prefix tree."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a server."""
+    """Command and environment variables that start a server."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
