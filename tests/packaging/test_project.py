@@ -71,17 +71,18 @@ def test_a_finished_set_up_is_repeated_only_after_a_change_of_its_sources(tmp_pa
     assert "set_up.py" in make("-n", f"VENV={tmp_path}", "setup").stdout
 
 
-def test_every_extra_of_set_up_is_made_of_extras_of_the_project() -> None:
-    assert {part for parts in set_up.EXTRAS.values() for part in parts} <= PYPROJECT["project"][
-        "optional-dependencies"
-    ].keys()
+def python_with(folder: Path, torch: str) -> Path:
+    """A program that prints this whatever Python code it gets, in an environment of its own."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\necho '{torch}'\n")
+    python.chmod(0o755)
+    return python
 
 
-def test_a_torch_that_is_already_there_replaces_the_pinned_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = tmp_path / "bin" / "python"
-    assert set_up.limits(python) == ["--constraint", str(set_up.CONSTRAINTS)]
-    monkeypatch.setattr(set_up, "output_of", lambda *command: "2.11.0+cu130")
-    option, path = set_up.limits(python)
+def test_a_torch_that_is_already_there_replaces_the_pinned_one(tmp_path: Path) -> None:
+    assert set_up.limits(tmp_path / "bin" / "python") == ["--constraint", str(set_up.CONSTRAINTS)]
+    option, path = set_up.limits(python_with(tmp_path, "2.11.0+cu130"))
     assert option == "--constraint"
     pinned = set_up.CONSTRAINTS.read_text().splitlines()
     replaced = Path(path).read_text().splitlines()
@@ -90,36 +91,32 @@ def test_a_torch_that_is_already_there_replaces_the_pinned_one(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "torch", "words"),
+    ("system", "machine", "torch", "numa", "words"),
     [
-        ("Linux", "x86_64", "2.13.0+cpu None", ""),
-        ("Linux", "x86_64", "2.13.0+cu130 13.0", "needs torch 2.13.0 for the CPU"),
-        ("Linux", "x86_64", "2.12.1+cpu None", "needs torch 2.13.0 for the CPU"),
-        ("Linux", "aarch64", "2.13.0 None", "is for Linux on x86-64"),
-        ("Darwin", "x86_64", "2.13.0 None", "is for Linux on x86-64"),
+        ("Linux", "x86_64", "2.13.0+cpu None", True, ""),
+        ("Linux", "x86_64", "2.13.0+cpu None", False, "libnuma1"),
+        ("Linux", "x86_64", "2.13.0+cu130 13.0", True, "needs torch 2.13.0 for the CPU"),
+        ("Linux", "x86_64", "2.12.1+cpu None", True, "needs torch 2.13.0 for the CPU"),
+        ("Linux", "aarch64", "2.13.0 None", True, "is for Linux on x86-64"),
+        ("Darwin", "x86_64", "2.13.0 None", True, "is for Linux on x86-64"),
     ],
 )
 def test_set_up_says_why_vllm_does_not_fit(
-    system: str, machine: str, torch: str, words: str, monkeypatch: pytest.MonkeyPatch
+    system: str, machine: str, torch: str, numa: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platform.system", lambda: system)
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr(set_up, "output_of", lambda *command: torch)
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
-    why = set_up.why_vllm_does_not_fit(Path(sys.executable))
+    def load(name: str) -> None:
+        if not numa:
+            raise OSError(name)
+
+    for name, answer in (
+        ("platform.system", lambda: system),
+        ("platform.machine", lambda: machine),
+        ("ctypes.CDLL", load),
+    ):
+        monkeypatch.setattr(name, answer)
+    why = set_up.why_vllm_does_not_fit(python_with(tmp_path, torch))
     assert words in why
     assert bool(why) == bool(words)
-
-
-def test_the_reason_names_a_missing_libnuma(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(set_up, "output_of", lambda *command: "2.13.0+cpu None")
-    monkeypatch.setattr("ctypes.CDLL", missing)
-    assert "libnuma1" in set_up.why_vllm_does_not_fit(Path(sys.executable))
 
 
 def test_the_pinned_torch_is_the_one_that_vllm_needs() -> None:
@@ -127,31 +124,33 @@ def test_the_pinned_torch_is_the_one_that_vllm_needs() -> None:
     assert pinned == f"torch=={VLLM_CPU_TORCH}"
 
 
-def test_byte_code_is_written_even_if_the_environment_forbids_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_set_up_imports_is_compiled_even_if_the_environment_forbids_it(tmp_path: Path) -> None:
     (tmp_path / "imported_by_set_up.py").write_text("")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setattr(set_up, "ROOT", tmp_path)
-    monkeypatch.setattr(set_up, "IMPORTED", "import imported_by_set_up")
-    set_up.compile_imports(Path(sys.executable))
+    program = (
+        "import sys; from pathlib import Path; from scripts import set_up; set_up.ROOT = Path(sys.argv[1]);"
+        "set_up.IMPORTED = 'import imported_by_set_up'; set_up.compile_imports(Path(sys.executable))"
+    )
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True)
     assert list((tmp_path / "__pycache__").glob("imported_by_set_up.*.pyc"))
-
-
-def test_the_modules_that_set_up_imports_can_be_imported() -> None:
     done = subprocess.run([sys.executable, "-c", set_up.IMPORTED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_links_fit_the_site() -> None:
-    readme, page = ROOT / "README.md", ROOT / "docs" / "serving.md"
-    assert builder.moved(readme, "docs/regression.md#in-ci") == "regression.md#in-ci"
-    assert builder.moved(readme, "docs/images/table3.svg") == "images/table3.svg"
-    assert builder.moved(page, "../README.md") == "index.md"
-    assert builder.moved(page, "#the-engine") == "#the-engine"
-    assert builder.moved(page, "../examples/my-kernel") is None
-    assert builder.moved(page, "notes/design.md#the-cache") is None
-    assert builder.moved(page, "../../elsewhere") is None
+@pytest.mark.parametrize(
+    ("page", "link", "moved"),
+    [
+        ("README.md", "docs/regression.md#in-ci", "regression.md#in-ci"),
+        ("README.md", "docs/images/table3.svg", "images/table3.svg"),
+        ("docs/serving.md", "../README.md", "index.md"),
+        ("docs/serving.md", "#the-engine", "#the-engine"),
+        ("docs/serving.md", "../examples/my-kernel", None),
+        ("docs/serving.md", "notes/design.md#the-cache", None),
+        ("docs/serving.md", "../../elsewhere", None),
+    ],
+)
+def test_links_fit_the_site(page: str, link: str, moved: str | None) -> None:
+    assert builder.moved(ROOT / page, link) == moved
 
 
 def test_what_comes_from_another_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

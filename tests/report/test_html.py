@@ -71,7 +71,7 @@ def test_the_page_renders_without_errors_or_requests(page) -> None:
         "Table 3: attention latency with shared prompts",
         "Figure 3 & <more>",
         "Claims in full",
-        "What the paper has and no run here measures",
+        "Tables of the paper that no run here measures",
         "Method",
         "How to repeat it",
     ]

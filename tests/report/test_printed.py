@@ -13,31 +13,24 @@ from chunkbench.report.formats import render
 from chunkbench.report.printed import paper_ratio, paper_us, rows, table3
 from chunkbench.report.ranking import TITLE
 from chunkbench.workloads.decode import ranking_figure
+from tests.invented_runs import POINTS
 
 COLUMNS = {"naive", "xformers", "flash_attn", "paged_attn", "paged_attn_star", "chunk_attn"}
 
 
-def test_table_3_is_complete() -> None:
-    points = {(n_p, quarters * n_p // 4) for n_p in (1024, 2048, 4096) for quarters in (0, 2, 3, 4)}
-    assert set(table3()) == {(*point, column) for point in points for column in COLUMNS}
-
-
-def test_the_last_rows_of_table_3(facts) -> None:
-    case = facts("naive", n_p=4096, n_s=4096)
-    assert paper_us(case) == 1370.41
-    # Section 4.1: at 4096 shared tokens, Naive takes 6.6 times as long as ChunkAttn.
-    assert paper_ratio(case, "chunk_attn") == pytest.approx(6.6, abs=0.05)
+def test_table_3_is_complete_and_in_microseconds(facts) -> None:
+    assert set(table3()) == {(*point, column) for point in POINTS for column in COLUMNS}
+    # Table 1: 687.74 us for 32 sequences of 2048 tokens. Over 64 steps the mean context is 2048 + 32 tokens.
+    assert paper_us(facts("paged_attn", n_p=2048, n_s=0)) == pytest.approx(687.74 * 2080 / 2048, rel=0.01)
+    assert paper_us(facts("naive", n_p=4096, n_s=4096)) == 1370.41
 
 
 @pytest.mark.parametrize(("n", "times"), [(1024, 2.76), (2048, 3.06), (4096, 3.22)])
-def test_ratio_of_paged_attn_star_with_everything_shared(facts, n: int, times: float) -> None:
+def test_ratios_with_everything_shared(facts, n: int, times: float) -> None:
     for name in ("paged_attn_star", "vllm_paged_attn_star"):
         assert paper_ratio(facts(name, n_p=n, n_s=n), "chunk_attn") == pytest.approx(times, abs=0.005)
-
-
-def test_the_unit_is_microseconds(facts) -> None:
-    # Table 1: 687.74 us for 32 sequences of 2048 tokens. Over 64 steps the mean context is 2048 + 32 tokens.
-    assert paper_us(facts("paged_attn", n_p=2048, n_s=0)) == pytest.approx(687.74 * 2080 / 2048, rel=0.01)
+    # Section 4.1: at 4096 shared tokens, Naive takes 6.6 times as long as ChunkAttn.
+    assert paper_ratio(facts("naive", n_p=4096, n_s=4096), "chunk_attn") == pytest.approx(6.6, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +54,20 @@ def test_another_setup_has_no_number(facts, change: dict[str, object]) -> None:
     assert paper_ratio(facts(**change), "chunk_attn") is None
 
 
-def test_implementations_that_the_paper_lacks_have_no_number(facts) -> None:
-    assert paper_us(facts("shared_prefix_matmul")) is None
-    assert paper_ratio(facts("naive"), "shared_prefix_matmul") is None
-
-
-def test_rows_at_points_of_the_paper_have_its_figures(facts) -> None:
-    absent = facts("xformers", status="unavailable", samples_us=())
-    chunk_attn, xformers = (row.derived for row in rows([facts(), absent], "chunk_attn", 0.95))
-    assert (chunk_attn.latency_us, chunk_attn.paper_us, chunk_attn.paper_ratio) == (15.0, 198.87, 1.0)
-    assert (xformers.latency_us, xformers.paper_us, xformers.paper_ratio) == (None, 385.79, 385.79 / 198.87)
-
-
-def test_rows_at_other_points_have_no_figures_of_the_paper(facts) -> None:
-    (row,) = rows([facts(n_s=511)], "chunk_attn", 0.95)
-    assert (row.derived.latency_us, row.derived.paper_us, row.derived.paper_ratio) == (15.0, None, None)
+def test_rows_have_the_figures_of_the_paper_at_its_points(facts) -> None:
+    cases = [
+        facts(),
+        facts("xformers", status="unavailable", samples_us=()),
+        facts("shared_prefix_matmul"),  # the paper lacks it
+        facts(n_s=511),
+    ]
+    found = [row.derived for row in rows(cases, "chunk_attn", 0.95)]
+    assert [(one.latency_us, one.paper_us, one.paper_ratio) for one in found] == [
+        (15.0, 198.87, 1.0),
+        (None, 385.79, 385.79 / 198.87),
+        (15.0, None, None),
+        (15.0, None, None),
+    ]
 
 
 def at(make_case, n_s: int, **us: float):
@@ -129,6 +121,10 @@ def test_several_runs_of_a_machine_are_ranked_together(trees, make_case, make_ru
     assert not build_book([trees], trees.path).rankings
 
 
+PEAKS = Peaks(
+    read_bytes_per_s=3e12, matrix_flops_per_s=6e14, matrix_torch_flops_per_s=6e14, sum_bytes_per_s=3e12,
+    copy_bytes_per_s=2.8e12,
+)  # fmt: skip
 MODES = {"events": 1.0, "graph": 1.02, "eager": 1.4}
 
 
@@ -141,15 +137,8 @@ def cases(make_case: Any, **more: Any) -> list[Any]:
                 calls = 1 if mode == "eager" else max(8, copies)
                 sampling = GpuSampling(copies=copies, calls=calls, swept=False, l2_bytes=50 << 20)
                 values = {"device": "cuda", "dtype": "float16", "cache": cache, "mode": mode, "sampling": sampling}
-                peaks = Peaks(
-                    read_bytes_per_s=3e12,
-                    matrix_flops_per_s=6e14,
-                    matrix_torch_flops_per_s=6e14,
-                    sum_bytes_per_s=3e12,
-                    copy_bytes_per_s=2.8e12,
-                )
                 rounds = [us * factor, us * factor * 1.01, us * factor]
-                made.append(make_case(implementation, us=rounds, **(values | {"peaks": (peaks,) * 3} | more)))
+                made.append(make_case(implementation, us=rounds, **(values | {"peaks": (PEAKS,) * 3} | more)))
     return made
 
 
@@ -192,11 +181,8 @@ def test_the_footer_has_the_state_of_the_device_once(make_case: Any, make_run: A
     assert "72 samples discarded (clock throttled, or process suspended)" in footer["timing"]
 
 
-def test_the_footer_names_a_sweep_in_place_of_copies(make_case: Any, make_run: Any) -> None:
+def test_the_footer_names_a_sweep_in_place_of_copies_and_on_a_cpu_nothing(make_case: Any, make_run: Any) -> None:
     swept = GpuSampling(copies=1, calls=8, swept=True, l2_bytes=50 << 20)
     footer = dict(build(make_run(cases(make_case, sampling=swept))).footer)
     assert "cold L2 in 9 cases = a buffer read before each call" in footer["samples"]
-
-
-def test_the_footer_of_a_cpu_run_has_no_topics_of_a_gpu(make_case: Any, make_run: Any) -> None:
     assert not {"samples", "gpu"} & {*dict(build(make_run([make_case("chunk_attn")])).footer)}

@@ -118,7 +118,7 @@ def test_impossible_fractions_are_reported_as_an_error_of_the_probe(make_case, m
     assert re.search(r"\d%!", text_table.render(report))
     (warning,) = report.warnings
     assert warning.startswith(
-        "! No limit of the machine, so no merit of the kernel, in 2 cases; the worst is FlashAttn"
+        "! The probe of the machine's limit erred in 2 cases, no merit of the kernel; the worst is FlashAttn"
     )
 
 

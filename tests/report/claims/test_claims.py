@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,10 +43,9 @@ def judge(*runs: Sequence[Row]) -> dict[str, Claim]:
 def test_without_runs_only_analytic_claims_hold() -> None:
     judged = judge()
     assert list(judged) == [row["id"] for row in paper_rows("claims")]
-    by_verdict = {
-        verdict: {id for id, claim in judged.items() if claim.verdict == verdict}
-        for verdict in {claim.verdict for claim in judged.values()}
-    }
+    by_verdict: dict[str, set[str]] = {}
+    for id_, claim_ in judged.items():
+        by_verdict.setdefault(claim_.verdict, set()).add(id_)
     assert by_verdict["holds"] == {
         "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "PA-batch", "GQA-memory", "RA-bound",
         "RA-hit", "X-figure4", "X-unit", "RG-table1", "RG-table2", "X-ring2", "X-swapping", "X-weights", "X-alpaca",
@@ -68,11 +68,7 @@ def test_the_longest_shared_prefix_first_computes_every_edge_once() -> None:
         return prefill._serve(requests, choose)
 
     assert served(lambda tree, waiting: max(waiting, key=tree.match)) == (7, 4, 3)
-    assert served(lambda _, waiting: waiting[0]) == (
-        9,
-        4,
-        1,
-    )  # (5,) evicts what the next request shares
+    assert served(lambda _, waiting: waiting[0]) == (9, 4, 1)  # (5,) evicts what the next request shares
 
 
 def test_the_papers_table_confirms_its_section_but_not_its_abstract(rows) -> None:
@@ -128,20 +124,13 @@ def test_dependence_on_n_s_is_separated_from_noise(rows, facts) -> None:
 
 
 def test_a_change_of_the_machines_own_speed_is_no_dependence_on_n_s(rows, facts) -> None:
+    def case_at(name: str, n_s: int, us: float, sweep_us: float) -> DecodeResult:
+        calibration = ({"arithmetic_us": 100.0, "memory_us": sweep_us},) * 3
+        return facts(name, n_p=1024, n_s=n_s, samples_us=((us, us),) * 3, calibration=calibration)
+
     def run(sweep_us: float) -> list[Row]:
-        return derive(
-            [
-                facts(
-                    name,
-                    n_p=1024,
-                    n_s=n_s,
-                    samples_us=((us, us),) * 3,
-                    calibration=({"arithmetic_us": 100.0, "memory_us": sweep},) * 3,
-                )
-                for n_s, us, sweep in ((0, 100.0, 2000.0), (512, 110.0, sweep_us))
-                for name in ("naive", "chunk_attn")
-            ]
-        )
+        points = ((0, 100.0, 2000.0), (512, 110.0, sweep_us))
+        return derive([case_at(name, *point) for point in points for name in ("naive", "chunk_attn")])
 
     assert judge(run(2010.0))["T3-agnostic"].verdict == "does not hold"
     judged = judge(run(2400.0))["T3-agnostic"]
@@ -160,13 +149,9 @@ def test_a_run_without_an_implementation_does_not_hide_another_run(rows) -> None
 
 
 def test_the_faster_kernel_of_a_column_counts_and_is_named(rows) -> None:
-    latencies = dict(table3())
-    latencies |= {
-        (n_p, n_s, "vllm_paged_attn_star"): us * 0.5
-        for (n_p, n_s, name), us in table3().items()
-        if name == "paged_attn_star"
-    }
-    judged = judge(rows(latencies))["T3-star"]
+    ours = {(n_p, n_s): us for (n_p, n_s, name), us in table3().items() if name == "paged_attn_star"}
+    vllm = {(*point, "vllm_paged_attn_star"): us * 0.5 for point, us in ours.items()}
+    judged = judge(rows({**table3(), **vllm}))["T3-star"]
     assert judged.verdict == "different here"
     assert "over vLLM* at 1024" in judged.reason
     assert judged.measured == pytest.approx(154.46 / 56 / 2)
@@ -188,15 +173,16 @@ def figure3(rows, gain: Mapping[int, float]) -> list[Row]:
     return [row for n_c, times in gain.items() for row in rows(latencies(times), n_c=n_c)]
 
 
-def test_the_gain_shrinks_while_sequences_diverge(rows) -> None:
-    judged = judge(figure3(rows, {64: 3.1, 512: 2.0, 2048: 1.5}))
-    assert [judged[id].verdict for id in ("F3-512", "F3-2048", "F3-decay")] == ["holds"] * 3
-    judged = judge(figure3(rows, {64: 1.2, 512: 1.9, 2048: 1.1}))
-    assert [judged[id].verdict for id in ("F3-512", "F3-2048", "F3-decay")] == [
-        "different here",
-        "different here",
-        "does not hold",
-    ]
+@pytest.mark.parametrize(
+    ("gain", "verdicts"),
+    [
+        ({64: 3.1, 512: 2.0, 2048: 1.5}, ["holds", "holds", "holds"]),
+        ({64: 1.2, 512: 1.9, 2048: 1.1}, ["different here", "different here", "does not hold"]),
+    ],
+)
+def test_the_gain_shrinks_while_sequences_diverge(rows, gain: Mapping[int, float], verdicts: list[str]) -> None:
+    judged = judge(figure3(rows, gain))
+    assert [judged[id].verdict for id in ("F3-512", "F3-2048", "F3-decay")] == verdicts
 
 
 @pytest.mark.parametrize(("best", "verdict"), [(16, "holds"), (4, "different here")])
@@ -229,29 +215,21 @@ def test_a_figure_below_the_papers_within_the_scatter_has_no_verdict(facts) -> N
     assert "the interval lies on both sides of the bound" in judged.reason
 
 
-def test_memory_claims(facts) -> None:
+@pytest.mark.parametrize(("cache", "verdict"), [(1.0, "holds"), (2.0, "does not hold")])
+def test_memory_claims(facts, cache: float, verdict: str) -> None:
     token = 2 * 32 * 128 * 2
-
-    def run(cache: float) -> list[Row]:
-        def held(b: int) -> int:
-            return int((960 + b * 128 * cache) * token)
-
-        return derive(
+    tokens = {("naive", b): b * 1088 for b in (8, 32)} | {("chunk_attn", b): 960 + b * 128 * cache for b in (8, 32)}
+    judged = judge(
+        derive(
             [
-                facts(name, n_p=1024, n_s=960, batch_size=b, samples_us=(), kv_bytes=size)
-                for b in (8, 32)
-                for name, size in (("naive", b * 1088 * token), ("chunk_attn", held(b)))
+                facts(name, n_p=1024, n_s=960, batch_size=b, samples_us=(), kv_bytes=int(held * token))
+                for (name, b), held in tokens.items()
             ]
         )
-
-    judged = judge(run(1.0))
-    assert judged["S3-waste"].verdict == "holds"
-    assert judged["S3-sharing"].verdict == "holds"
-    assert judged["S3-sharing"].measured == pytest.approx(1088 / 128)
+    )
+    assert {judged[id].verdict for id in ("S3-waste", "S3-sharing")} == {verdict}
     assert len(judged["S3-sharing"].rows) == 4
-    judged = judge(run(2.0))
-    assert judged["S3-waste"].verdict == "does not hold"
-    assert judged["S3-sharing"].verdict == "does not hold"
+    assert cache != 1 or judged["S3-sharing"].measured == pytest.approx(1088 / 128)
 
 
 @pytest.mark.parametrize(
@@ -338,12 +316,8 @@ def test_a_figure_has_its_unit(
     assert measured(claim(value, low, high, unit)) == shown
 
 
-def test_a_lower_bound_is_called_one() -> None:
+def test_a_lower_bound_is_called_one_and_a_claim_without_a_clear_answer_says_so() -> None:
     assert measured(claim(4.5, 4.5, 4.5, "x", "at least")) == "at least 4.50x"
-
-
-def test_a_claim_without_a_clear_answer_says_so() -> None:
-    doubtful = Claim(**{**vars(claim(1.9, 1.7, 2.1, "x")), "verdict": "cannot tell"})
-    text = render(document([doubtful], []))
+    text = render(document([replace(claim(1.9, 1.7, 2.1, "x"), verdict="cannot tell")], []))
     assert "1 claim: 1 cannot tell." in text
     assert "X (section 1): It is so. These runs cannot tell: it is." in text

@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,16 +65,6 @@ def project(tmp_path: Path) -> Path:
     return path
 
 
-@contextmanager
-def in_hook(path: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment of a hook of another repository, or of this one with an index of its own."""
-    with monkeypatch.context() as patch:
-        patch.setenv("GIT_DIR", str(other / ".git"))
-        patch.setenv("GIT_WORK_TREE", str(other))
-        patch.setenv("GIT_INDEX_FILE", str(path / ".git" / "index"))
-        yield
-
-
 def test_a_hook_finds_its_index_and_its_files_as_they_were(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,18 +78,14 @@ def test_a_hook_finds_its_index_and_its_files_as_they_were(
         return folder
 
     monkeypatch.setattr(builds, "_install", install)
-    other = committed(tmp_path / "other", some="file")
-    index, status, log = (
-        (project / ".git" / "index").read_bytes(),
-        git(project, "status", "--porcelain"),
-        tmp_path / "log",
-    )
+    other, log = committed(tmp_path / "other", some="file"), tmp_path / "log"
+    index, status = (project / ".git" / "index").read_bytes(), git(project, "status", "--porcelain")
     state = git_state(project)
-    with (
-        in_hook(project, other, monkeypatch),
-        built_revision(project, "HEAD~1", log) as base,
-        built_working_tree(project, log) as head,
-    ):
+    # The environment of a hook of another repository, with the index of this one.
+    hook = {"DIR": other / ".git", "WORK_TREE": other, "INDEX_FILE": project / ".git" / "index"}
+    for name, path in hook.items():
+        monkeypatch.setenv(f"GIT_{name}", str(path))
+    with built_revision(project, "HEAD~1", log) as base, built_working_tree(project, log) as head:
         assert git_state(project) == state == {"commit": head.commit, "dirty": True}
         found = [
             {str(path.relative_to(build.folder)): path.read_text() for path in build.folder.rglob("*.txt")}
@@ -140,8 +124,8 @@ def test_a_plain_project_builds_whatever_pip_is_told(
         builds._install(source, folder, tmp_path / "log", "it")
         assert (folder / "plain.py").read_text() == "VALUE = 1\n"
     else:  # setuptools before 70.1 needs `wheel`, and says so only when a build begins
-        monkeypatch.setattr(builds, "find_spec", lambda name: None)
-        monkeypatch.setattr(builds, "version", lambda name: "65.5")
+        for name, answer in (("find_spec", None), ("version", "65.5")):
+            monkeypatch.setattr(builds, name, lambda _, answer=answer: answer)
         assert not builds._has_build_requirements(source)
 
 
@@ -207,7 +191,5 @@ def test_both_parents_make_the_inputs_of_the_points_and_sweep_alike(
     with job.listener, sweep_file() as swept:
         base, head = Interleaved(job, *sides).pair(1, None, swept)
     assert all(case.status in MEASURED for case in base.cases + head.cases)
-    assert len(asked) == 2
-    assert {arguments["dtype"] for arguments in asked} == {dtype}
-    assert {arguments["sweep_file"] for arguments in asked} == {swept}
     assert asked[0] == asked[1]
+    assert [(arguments["dtype"], arguments["sweep_file"]) for arguments in asked] == [(dtype, swept)] * 2

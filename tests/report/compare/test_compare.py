@@ -148,8 +148,8 @@ def test_every_figure_of_the_kind_is_compared(
     [
         ("lower", (4, 8), "slower", ""),
         ("higher", (4, 8), "faster", ""),
-        ("", (4, 8), "slower", "more, and neither is better"),
-        ("", (8, 4), "faster", "less, and neither is better"),
+        ("", (4, 8), "slower", "HEAD has more; for this figure neither is better"),
+        ("", (8, 4), "faster", "HEAD has less; for this figure neither is better"),
         ("lower", (0, 0), "same", ""),
         ("lower", (0, 4), "inconclusive", "a value is 0 or less: there is no ratio"),
     ],

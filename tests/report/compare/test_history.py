@@ -16,7 +16,7 @@ from scipy.stats import binom, mannwhitneyu, wilcoxon
 from chunkbench.bench.store import Manifest, Noise, Run, open_run
 from chunkbench.report.compare.change_points import change_points
 from chunkbench.report.compare.history import history
-from chunkbench.report.compare.rank_intervals import between, centre
+from chunkbench.report.compare.rank_intervals import Shift, between, centre
 from tests.invented_runs import MakeFacts
 
 
@@ -44,20 +44,13 @@ def test_a_change_is_found_with_its_commit(facts: MakeFacts) -> None:
 
 
 def test_each_machine_has_its_own_series(facts: MakeFacts) -> None:
-    runs = [recording(facts, 1 + i, 100.0 if i < 6 else 300.0, "A" if i < 6 else "B") for i in range(12)]
-    all_series = history(runs, "latency", 0.05, 0.99)
-    assert [(series.machine, len(series.measurements), series.changes) for series in all_series] == [
-        (1, 6, ()),
-        (2, 6, ()),
-    ]
+    def series(runs: list[list[Run]]) -> list[tuple[object, ...]]:
+        return [(one.machine, len(one.measurements), one.changes) for one in history(runs, "latency", 0.05, 0.99)]
 
-
-def test_equal_machines_with_different_ids_are_two_machines(facts: MakeFacts) -> None:
-    runs = [recording(facts, 1 + i, 100.0, machine=f"host-{i % 2}") for i in range(4)]
-    assert [(series.machine, len(series.measurements)) for series in history(runs, "latency", 0.05, 0.99)] == [
-        (1, 2),
-        (2, 2),
-    ]
+    models = [recording(facts, 1 + i, 100.0 if i < 6 else 300.0, "A" if i < 6 else "B") for i in range(12)]
+    assert series(models) == [(1, 6, ()), (2, 6, ())]
+    hosts = [recording(facts, 1 + i, 100.0, machine=f"host-{i % 2}") for i in range(4)]
+    assert series(hosts) == [(1, 2, ()), (2, 2, ())]
 
 
 def test_only_undisturbed_processes_count_if_there_are_any(facts: MakeFacts) -> None:
@@ -104,30 +97,31 @@ def test_finds_levels_and_their_shifts() -> None:
     assert all(point.chance <= 0.01 for point in points)
 
 
-def test_an_early_change_is_found_at_the_confidence_of_six_series() -> None:
-    rng = np.random.default_rng(3)
-    series = np.r_[rng.normal(0.0, 0.01, 5), rng.normal(-0.22, 0.01, 11)].tolist()
-    assert [point.place for point in change_points(series, 0.01 / 6, math.log(1.05))] == [5]
+NORMAL = np.random.default_rng(3).normal
 
 
-def test_an_outlier_is_no_level() -> None:
-    series = [0.0, 0.01, -0.01, 0.0, 0.02, 0.8, 0.0, 0.01, -0.02, 0.0, 0.01]
-    assert change_points(series, 0.01, 0.05) == []
-
-
-def test_a_shift_within_the_threshold_is_no_change() -> None:
-    rng = np.random.default_rng(2)
-    series = np.r_[rng.normal(0.0, 0.002, 15), rng.normal(0.03, 0.002, 15)].tolist()
-    assert change_points(series, 0.01, 0.05) == []
-    assert len(change_points(series, 0.01, 0.02)) == 1
-
-
-def test_five_runs_are_too_few() -> None:
-    assert change_points([0.0, 0.0, 0.0, 1.0, 1.0], 0.05, 0.0) == []
+@pytest.mark.parametrize(
+    ("series", "chance", "threshold", "places"),
+    [
+        # An early change, at the confidence of six series.
+        ([*NORMAL(0.0, 0.01, 5), *NORMAL(-0.22, 0.01, 11)], 0.01 / 6, math.log(1.05), [5]),
+        # An outlier is no level.
+        ([0.0, 0.01, -0.01, 0.0, 0.02, 0.8, 0.0, 0.01, -0.02, 0.0, 0.01], 0.01, 0.05, []),
+        # A shift within the threshold.
+        ([*NORMAL(0.0, 0.002, 15), *NORMAL(0.03, 0.002, 15)], 0.01, 0.05, []),
+        ([*NORMAL(0.0, 0.002, 15), *NORMAL(0.03, 0.002, 15)], 0.01, 0.02, [15]),
+        # Five runs are too few.
+        ([0.0, 0.0, 0.0, 1.0, 1.0], 0.05, 0.0, []),
+    ],
+)
+def test_a_change_is_a_lasting_shift_beyond_the_threshold(
+    series: list[float], chance: float, threshold: float, places: list[int]
+) -> None:
+    assert [point.place for point in change_points(list(map(float, series)), chance, threshold)] == places
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_noise_alone_is_rarely_a_change(seed: int) -> None:
     rng = np.random.default_rng(seed)
     wrong = sum(bool(change_points(rng.lognormal(0, 0.3, 20).tolist(), 0.05, 0.0)) for _ in range(60))
@@ -148,41 +142,24 @@ TRIALS = 250
 @given(
     noise=st.sampled_from(sorted(NOISES)),
     seed=st.integers(0, 2**32 - 1),
-    base=st.integers(6, 40),
-    head=st.integers(6, 25),
+    sizes=st.tuples(st.integers(6, 40), st.integers(6, 25)) | st.integers(8, 40),
     shift=st.floats(-0.5, 0.5),
     confidence=st.sampled_from([0.9, 0.95, 0.99]),
 )
-@settings(max_examples=30, deadline=None)
-def test_holds_the_true_shift_as_often_as_it_claims(
-    noise: str, seed: int, base: int, head: int, shift: float, confidence: float
+@settings(max_examples=60)
+def test_an_interval_holds_the_true_shift_as_often_as_it_claims(
+    noise: str, seed: int, sizes: tuple[int, int] | int, shift: float, confidence: float
 ) -> None:
-    rng = np.random.default_rng(seed)
+    """Of two sides with so many values, and of so many pairs."""
+    rng, draw = np.random.default_rng(seed), NOISES[noise]
     hits = 0
     for _ in range(TRIALS):
-        interval = between(NOISES[noise](rng, base), NOISES[noise](rng, head) + shift, confidence)
+        if isinstance(sizes, int):
+            interval = centre(draw(rng, sizes) + shift - draw(rng, sizes), confidence)
+        else:
+            interval = between(draw(rng, sizes[0]), draw(rng, sizes[1]) + shift, confidence)
         hits += interval.low <= shift <= interval.high
     # If the claim holds, the chance of fewer hits is one in a million.
-    assert hits >= binom.ppf(1e-6, TRIALS, confidence)
-
-
-@given(
-    noise=st.sampled_from(sorted(NOISES)),
-    seed=st.integers(0, 2**32 - 1),
-    pairs=st.integers(8, 40),
-    shift=st.floats(-0.5, 0.5),
-    confidence=st.sampled_from([0.9, 0.95, 0.99]),
-)
-@settings(max_examples=30, deadline=None)
-def test_pairs_hold_the_true_shift_as_often_as_they_claim(
-    noise: str, seed: int, pairs: int, shift: float, confidence: float
-) -> None:
-    rng = np.random.default_rng(seed)
-    hits = 0
-    for _ in range(TRIALS):
-        both = NOISES[noise](rng, 2 * pairs)
-        interval = centre(both[:pairs] + shift - both[pairs:], confidence)
-        hits += interval.low <= shift <= interval.high
     assert hits >= binom.ppf(1e-6, TRIALS, confidence)
 
 
@@ -195,29 +172,20 @@ def test_three_rounds_have_no_interval_of_95_percent() -> None:
     assert not centre([0.1, 0.2, 0.1], 0.95).enough
 
 
+def check_ends(interval: Shift, chance: Callable[[float], float]) -> None:
+    for end, inwards in ((interval.low, 1e-9), (interval.high, -1e-9)):
+        assert chance(end - inwards) <= 0.05 < chance(end + inwards)
+
+
 @pytest.mark.parametrize(("base", "head"), [(7, 5), (12, 12), (30, 10)])
 def test_an_interval_ends_where_the_exact_test_stops_rejecting(base: int, head: int) -> None:
     rng = np.random.default_rng(base)
     x, y = rng.normal(size=base), rng.normal(size=head) + 0.3
     interval = between(x, y, 0.95)
     assert interval.enough
-
-    def chance(shift: float) -> float:
-        return float(mannwhitneyu(y - shift, x, method="exact").pvalue)
-
-    assert chance(interval.low - 1e-9) <= 0.05 < chance(interval.low + 1e-9)
-    assert chance(interval.high + 1e-9) <= 0.05 < chance(interval.high - 1e-9)
-
-
-def test_an_interval_of_pairs_ends_where_the_exact_test_stops_rejecting() -> None:
-    differences = np.random.default_rng(3).normal(0.1, 1.0, 14)
-    interval = centre(differences, 0.95)
-
-    def chance(shift: float) -> float:
-        return float(wilcoxon(differences - shift, method="exact").pvalue)
-
-    assert chance(interval.low - 1e-9) <= 0.05 < chance(interval.low + 1e-9)
-    assert chance(interval.high + 1e-9) <= 0.05 < chance(interval.high - 1e-9)
+    check_ends(interval, lambda shift: float(mannwhitneyu(y - shift, x, method="exact").pvalue))
+    pairs = rng.normal(0.1, 1.0, 14)
+    check_ends(centre(pairs, 0.95), lambda shift: float(wilcoxon(pairs - shift, method="exact").pvalue))
 
 
 def test_many_values_use_the_normal_approximation_without_a_jump() -> None:
