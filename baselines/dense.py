@@ -13,7 +13,7 @@ WORTH_A_MASK = 4
 
 
 def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
-    """How many tokens a matrix product should read of K or V `[.., capacity, d]`, of which `held` are filled.
+    """Number of tokens that a matrix product should read of K or V `[.., capacity, d]`, of which `held` are filled.
 
     On a CPU, PyTorch's bfloat16 and float16 products first copy a slice of a longer buffer. That copy takes several
     times as long as the product (8x was measured). So if the buffer is not much longer, read all of it and mask the
@@ -64,7 +64,7 @@ class DenseSession(Session):
             by_token_k[self._rows, positions], by_token_v[self._rows, positions] = k, v
         else:
             by_token_k[:, self._longest], by_token_v[:, self._longest] = k, v
-        if self._ragged or self._token_major:  # 30 us that nobody needs where all lengths are equal and not passed on
+        if self._ragged or self._token_major:  # saves 30 us if all lengths are equal and no kernel gets them
             self._lengths += 1
         self._longest += 1
 

@@ -29,7 +29,7 @@ def library() -> Any:
 class ContiguousSession(DenseSession):
     """Contiguous caches for `flash_attn_with_kvcache` of FlashAttention-2 or -3.
 
-    `equal_lengths`: whether to pass lengths even if all are equal, so that the cache's shape already gives them.
+    `equal_lengths`: whether to pass lengths even if all are equal and the shape of the cache gives them already.
     """
 
     def __init__(self, inputs: Inputs, attention: Callable[..., torch.Tensor], equal_lengths: bool) -> None:

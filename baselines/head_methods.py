@@ -19,7 +19,8 @@ _SUM_BYTES = 4
 
 @dataclass(frozen=True)
 class HeadMethod:
-    """How many heads keep all tokens, and what replaces the tokens that the other heads lose."""
+    """A method: the share of heads that keep all tokens, and the compensation for the tokens that the other heads
+    lose."""
 
     retrieval: int
     """Percent of the KV heads that keep everything, rounded up."""

@@ -32,7 +32,7 @@ _STEPS, _PROMPT, _PIECE = 40, 64, 6
 
 
 def step_s(model: Model, logits: int, rows: int) -> float:
-    """Median seconds of a step with so many rows, of which `logits` choose a token."""
+    """Median seconds of a step with `rows` rows, of which `logits` choose a token."""
     engine = Engine(model, EngineOptions(kv_bytes=512 << 20))
     rng = random.Random(0)
     for number in range(logits):
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def predict(path: Path, table: dict[int, dict[int, float]]) -> None:
-    """Print answers per second relative to masks alone, as the table predicts them and as they were measured."""
+    """Print answers per second relative to the method `mask`, as the table predicts them and as they were measured."""
     by_clients: dict[int, dict[str, tuple[float, float]]] = {}
     for case in open_run(path).cases:
         assert isinstance(case, ServingResult)

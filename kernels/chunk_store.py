@@ -177,18 +177,18 @@ class ChunkStore:
         home = self.slabs[int(slab[0])]
         return home.keys[:, int(place[0])], home.values[:, int(place[0])]
 
-    def _by_slab(self, chunks: Ints, *others: Ints) -> Iterator[tuple[int, tuple[Ints, ...]]]:
+    def _by_slab(self, chunks: Ints, *other_arrays: Ints) -> Iterator[tuple[int, tuple[Ints, ...]]]:
         """For each slab that occurs: its number, the places of its chunks, and the entries of the other arrays for
         these chunks."""
         if len(chunks) == 0:
             return
         slabs, places = self.locate(chunks)
         if slabs[0] == slabs[-1] and (slabs == slabs[0]).all():
-            yield int(slabs[0]), (places, *others)
+            yield int(slabs[0]), (places, *other_arrays)
             return
         for slab in np.unique(slabs).tolist():
             mask = slabs == slab
-            yield slab, (places[mask], *(other[mask] for other in others))
+            yield slab, (places[mask], *(other[mask] for other in other_arrays))
 
     def _index(self, values: Ints) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)

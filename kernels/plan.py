@@ -68,8 +68,8 @@ class Plan:
         new_rows = np.full(len(self.order), -1)
         new_rows[rows] = np.arange(len(rows))
         order = new_rows[self.order]
-        kept = order >= 0
-        before = np.concatenate([[0], np.cumsum(kept)])
+        kept_rows = order >= 0
+        before = np.concatenate([[0], np.cumsum(kept_rows)])
         begins, ends = before[self.begins], before[self.ends]
         covered = ends > begins
         lengths = self.lengths[covered]
@@ -79,7 +79,7 @@ class Plan:
             np.concatenate([[0], np.cumsum(lengths)]),
             begins[covered],
             ends[covered],
-            order[kept],
+            order[kept_rows],
             self.chunks_by_slot,
             self.tokens_by_slot,
             np.arange(self.slots.stop)[rows] if isinstance(self.slots, slice) else self.slots[rows],

@@ -74,7 +74,7 @@ class TppTorch:
         self._plan = plan
 
     def compensate(self, tokens: CompensationTokens) -> None:
-        """Add a token to each row of the current plan."""
+        """Add a compensation token to each row of the current plan."""
         self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
         if self._work is not None and self._plan is not None:
             rows = torch.from_numpy(self._compensated(len(self._plan.order))).to(self.store.device)

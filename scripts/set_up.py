@@ -60,7 +60,7 @@ def say(message: str) -> None:
 @contextmanager
 def progress() -> Iterator[float]:
     """Print every 20 seconds how long the block has run, because pip prints nothing while it downloads and builds.
-    Yields the start."""
+    Yields the start time."""
     start, ended = time.monotonic(), threading.Event()
 
     def beat() -> None:
@@ -215,7 +215,8 @@ def make_vllm_environment(venv: Path) -> bool:
 
 
 def make_clients_environment(venv: Path) -> bool:
-    """guidellm beside our environment, whose packages it sees. Returns False if it could not be installed.
+    """Make an environment with guidellm inside ours, whose packages it can import. Returns False if guidellm could not
+    be installed.
 
     guidellm needs other versions of some packages. With those versions our server would run differently.
     """

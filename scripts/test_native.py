@@ -23,7 +23,7 @@ PROBES = ("tests/kernels/test_native_probes.py",)
 
 @dataclass(frozen=True)
 class Build:
-    """How a test build differs from the installed module."""
+    """The differences between a test build and the installed module."""
 
     flags: str
     tests: tuple[str, ...]
@@ -86,7 +86,7 @@ def build(name: str) -> Path:
 
 
 def test(module: Path, arguments: Sequence[str]) -> int:
-    """Run the tests in this process, with `module` in the place of the installed module."""
+    """Run the tests in this process, with `module` instead of the installed module."""
     import pytest
 
     spec = importlib.util.spec_from_file_location(MODULE, module)

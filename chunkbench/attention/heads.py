@@ -37,7 +37,7 @@ class HeadKernel(Decode, Protocol):
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None: ...
     def compensate(self, tokens: CompensationTokens) -> None:
-        """Add a token to each row of the current plan."""
+        """Add a compensation token to each row of the current plan."""
 
 
 @dataclass(frozen=True)

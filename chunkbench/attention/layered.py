@@ -113,7 +113,7 @@ class LayeredChunkAttention:
 
     @property
     def plan_rebuilds(self) -> int:
-        """How often a new plan was needed because the structure of the forest had changed."""
+        """Number of new plans that were needed because the structure of the forest had changed."""
         return self._tree.plan_rebuilds
 
     def length(self, sequence: int) -> int:

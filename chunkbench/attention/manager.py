@@ -20,7 +20,7 @@ class NeverFits(KVCacheError, ValueError):
 
 @dataclass(frozen=True)
 class Accounts:
-    """How the token slots of the memory are used. The first six numbers add up to the capacity."""
+    """The use of the memory's token slots. The first six numbers add up to the capacity."""
 
     used: int
     """Slots that hold a token of a live sequence. A slot that several sequences share counts once."""
@@ -144,7 +144,7 @@ class Manager(ABC):
     def grow(self, sequence: int, tokens: int) -> bool:
         """Give a sequence slots for `tokens` more tokens, which were appended to its text at once; all or none.
 
-        A call of `extend` says when a step computes these tokens. False if there is no room.
+        Later calls of `extend` say which step computes these tokens. False if there is no room.
         """
 
     @abstractmethod
@@ -172,7 +172,7 @@ class ReplayedManager(Manager):
 
     @abstractmethod
     def accounts(self) -> Accounts:
-        """How the slots are used now. Takes time in proportion to the number of live sequences."""
+        """The present use of the slots. Takes time in proportion to the number of live sequences."""
 
     @abstractmethod
     def reads(self) -> Reads:

@@ -52,7 +52,7 @@ class PrefixTree:
         self.evictable = EvictableNodes() if retain else None
         """The chunks that no live sequence covers; None without `retain`."""
         self.plan_rebuilds = 0
-        """How often `plan` returned a new plan."""
+        """Number of new plans that `plan` has returned so far."""
         self._deferred = deferred
         self._written: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by chunk id
         self._root = TreeNode(None, array("q"), [])
@@ -232,14 +232,14 @@ class PrefixTree:
         if length == before:
             return None
         full, last_tokens = divmod(length, self.chunk_size)
-        path, kept = path_to(entry.leaf), self._kept_chunks(sequence)
+        path, kept_chunks = path_to(entry.leaf), self._kept_chunks(sequence)
         depth, place = 0, full
         while place >= len(path[depth].chunks):
             place -= len(path[depth].chunks)
             depth += 1
         node = path[depth]  # its chunk number `place` is the first that is no longer full
         source, key = node.chunks[place], node.keys[place : place + 1]
-        stays = node.references > 1 or full < kept or any(below.evictable_children for below in path[depth:])
+        stays = node.references > 1 or full < kept_chunks or any(below.evictable_children for below in path[depth:])
         new: list[int] = []
         if last_tokens and stays:
             try:
@@ -255,7 +255,7 @@ class PrefixTree:
         end = node.split(place) if place else path[depth - 1] if depth else self._root
         del entry.leaf.ends[sequence]
         if path[depth:]:
-            self._drop(path[depth:], kept - full)
+            self._drop(path[depth:], kept_chunks - full)
         if last_tokens and stays:
             above, end = end, end.insert(new or self._allocate(1), NO_KEYS, 1)
             above.merge_only_child()
@@ -338,7 +338,7 @@ class PrefixTree:
     # Nodes and slots
 
     def _count_free_tokens(self) -> int:
-        """Number of tokens that every last chunk can still take: so many appends need no new chunk."""
+        """Number of tokens that every last chunk can still take, and so of appends that need no new chunk."""
         if self._free_tokens is None:
             self._free_tokens = self.chunk_size - int(self._slots.last_tokens[self.slots].max(initial=0))
         return self._free_tokens

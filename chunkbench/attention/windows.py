@@ -23,7 +23,8 @@ _LEAST_WINDOW = 4000
 
 @dataclass(frozen=True)
 class HeadPolicy:
-    """What each KV head keeps: a full head keeps all tokens, a window head keeps a few sinks and the last tokens.
+    """Says which tokens each KV head keeps: a full head keeps all tokens, a window head keeps a few sinks and the last
+    tokens.
 
     RazorAttention (arXiv 2407.15891): the full heads are the model's retrieval heads. Sinks and windows consist of
     whole chunks: a query sees `window` to `window + chunk_size - 1` tokens before its own.
@@ -36,7 +37,7 @@ class HeadPolicy:
     sinks: int = 4
     """Number of first tokens of the sequence that each window head keeps."""
     compensation: Compensation = "weighted"
-    """What replaces the tokens that a head lost. none: nothing; mean: a token with the means of their K and V;
+    """Replacement of the tokens that a head lost. none: nothing; mean: a token with the means of their K and V;
     weighted: this token, with the logarithm of their number added to its score (as in the paper)."""
     compress: Compress = "own"
     """own: window heads lose only chunks that one sequence covers, and later sequences do not share these chunks. all:
@@ -153,7 +154,7 @@ class WindowedPool(ChunkPool):
         path are one run, which grows only at its end. The run begins after the sinks; with `own` it begins after the
         chunks that other sequences also covered at that time.
         """
-        found: list[tuple[int, int]] = []
+        drops: list[tuple[int, int]] = []
         sinks, own = self._policy.sink_chunks(plan.chunk_size), self._policy.compress == "own"
         needed = ends[plan.order]
         depth, last = np.zeros(len(needed), np.int64), np.full(len(needed), NOWHERE)
@@ -175,10 +176,10 @@ class WindowedPool(ChunkPool):
                 start = 0 if before != NOWHERE else min(max(0, sinks - number), len(chunks))
             stays = start if own and end - begin > 1 else int(needed[covering].min()) - number
             for chunk in chunks[start : max(0, stays)].tolist():
-                found.append((chunk, before))
+                drops.append((chunk, before))
                 before = chunk
             last[covering], ended[covering] = before, max(start, stays) < len(chunks)
-        return found
+        return drops
 
     def of_windows(self, plan: Plan) -> WindowPlan:
         """The plan of the chunks that window heads hold."""

@@ -202,7 +202,7 @@ class Server:
             answered.append(token)
             pieces.append(piece)
         if not answered or answered[-1].finish is None:
-            return Response(status_code=499)  # the client has gone; nobody reads this
+            return Response(status_code=499)  # the client has disconnected and will not read this
         text = "".join(pieces)
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
@@ -250,8 +250,8 @@ class Server:
         Raises ApiError if the engine breaks."""
         text, search = self._stream(matcher), StopSearch(stops)
         arrived: asyncio.Queue[Generated | RequestFailed | BackendFailed | None] = asyncio.Queue()
-        gone = asyncio.create_task(_disconnected(http))
-        gone.add_done_callback(lambda _: arrived.put_nowait(None))
+        disconnected = asyncio.create_task(_disconnected(http))
+        disconnected.add_done_callback(lambda _: arrived.put_nowait(None))
         outcome, count, cached, first = "dropped", 0, None, None
         length, spans = 0, list[tuple[int, int]]()
         try:
@@ -284,7 +284,7 @@ class Server:
             status = 503 if isinstance(error, BackendFailed) else 400 if error.asked else 500
             raise ApiError(str(error), status) from None
         finally:
-            gone.cancel()
+            disconnected.cancel()
             self.backend.drop(request.id)
             self._metrics.requests.labels(outcome).inc()
             self._metrics.prompt_tokens.inc(len(request.prompt))
@@ -428,7 +428,7 @@ async def _no_route(http: HttpRequest, error: Exception) -> Response:
 
 
 async def _gone(_: HttpRequest, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads this
+    return Response(status_code=499)  # the client will not read this
 
 
 async def _broken(_: HttpRequest, error: Exception) -> Response:

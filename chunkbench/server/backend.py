@@ -37,7 +37,7 @@ class Load:
 
 
 class Backend(Protocol):
-    """An engine behind the server. All methods but `close` are called on the event loop."""
+    """The engine of a server. All methods except `close` are called on the event loop."""
 
     def start(self, observer: Observer) -> None:
         """Begin to compute, and report every step to the observer."""

@@ -31,7 +31,7 @@ EngineName = Literal["chunk", "transformers"]
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model a server runs."""
+    """The choice of the model that a server runs."""
 
     model: str
     """Folder of a checkpoint, or `smollm2-135m`. For random weights: name of another shape, or path of a
@@ -83,7 +83,7 @@ class ModelChoice:
         given = {"layers": self.layers, "vocabulary": self.vocabulary, "max_length": self.max_length}
         for name, value in given.items():
             if value is not None and (folder is not None or self.model not in SHAPES):
-                raise ModelError(f"{name} belongs to the named shapes; {self.model} says this itself")
+                raise ModelError(f"{name} applies only to a named shape; {self.model} has its own")
 
 
 def text_of(name: str) -> str:

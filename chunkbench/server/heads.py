@@ -14,7 +14,7 @@ from chunkbench.attention.windows import Compress, HeadPolicy
 from chunkbench.text_file import TextError, from_json, problem_of, read_text
 
 REPEATS = 4
-"""How often the random tokens occur in the test."""
+"""Number of times that the random tokens occur in the test."""
 PAPERS_TOKENS = 2500
 INDUCTION_SHARE, ECHO_SHARE = 0.14, 0.01
 """Shares of all heads that count as retrieval heads: those best by induction, and those best by echo."""
@@ -37,7 +37,7 @@ class HeadScores(BaseModel):
 
     model: str
     tokens: PositiveInt
-    """Number of random tokens; the test has `REPEATS` times as many tokens."""
+    """Number of random tokens. The test repeats them, so that it has `REPEATS` times this number of tokens."""
     kv_heads: PositiveInt
     echo: Scores
     """Attention to earlier occurrences of the same token."""
@@ -50,8 +50,8 @@ class HeadScores(BaseModel):
         return tuple(tuple(max(layer[i : i + group]) for i in range(0, len(layer), group)) for layer in scores)
 
     def retrieval_heads(self, echo: bool = True) -> tuple[tuple[bool, ...], ...]:
-        """`[layer][KV head]`: whether this is a retrieval head: one of the best of all layers by induction or, with
-        `echo`, by echo. Both numbers of heads are rounded up."""
+        """`[layer][KV head]`: whether the head is a retrieval head, that is, one of the best of all layers by induction
+        or, with `echo`, by echo. The numbers of best heads are rounded up."""
         chosen = _best(self.of_kv_heads(self.induction), INDUCTION_SHARE)
         if echo:
             chosen |= _best(self.of_kv_heads(self.echo), ECHO_SHARE)

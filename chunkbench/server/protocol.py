@@ -77,7 +77,7 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """What a stream carries besides tokens."""
+    """Options for the content of a stream besides tokens."""
 
     _within = "stream_options"
     _labels = frozenset({"include_obfuscation"})
@@ -131,7 +131,7 @@ class ResponseFormat(Fields):
     json_schema: JsonSchema | None = None
 
     def constraint(self) -> Constraint | None:
-        """None: any text. Raises ConstraintRefused."""
+        """The constraint; None if any text is allowed. Raises ConstraintRefused."""
         if self.type == "json_schema":
             if self.json_schema is None:
                 raise ConstraintRefused("json_schema is missing")
@@ -153,7 +153,7 @@ class StructuredOutputs(Fields):
     json_object: bool | None = None
 
     def constraint(self) -> Constraint | None:
-        """None: any text. Raises ConstraintRefused."""
+        """The constraint; None if any text is allowed. Raises ConstraintRefused."""
         given = [
             *([Constraint.of_regex(self.regex)] if self.regex is not None else []),
             *([Constraint.of_schema(self.json_)] if self.json_ is not None else []),

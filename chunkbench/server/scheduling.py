@@ -28,7 +28,7 @@ class Entry(ABC):
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed; None until the first part of the prompt is computed."""
     preempted: int = 0
-    """How often the request was preempted."""
+    """Number of preemptions of the request so far."""
     _prompt_keys: list[int] | None = None
 
     @property

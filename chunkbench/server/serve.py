@@ -94,28 +94,37 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{f'[{address}]' if ':' in address else address}:{port}/v1"
 
 
-def build(asked: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, ServerOptions, CheckpointTokenizer]:
+def build(options: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, ServerOptions, CheckpointTokenizer]:
     """The engine, the options of its server, and the tokenizer of its model.
 
     `say` is called with a line of text before each part that takes long. Raises EngineError and ValueError.
     """
-    scores = None if asked.heads is None else read_heads(asked.heads)
+    scores = None if options.heads is None else read_heads(options.heads)
 
     def check(numbers: ModelNumbers) -> None:
-        if asked.heads is not None and scores is not None:
-            scores.check(asked.heads, numbers.layers, numbers.heads, numbers.kv_heads)
+        if options.heads is not None and scores is not None:
+            scores.check(options.heads, numbers.layers, numbers.heads, numbers.kv_heads)
 
-    dtype, attention = getattr(torch, asked.dtype), asked.attention
-    cache: Cache = asked.cache or ("live" if attention == "no-sharing" else "radix")
-    policy = None if scores is None else scores.policy(asked.window, asked.compress)
-    choice = ModelChoice(asked.model, dtype, asked.device, asked.layers, asked.vocabulary, asked.max_length, asked.seed)
-    limits = EngineOptions(
-        asked.max_batch, asked.prompt_budget, asked.kv_bytes, asked.chunk_size, attention, cache, asked.schedule, policy
+    dtype, attention = getattr(torch, options.dtype), options.attention
+    cache: Cache = options.cache or ("live" if attention == "no-sharing" else "radix")
+    policy = None if scores is None else scores.policy(options.window, options.compress)
+    choice = ModelChoice(
+        options.model, dtype, options.device, options.layers, options.vocabulary, options.max_length, options.seed
     )
-    backend, room = build_backend(choice, asked.engine, limits, say, check)
+    limits = EngineOptions(
+        options.max_batch,
+        options.prompt_budget,
+        options.kv_bytes,
+        options.chunk_size,
+        attention,
+        cache,
+        options.schedule,
+        policy,
+    )
+    backend, room = build_backend(choice, options.engine, limits, say, check)
     text = CheckpointTokenizer(choice.folder)
-    name = text_of(asked.served_name or choice.name)
-    return backend, ServerOptions(name, room, asked.max_waiting, asked.constrained, asked.compiled), text
+    name = text_of(options.served_name or choice.name)
+    return backend, ServerOptions(name, room, options.max_waiting, options.constrained, options.compiled), text
 
 
 def run(

@@ -108,7 +108,7 @@ def _convert(source: Path, folder: Path) -> None:
     _tokenizer(facts).save(str(folder / "tokenizer.json"))
     bos, eos, pad = (facts[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding"))
     ids = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}
-    words = facts["tokenizer.ggml.tokens"]
+    token_texts = facts["tokenizer.ggml.tokens"]
     written = {
         "config": {
             "architectures": ["LlamaForCausalLM"],
@@ -125,7 +125,7 @@ def _convert(source: Path, folder: Path) -> None:
             "rope_theta": facts["llama.rope.freq_base"],
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
-            "vocab_size": len(words),
+            "vocab_size": len(token_texts),
             WEIGHTS: SHAPES[NAME].weights,
             **ids,
         },
@@ -135,9 +135,9 @@ def _convert(source: Path, folder: Path) -> None:
             "chat_template": facts["tokenizer.chat_template"],
             "model_max_length": facts["llama.context_length"],
             "clean_up_tokenization_spaces": False,
-            "bos_token": words[bos],
-            "eos_token": words[eos],
-            "pad_token": words[pad],
+            "bos_token": token_texts[bos],
+            "eos_token": token_texts[eos],
+            "pad_token": token_texts[pad],
         },
     }
     for name, values in written.items():

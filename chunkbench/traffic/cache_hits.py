@@ -31,11 +31,12 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheHits:
-    """How many prompt tokens of the answered requests were found in the server's cache or computed."""
+    """Counts the prompt tokens of the answered requests that were found in the server's cache, and those that were
+    computed."""
 
     requests: int
     prompt_tokens: int
-    """All prompt tokens: a server that shares nothing computes as many."""
+    """All prompt tokens. A server that shares nothing computes all of them."""
     cached_tokens: int | None
     """Prompt tokens that the server found in its cache; None if the server does not say."""
     source: Literal["usage", "metrics"] | None
@@ -85,19 +86,19 @@ def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> Cache
     """
     sent = [exchange for exchange in ended if exchange.request.sent is not None]
     sent.sort(key=lambda exchange: exchange.request.sent or 0.0)
-    done = [exchange for exchange in sent if exchange.request.status == "ok" and exchange.request.prompt_tokens]
-    if not done:
+    answered = [exchange for exchange in sent if exchange.request.status == "ok" and exchange.request.prompt_tokens]
+    if not answered:
         return None
-    reported = [exchange.request.cached_tokens for exchange in done if exchange.request.cached_tokens is not None]
+    reported = [exchange.request.cached_tokens for exchange in answered if exchange.request.cached_tokens is not None]
     cached = sum(reported) if reported else None if counted is None else round(counted)
     return CacheHits(
-        requests=len(done),
-        prompt_tokens=sum(exchange.request.prompt_tokens or 0 for exchange in done),
+        requests=len(answered),
+        prompt_tokens=sum(exchange.request.prompt_tokens or 0 for exchange in answered),
         cached_tokens=cached,
         source=None if cached is None else "usage" if reported else "metrics",
         most_cached=max(reported, default=None),
-        shared=_shared(sent, done),
-        unit="characters" if isinstance(done[0].prompt, str) else "tokens",
+        shared=_shared(sent, answered),
+        unit="characters" if isinstance(answered[0].prompt, str) else "tokens",
     )
 
 

@@ -93,8 +93,8 @@ def _mooncake(path: Path, name: str, text: str, reader: MooncakeLines) -> Trace:
     notes = []
     if reader.later_turns:
         notes.append(
-            f"{reader.later_turns} requests are later turns: their prompts repeat all earlier texts. A delay counts "
-            "from the answer before where there is one (load), else from when the turn before was due"
+            f"{reader.later_turns} requests are later turns: their prompts repeat all earlier texts. A delay begins "
+            "at the answer before, or in a replay, which has no answers, at the due time of the turn before"
         )
     if not reader.timed:
         notes.append("the file does not say when requests are due" + ("; first turns are due at 0" * reader.delayed))
@@ -105,8 +105,8 @@ def _mooncake(path: Path, name: str, text: str, reader: MooncakeLines) -> Trace:
 
 
 def _own(path: Path, text: str) -> Trace:
-    good, _ = parsed(path, json_lines(text), _own_line)
-    timed = [line.due is not None for line in good]
+    requests, _ = parsed(path, json_lines(text), _own_line)
+    timed = [line.due is not None for line in requests]
     if any(timed) and not all(timed):
         raise TraceError(f"{path}: some requests have `due` and some have not; give it to all or to none")
     ids: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -118,9 +118,9 @@ def _own(path: Path, text: str) -> Trace:
             found.append(parent)
         return tuple(found)
 
-    good.sort(key=lambda line: line.due or 0.0)
-    made = (TraceRequest(r.due or 0.0, len(r.prompt), r.max_tokens, blocks(r.prompt), r.prompt) for r in good)
-    others = dict.fromkeys(name for line in good for name in line.model_extra or ())
+    requests.sort(key=lambda line: line.due or 0.0)
+    made = (TraceRequest(r.due or 0.0, len(r.prompt), r.max_tokens, blocks(r.prompt), r.prompt) for r in requests)
+    others = dict.fromkeys(name for line in requests for name in line.model_extra or ())
     notes = [] if all(timed) else ["the file does not say when requests are due"]
     notes += [f"fields that are not read: {', '.join(map(repr, others))}"] if others else []
     return Trace("token ids", tuple(made), _OWN_BLOCK, tuple(notes), all(timed))
@@ -161,8 +161,8 @@ def _trace(
 def parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
     """The requests that `parse` makes of the lines, and the number of lines that it left out. Raises TraceError if a
     line is bad, or all are left out."""
-    good: list[T] = []
-    bad: list[str] = []
+    requests: list[T] = []
+    problems: list[str] = []
     failed = 0
     for number, line in numbered:
         try:
@@ -171,20 +171,20 @@ def parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any
             request = parse(line)
         except (ValueError, KeyError, OverflowError) as error:
             missing = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            bad.append(f"{path}:{number}: {missing}")
-            if len(bad) == _MOST_BAD_LINES:
+            problems.append(f"{path}:{number}: {missing}")
+            if len(problems) == _MOST_BAD_LINES:
                 break
             continue
         if request is None:
             failed += 1
         else:
-            good.append(request)
-    if bad:
-        more = " (and perhaps more)" if len(bad) == _MOST_BAD_LINES else ""
-        raise TraceError("\n".join(bad) + more)
-    if not good:
+            requests.append(request)
+    if problems:
+        more = " (and perhaps more)" if len(problems) == _MOST_BAD_LINES else ""
+        raise TraceError("\n".join(problems) + more)
+    if not requests:
         raise TraceError(f"{path}: has no request")
-    return good, failed
+    return requests, failed
 
 
 def json_lines(text: str) -> Iterator[tuple[int, Any]]:

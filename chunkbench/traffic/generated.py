@@ -23,8 +23,8 @@ states them."""
 
 @dataclass(frozen=True)
 class Demand:
-    """What an experiment asks of generated traffic. The last five names are axes; None if the experiment does not set
-    the axis."""
+    """The requirements of an experiment on generated traffic. The last five names are axes; None if the experiment does
+    not set the axis."""
 
     rate: float
     """Requests per second in the mean; they arrive by a Poisson process."""

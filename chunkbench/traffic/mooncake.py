@@ -100,7 +100,7 @@ class MooncakeLines:
     def _blocks(self, pieces: tuple[Piece, ...]) -> tuple[int, ...]:
         """Numbers of the blocks into which the pieces are cut. A block that holds only the beginning of one text has
         the text's number."""
-        found: list[int] = []
+        blocks: list[int] = []
         block: list[Piece] = []
         left = self.block_tokens
         for text, begin, end in pieces:
@@ -109,11 +109,11 @@ class MooncakeLines:
                 left -= block[-1][2] - begin
                 begin = block[-1][2]
                 if not left:
-                    found.append(self._of_block(block, found))
+                    blocks.append(self._of_block(block, blocks))
                     block, left = [], self.block_tokens
         if block:
-            found.append(self._of_block(block, found))
-        return tuple(found)
+            blocks.append(self._of_block(block, blocks))
+        return tuple(blocks)
 
     def _of_block(self, block: list[Piece], before: list[int]) -> int:
         if len(block) == 1 and block[0][1] == 0:

@@ -29,7 +29,7 @@ class Prompt:
     text: str = ""
     tokens: tuple[int, ...] | None = None
     place: str = ""
-    """Where the prompt comes from: the file, `file:line` or `file[index]`."""
+    """Origin of the prompt: the file, `file:line` or `file[index]`."""
 
 
 def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:

@@ -82,7 +82,7 @@ class LoadNumbers:
     cached_share: float | None
     """Share of the prompt tokens that the server did not compute; None if the server does not say."""
     sending_delay: Quantiles | None
-    """sent - due."""
+    """sent - due: the delay by the client."""
 
     @property
     def client_late(self) -> bool:
@@ -94,29 +94,29 @@ class LoadNumbers:
 
 def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = None) -> LoadNumbers:
     """The numbers of one measurement. `objective_s`: most seconds per generated token."""
-    done = [request for request in requests if request.status == "ok" and request.last is not None]
-    seconds = max((r.last or 0.0 for r in done), default=0.0) - min((r.due for r in requests), default=0.0)
+    answered = [request for request in requests if request.status == "ok" and request.last is not None]
+    seconds = max((r.last or 0.0 for r in answered), default=0.0) - min((r.due for r in requests), default=0.0)
     per_s = 1 / seconds if seconds > 0 else 0.0
     cancelled = sum(request.status == "cancelled" for request in requests)
     good = None
     if objective_s is not None:
-        good = per_s * sum(normalized_latency(request) <= objective_s for request in done)
-    told = [request for request in done if request.cached_tokens is not None and request.prompt_tokens]
+        good = per_s * sum(normalized_latency(request) <= objective_s for request in answered)
+    told = [request for request in answered if request.cached_tokens is not None and request.prompt_tokens]
     cached = sum(r.cached_tokens or 0 for r in told) / sum(r.prompt_tokens or 0 for r in told) if told else None
     return LoadNumbers(
         requests=len(requests),
-        answered=len(done),
-        failed=len(requests) - len(done) - cancelled,
+        answered=len(answered),
+        failed=len(requests) - len(answered) - cancelled,
         cancelled=cancelled,
         seconds=max(seconds, 0.0),
-        normalized_latency=_quantiles(done, normalized_latency),
-        latency=_quantiles(done, lambda r: (r.last or 0.0) - r.due),
-        time_to_first_token=_quantiles(done, lambda r: (r.first or 0.0) - r.due),
+        normalized_latency=_quantiles(answered, normalized_latency),
+        latency=_quantiles(answered, lambda r: (r.last or 0.0) - r.due),
+        time_to_first_token=_quantiles(answered, lambda r: (r.first or 0.0) - r.due),
         time_per_token=_quantiles(
-            [r for r in done if r.tokens > 1], lambda r: ((r.last or 0.0) - (r.first or 0.0)) / (r.tokens - 1)
+            [r for r in answered if r.tokens > 1], lambda r: ((r.last or 0.0) - (r.first or 0.0)) / (r.tokens - 1)
         ),
-        requests_per_s=per_s * len(done),
-        tokens_per_s=per_s * sum(request.tokens for request in done),
+        requests_per_s=per_s * len(answered),
+        tokens_per_s=per_s * sum(request.tokens for request in answered),
         goodput_per_s=good,
         cached_share=cached,
         sending_delay=_quantiles([r for r in requests if r.sent is not None], lambda r: (r.sent or 0.0) - r.due),

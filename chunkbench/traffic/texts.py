@@ -84,8 +84,8 @@ class Texts:
     before. The first request of a line includes the beginning."""
 
     def plan(self, dues: Sequence[float], max_tokens: int | None) -> list[PlannedRequest]:
-        """The requests of as many lines as there are due times. `max_tokens`: tokens of every answer; None: the model
-        ends the answers."""
+        """The requests of the first lines, one line for each due time. `max_tokens`: tokens of every answer; None: the
+        model ends the answers."""
         plan: list[PlannedRequest] = []
         for due, line in zip(dues, self.lines, strict=False):
             after = None

@@ -46,8 +46,8 @@ def chosen_isa() -> str:
 
 
 def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
-    """How one row reads K and V: whether it prefetches the data that it reads next, and whether it reads several parts
-    side by side.
+    """Two decisions on how one row reads K and V: whether it prefetches the data that it reads next, and whether it
+    reads several parts side by side.
 
     Intel's CPUs without bfloat16 products prefetch several streams of addresses by themselves. Requests of the kernel
     would only replace those of the CPU, except if numbers must be widened: the arithmetic between two reads then makes
@@ -152,7 +152,7 @@ class NativeDecode:
         self._work.set_last_tokens(self._last_tokens)
 
     def compensate(self, tokens: CompensationTokens) -> None:
-        """Add a token to each row of the current plan."""
+        """Add a compensation token to each row of the current plan."""
         assert self._work is not None
         self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
         if self._compensation is not None:

@@ -20,7 +20,7 @@ from chunkbench.kernels.items import ITEM_COLUMNS, Items, items_of_tables, numbe
 MAX_QUERIES = 64
 """Largest number of queries (rows times grouped heads) of an item: its scores and sums then stay in the cache."""
 UNITS_PER_THREAD = 8
-"""Smallest number of work units per thread, if the runs are long enough for so many cuts."""
+"""Smallest number of work units per thread, if the runs are long enough to be cut into so many units."""
 MIN_CHUNKS = 4
 """Fewest chunks of a run after a cut. A shorter run costs more in the merge than it gains in balance."""
 HEADS_TOGETHER = 8

@@ -223,9 +223,9 @@ def partial_results(
     CHUNK: tl.constexpr,
     NARROW: tl.constexpr,  # lanes of the small tile
     WIDE: tl.constexpr,  # lanes of the large tile, 0 if no item needs it
-    NARROW_TILE: tl.constexpr,  # tokens of a tile and stages beside the small tile
+    NARROW_TILE: tl.constexpr,  # tokens of a tile and stages, with the small tile
     NARROW_STAGES: tl.constexpr,
-    TILE: tl.constexpr,  # the same beside the large tile
+    TILE: tl.constexpr,  # tokens of a tile and stages, with the large tile
     STAGES: tl.constexpr,
     D: tl.constexpr,
     TOKEN_STEP: tl.constexpr,

@@ -14,7 +14,7 @@ from chunkbench.kernels.triton.staging import Staging
 
 
 class Capacity(NamedTuple):
-    """How many entries of each kind the buffers can hold."""
+    """Numbers of entries of each kind that the buffers can hold."""
 
     items: int
     positions: int

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     blocks: int
     """Blocks that a multiprocessor runs at the same time."""
     narrow_blocks: int
-    """The same for a plan in which no item needs the large tile."""
+    """Blocks that a multiprocessor runs at the same time if no item of the plan needs the large tile."""
     narrow: int
     """Query heads of the small tile."""
     lanes: int
@@ -105,7 +105,7 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
 
 
 def spread(work: Descriptors, shape: Shape) -> Ints:
-    """Move runs apart, so that every row's own run has room to grow behind it. Returns the new index of each chunk."""
+    """Move runs apart, so that there is room after every row's own run to grow. Returns the new index of each chunk."""
     own, room = (work.items[work.items["tail_row"] >= 0], work.rows[work.rows["chunk_count"] > 0]), shape.growth
     ends = np.sort(np.concatenate([runs["first_chunk"] + runs["chunk_count"] for runs in own]))
     for runs in (work.items, work.rows):

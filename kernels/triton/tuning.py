@@ -14,7 +14,7 @@ VARIABLE = "CHUNKBENCH_TUNING"
 
 
 class Tuning(NamedTuple):
-    """One row of the table."""
+    """One row of the tuning table."""
 
     wide: int
     """Query heads of the large tile; the small tile has 16."""

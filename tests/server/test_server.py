@@ -505,7 +505,7 @@ def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path
         (["small-llama", "--engine", "transformers", "--cache", "radix"], "--cache is for our engine"),
         (["small-llama", "--attention", "no-sharing", "--cache", "radix"], "attention no-sharing does not share"),
         (["none.json"], "none.json: transformers cannot read it"),
-        (["none.json", "--layers", "1"], "layers belongs to the named shapes"),
+        (["none.json", "--layers", "1"], "layers applies only to a named shape"),
         (["small-llama", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
     ],
 )
@@ -522,7 +522,7 @@ def test_a_server_that_cannot_start_says_why(arguments: list[str], message: str)
         ("config.json", {"num_hidden_layers": 3}, "9 of the model's weights are missing"),
         ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "cannot read it: ImportError"),
         ("config.json", {"hidden_act": "nothing"}, "cannot read it: KeyError"),
-        ("generation_config.json", {"eos_token_id": ["2"]}, "eos_token_id is ['2']: no token id"),
+        ("generation_config.json", {"eos_token_id": ["2"]}, "eos_token_id is ['2'], not a token id"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_served_is_refused(

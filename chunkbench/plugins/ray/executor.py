@@ -235,7 +235,7 @@ class _Measuring:
             call, lane.call = lane.call, None
             answer = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise RunError(f"{lane.node.name}: {lines_of(error)[-1]}; what is finished is kept", "resume") from error
+            raise RunError(f"{lane.node.name}: {lines_of(error)[-1]}; finished points are kept", "resume") from error
         except self._ray.exceptions.RayError as error:
             self._lose(lane, _reason(error))
             return

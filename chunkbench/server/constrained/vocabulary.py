@@ -50,23 +50,25 @@ class Vocabulary:
         """
         import llguidance
 
-        known = sorted(token for token in ends if token < size)
+        end_ids = sorted(token for token in ends if token < size)
         written = _writing(json.loads(tokenizer), size)
         last = max(_ids(written), default=0)
-        if not known:  # llguidance needs an end; the model never chooses this one
+        if not end_ids:  # llguidance needs an end; the model never chooses this one
             last += 1
             written["added_tokens"].append({**_END, "id": last})
         with refusing("llguidance cannot read the model's tokenizer"):
-            library = llguidance.LLTokenizer(json.dumps(written), n_vocab=max(size, last + 1), eos_token=known or last)
+            library = llguidance.LLTokenizer(
+                json.dumps(written), n_vocab=max(size, last + 1), eos_token=end_ids or last
+            )
         lengths = np.zeros(size, np.int32)
         for token in range(size):
-            if token not in known and not library.is_special_token(token):
+            if token not in end_ids and not library.is_special_token(token):
                 lengths[token] = len(library.decode_bytes([token]))
         writable = np.zeros(-(-size // 32) * 32, np.uint8)
         writable[:size] = 1
-        if not known:
+        if not end_ids:
             writable[last:] = 0
-        return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32), not known)
+        return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32), not end_ids)
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """The text of tokens, without special tokens."""

@@ -24,7 +24,7 @@ COLD = 1e-5
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. With `temperature=0`, always the token with the largest logit (greedy)."""
+    """Parameters of the choice of tokens. With `temperature=0`, always the token with the largest logit (greedy)."""
 
     temperature: float = 0.0
     top_p: float = 1.0

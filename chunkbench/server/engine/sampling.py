@@ -146,7 +146,7 @@ def _kept(values: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
 
 
 def _places(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """The place in each row `[n, 1]` that a number in [0, 1[ falls on, by weight."""
+    """For each row, the place `[n, 1]` that a random number in [0, 1[ selects, where each place has its weight."""
     sums = weights.cumsum(-1)
     whole = sums[:, -1:].contiguous()
     places = torch.searchsorted(sums, draws[:, None] * whole, right=True)

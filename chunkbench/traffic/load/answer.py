@@ -227,7 +227,7 @@ async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of server-sent events up to [DONE]. Raises ValueError for an event that is not JSON, and if no
     event came."""
     stream = EventStream()
-    begin, found = b"", False
+    begin, events_found = b"", False
     async for piece in pieces:
         begin = begin or piece
         for data in stream.feed(piece):
@@ -237,9 +237,9 @@ async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
                 event = json.loads(data)
                 if not isinstance(event, dict):
                     raise ValueError(f"an event is not a JSON object: {data[:80]}")
-                found = True
+                events_found = True
                 yield event
-    if begin.strip() and not found:
+    if begin.strip() and not events_found:
         raise ValueError(f"no event came, but {message(begin.decode(errors='replace'))}")
 
 

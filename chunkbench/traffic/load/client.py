@@ -63,7 +63,7 @@ class ServerTarget:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How requests are sent."""
+    """Options for sending requests."""
 
     clients: int | None = None
     """Number of clients of a closed loop. Each client sends its next request as soon as it has an answer, and has one

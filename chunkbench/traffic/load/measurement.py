@@ -23,8 +23,8 @@ class Measurement:
 
     plan: LoadPlan
     out: Path | None = None
-    """File that gets a line for each request. If a line cannot be written, the measurement goes on, because the figures
-    need no file."""
+    """File that gets a line for each request. If a line cannot be written, the measurement continues, because the
+    figures do not need the file."""
     announce: Callable[[int], None] = lambda ended: None
     """Function that receives the number of requests that have ended."""
     requests: list[RequestResult] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Measurement:
     """Why the other requests could not be written to the file."""
     _file: FileIO | None = None
 
-    async def run(self, url: str, model: str | None, how: LoadOptions) -> None:
+    async def run(self, url: str, model: str | None, options: LoadOptions) -> None:
         """Send the warm-up, then the plan. Raises LoadError, and OSError if the file cannot be opened."""
         requests, warm_up, _ = self.plan
         target = await describe_server(url, model)
@@ -48,9 +48,9 @@ class Measurement:
             raise LoadError(f"requests have up to {longest} tokens, {target.model} takes {target.max_length}")
         self._file = FileIO(self.out, "w") if self.out else None
         if warm_up:
-            await send(target, warm_up, replace(how, clients=len(warm_up)))
+            await send(target, warm_up, replace(options, clients=len(warm_up)))
         before = await cached_so_far(target)
-        self.client_cpu = (await send(target, requests, how, self._ended)).client_cpu
+        self.client_cpu = (await send(target, requests, options, self._ended)).client_cpu
         after = await cached_so_far(target)
         self.cached = None if before is None or after is None else after - before
 

@@ -39,7 +39,7 @@ def punctual() -> Iterator[None]:
 
 
 async def at_due_times(dues: Sequence[float], launch: Callable[[int], None]) -> None:
-    """When each due time (`time.perf_counter`) has come, call `launch` in the event loop with the number of this time.
+    """Call `launch` in the event loop with the number of each due time (`time.perf_counter`) when that time has come.
 
     A thread waits for the times, because timers of an event loop are late by up to a millisecond: epoll takes only
     whole milliseconds.
