@@ -1,7 +1,8 @@
-"""Commands with few options: claims, doctor, find-heads, validate; and what shows progress."""
+"""Commands with few options: claims, doctor, find-heads, profile, validate; and what shows progress."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from chunkbench.cli.doctor import command as doctor_command
 from chunkbench.cli.main import cli
 from chunkbench.cli.progress import RepeatProgress, RunProgress
 from chunkbench.cli.validate import command as validate_command
-from tests.server.engine.models import write_checkpoint
-
-KEYS = ["id", "source", "statement", "quantity", "unit", "verdict", "measured", "low", "high", "paper", "reason"]
-KEYS += ["rows", "bound"]
+from chunkbench.kernels import cpu
+from tests.command import Done
+from tests.command import chunkbench as run_command
+from tests.conftest import MISSING
 
 
 def claims(*words: str) -> str:
@@ -26,58 +27,40 @@ def claims(*words: str) -> str:
     return done.output
 
 
-def test_without_runs_only_claims_about_shapes_and_the_paper_are_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    judged = json.loads(claims("--format", "json"))
-    assert [list(claim) for claim in judged] == [KEYS] * 91
+def test_without_runs_only_claims_about_shapes_and_the_paper_are_judged(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        judged = json.loads(claims("--format", "json"))
+        text = claims()
+        assert claims("--format", "markdown").startswith("# The paper's claims\n")
+    keys = "id source statement quantity unit verdict measured low high paper reason rows bound"
+    assert {" ".join(claim) for claim in judged} == {keys}
     assert judged[0]["verdict"] == "holds"
-    text = claims()
     assert "91 claims: 17 hold, 1 cannot tell, 73 not measured." in text
     assert "chunkbench run table3" in text
-    assert claims("--format", "markdown").startswith("# The paper's claims\n")
+    unknown = CliRunner().invoke(cli, ["claims", str(tmp_path / "nothing")])
+    assert (unknown.exit_code, "no such run directory" in unknown.output) == (2, True)
 
 
-def test_an_unknown_run(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["claims", str(tmp_path / "nothing")])
-    assert done.exit_code == 2
-    assert "no such run directory" in done.output
+FINDINGS = [
+    Diagnosis(level="ok", title="torch", detail="2.13.0"),
+    Diagnosis(level="warn", title="xformers", detail="missing", remedy="pip install 'chunkbench[xformers]'"),
+    Diagnosis(level="error", title="results", detail="cannot be written", remedy="run --out DIR"),
+]
 
 
-FINE = Diagnosis(level="ok", title="torch", detail="2.13.0")
-BAD = Diagnosis(level="warn", title="xformers", detail="missing", remedy="pip install 'chunkbench[xformers]'")
-WORSE = Diagnosis(level="error", title="results", detail="cannot be written", remedy="run --out DIR")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, findings: list[Diagnosis], *arguments: str) -> tuple[int, str]:
+def test_what_the_doctor_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning is no error, and -q hides what is fine."""
+    findings = FINDINGS[:2]
     monkeypatch.setattr(chunkbench.bench.environment, "diagnose", lambda: findings)
-    result = CliRunner().invoke(doctor_command, arguments)
-    return result.exit_code, result.output
-
-
-def test_warnings_show_their_remedy_and_exit_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, output = run(monkeypatch, [FINE, BAD])
-    assert code == 0
-    assert "2.13.0" in output
-    assert "pip install 'chunkbench[xformers]'" in " ".join(output.split())
-
-
-def test_an_error_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, [FINE, WORSE])[0] == 2
-
-
-def test_quiet_hides_findings_that_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, output = run(monkeypatch, [FINE, BAD], "-q")
-    assert code == 0
-    assert "torch" not in output
-    assert "xformers" in output
-
-
-def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, output = run(monkeypatch, [FINE, WORSE], "--format", "json")
-    assert code == 2
-    assert [(entry["level"], entry["title"]) for entry in json.loads(output)] == [("ok", "torch"), ("error", "results")]
+    whole, quiet = (CliRunner().invoke(doctor_command, words) for words in ([], ["-q"]))
+    assert (whole.exit_code, quiet.exit_code) == (0, 0)
+    assert "2.13.0" in whole.output
+    assert "pip install 'chunkbench[xformers]'" in " ".join(whole.output.split())
+    assert ("torch" in quiet.output, "xformers" in quiet.output) == (False, True)
+    findings = FINDINGS
+    broken = CliRunner().invoke(doctor_command, ["--format", "json"])
+    assert broken.exit_code == 2
+    assert json.loads(broken.output) == [finding.model_dump() for finding in FINDINGS]
 
 
 def run_of_find_heads(*words: object) -> tuple[int, str]:
@@ -88,7 +71,7 @@ def run_of_find_heads(*words: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "no folder of a checkpoint"),
+        (["nowhere"], "not a folder of a checkpoint"),
         (["small-llama"], "has random weights here"),
         (["small-llama", "--out", "heads.png"], "the picture is written beside them"),
         (["small-llama", "--out", "/nowhere/heads.json"], "cannot be written"),
@@ -100,7 +83,10 @@ def test_what_cannot_be_searched_is_refused_at_once(words: list[str], message: s
     assert message in output
 
 
+@pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
 def test_a_checkpoint_is_searched(tmp_path: Path) -> None:
+    from tests.server.engine.models import write_checkpoint
+
     folder = write_checkpoint("llama-grouped", tmp_path / "tiny")
     out = tmp_path / "heads.json"
     assert run_of_find_heads(folder, "--tokens", 5000, "--out", out)[0] == 2  # more than it has positions for
@@ -111,13 +97,10 @@ def test_a_checkpoint_is_searched(tmp_path: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-UNKNOWN_KEY = "implementations: naive\nsed: 1\nsweep: [{n_p: 64, n_s: 65}]\n"
-
-
 @pytest.fixture
 def bad(tmp_path: Path) -> str:
     file = tmp_path / "bad.yaml"
-    file.write_text(UNKNOWN_KEY)
+    file.write_text("implementations: naive\nsed: 1\nsweep: [{n_p: 64, n_s: 65}]\n")
     return str(file)
 
 
@@ -152,15 +135,12 @@ def test_json_validate(bad: str) -> None:
     }  # fmt: skip
 
 
-def test_schema() -> None:
+def test_the_schema_comes_alone() -> None:
     result = CliRunner().invoke(validate_command, ["--schema"])
     assert result.exit_code == 0
     assert "sweep" in json.loads(result.output)["properties"]
-
-
-@pytest.mark.parametrize("arguments", [[], ["--schema", "table3"], ["--format", "xml", "table3"]])
-def test_wrong_usage(arguments: list[str]) -> None:
-    assert CliRunner().invoke(validate_command, arguments).exit_code == 2
+    for arguments in ([], ["--schema", "table3"], ["--format", "xml", "table3"]):
+        assert CliRunner().invoke(validate_command, arguments).exit_code == 2
 
 
 @pytest.mark.parametrize("kind", [RunProgress, RepeatProgress])
@@ -171,3 +151,141 @@ def test_problems_are_told_also_when_progress_is_not(
     progress.started(Path("somewhere/1"), 3, 0)
     progress.problem("a machine was lost")
     assert capsys.readouterr() == ("", "a machine was lost\n")
+
+
+SPEC = """\
+name: small
+dtype: float32
+implementations: [naive, chunk_attn]
+case_limit: 20s
+defaults: {n_c: 3, batch_size: 4, heads: 2, head_dim: 32, chunk_size: 16}
+sweep:
+  - {n_p: 64, n_s: [32, n_p]}
+  - {n_p: 96, n_s: 0.5 n_p, dtype: [float32, bfloat16]}
+  - {n_p: 32, n_s: 0, kv_heads: [1, 2]}
+"""
+ONE = ("--where", "n_p=64", "--where", "n_s=32")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def profile(*words: object) -> Done:
+    return run_command("profile", *map(str, words))
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ([], ["6 points are left", "n_p=64 n_s=64", "n_p=32 n_s=0"]),
+        (
+            ["n_p=96"],
+            [
+                "2 points are left; choose one with --where AXIS=VALUE (dtype):",
+                "n_p=96 n_s=48 batch_size=4 dtype=bfloat16",
+            ],
+        ),
+        (["n_p=32", "n_s=0"], ["(kv_heads):", "n_p=32 n_s=0 batch_size=4 kv_heads=1\n", "batch_size=4 kv_heads=2"]),
+        (["n_p=128"], ["no point of", "has this n_p; there are 64, 96, 32"]),
+        (["n_p=64", "n_s=0"], ["has all of these values", "--dry-run"]),
+        (["dtyp=float32"], ["--where dtyp=float32: dtyp: unknown axis; did you mean dtype?"]),
+        (["dtype=bflot16"], ["--where dtype=bflot16: dtype:", "did you mean bfloat16?"]),
+        (["n_p=many"], ["--where n_p=many: n_p: must be a whole number, not 'many'"]),
+        (["load=90"], ["load: is only for `kind: serving`"]),
+        (["n_p"], ["write AXIS=VALUE"]),
+        (["n_p=[1"], ["--where n_p=[1"]),
+    ],
+)
+def test_one_point_must_be_left(small: Path, where: list[str], told: list[str]) -> None:
+    done = profile(small, "naive", *(word for text in where for word in ("--where", text)))
+    assert done.code == 2
+    for words in told:
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["memory", "chunk_attn"], "memory is of `kind: memory`; only points of `kind: decode` can be profiled"),
+        (["gpu-kernels", "chunk_attn"], "only a CPU can be profiled"),
+        (["tabel3", "chunk_attn"], "did you mean table3?"),
+        (["smoke", "chunk_atn"], "there is no chunk_atn; did you mean chunk_attn?"),
+        (["smoke", "naive", "--out", "why.txt"], "pictures end in .png, .svg, .pdf"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(words: list[str], told: str) -> None:
+    done = profile(*words)
+    assert done.code == 2
+    assert told in " ".join(done.stderr.split())
+
+
+@pytest.mark.skipif(cpu.native() is None, reason="the native module is missing")
+def test_a_kernel_with_a_trace(small: Path, tmp_path: Path) -> None:
+    """The experiment does not name it; a share of n_p and a list choose as in files."""
+    picture = tmp_path / "pictures" / "why.png"
+    where = ("--where", "n_p=64,128", "--where", "n_s=0.5 n_p", "--threads", "2")
+    done = profile(small, "chunk_attn_no_tpp", *where, "--rounds", 1, "--out", picture)
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith("ChunkAttn, no TPP at n_p=64 n_s=32 b=4 threads=2, float32 (small)\n")
+    for words in ("medians of 1 round,", "one thread", "reading alone", "private", "step 2;", "perf counters"):
+        assert words in done.stdout
+    assert done.stdout.endswith(f"\npicture: {picture}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in picture.parent.iterdir()] == ["why.png"]
+
+
+def test_what_is_given_twice_or_has_no_room_is_refused(small: Path, tmp_path: Path) -> None:
+    twice = profile(small, "chunk_attn", "--where", "n_p=64", "--where", "n_p=64")
+    assert (twice.code, "n_p is given twice: write n_p=V1,V2" in twice.stderr) == (2, True)
+    folder = tmp_path / "here.png"
+    folder.mkdir()
+    full = profile(small, "chunk_attn", *ONE, "--out", folder)
+    assert (full.code, "is a folder" in full.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_an_implementation_of_somebody_else(small: Path, tmp_path: Path, fakes: None) -> None:
+    where = ("--where", "n_p=32", "--where", "kv_heads=1")
+    options = ("--rounds", 1, "--threads", 1, "--out", tmp_path, "--format", "json")
+    done = profile(small, "fake_mends", *where, *options)
+    assert done.code == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["case"]["status"] in ("ok", "noisy")
+    assert data["case"]["n_c"] == 2  # the step in the middle of three
+    assert len(data["case"]["samples_us"]) == len(data["warm_us"]) == len(data["watched"]) == 1
+    assert data["one_thread_us"] == []
+    assert not {"decode", "read", "compute"} & data.keys()
+    (picture,) = tmp_path.glob("small-fake_mends-*.svg")
+    assert done.stderr == f"\npicture: {picture}\n"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "code", "told"),
+    [
+        ("fake_wrong", 3, "fake_wrong: incorrect: max_error"),
+        pytest.param(
+            *(
+                "xformers",
+                2,
+                "xformers: unavailable: xformers has no CPU operator: run on an NVIDIA GPU (device: cuda)",
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("fake_mends", 3, "fake_mends: error: in prepare: RuntimeError: out of order"), marks=pytest.mark.slow
+        ),
+        pytest.param(*("fake_dies", 3, "fake_dies: crashed: in check: the process was killed"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_failure_has_its_reason_and_no_picture(
+    implementation: str, code: int, told: str, small: Path, tmp_path: Path, fakes: None
+) -> None:
+    out = tmp_path / "out"
+    done = profile(small, implementation, *ONE, "--rounds", 1, "--out", out)
+    assert done.code == code
+    assert f"chunkbench profile: {told}" in done.stderr
+    assert not list(out.glob("*.svg"))

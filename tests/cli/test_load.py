@@ -40,8 +40,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-def load(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(cli, ["load", *arguments])
+def load(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["load", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
@@ -184,14 +184,6 @@ def test_what_cannot_be_measured(served: Served, arguments: list[str], message: 
     assert (code, message in printed) == (2, True), printed
 
 
-def test_no_server() -> None:
-    code, printed = load("http://127.0.0.1:9", "--rate", "1")
-    assert (code, "nothing answers at 127.0.0.1:9" in printed) == (2, True)
-
-
-if MISSING:
-    pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
-
 NOBODY = "http://127.0.0.1:9"
 
 
@@ -234,13 +226,6 @@ def server(*finishes: str | None) -> Iterator[str]:
         made.server_close()
 
 
-def failing_load(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(cli, ["load", *map(str, arguments)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
 TEXTS = ("--texts", "questions", "--clients", "2", "--warm-up", "0", "--requests", "6")
 CUT_OFF = "error: the stream ended without a finish_reason: the answer may be cut off"
 BROKEN_OFF = "error: the server broke the answer off: finish_reason "
@@ -250,10 +235,10 @@ def test_failures_are_counted_by_reason() -> None:
     finishes = ("stop", None, "content_filter", "content_filter", "stop", "abort")
     failures = {BROKEN_OFF + "content_filter": 2, CUT_OFF: 1, BROKEN_OFF + "abort": 1}
     with server(*finishes) as url:
-        code, printed = failing_load(url, *TEXTS, "--format", "json")
+        code, printed = load(url, *TEXTS, "--format", "json")
         numbers = json.loads(printed)
         assert (code, numbers["answered"], numbers["failed"], numbers["failures"]) == (3, 2, 4, failures)
-        code, printed = failing_load(url, *TEXTS)
+        code, printed = load(url, *TEXTS)
     assert (code, "2 of 6 requests answered" in printed, "mean" in printed) == (3, True, True)
     for reason, count in failures.items():
         assert f"failed, {reason} ({count} of 6)" in printed
@@ -261,38 +246,28 @@ def test_failures_are_counted_by_reason() -> None:
 
 def test_more_reasons_than_are_printed() -> None:
     with server(*"cdefgh") as url:
-        printed = failing_load(url, *TEXTS)[1]
+        printed = load(url, *TEXTS)[1]
     assert printed.count(f"failed, {BROKEN_OFF}") == 5
     assert "failed for 1 other reasons: --format json names all" in printed
 
 
 def test_no_answer_at_all_is_a_sentence_without_a_table() -> None:
     with server(None) as url:
-        code, printed = failing_load(url, *TEXTS)
-        numbers = json.loads(failing_load(url, *TEXTS, "--format", "json")[1])
+        code, printed = load(url, *TEXTS)
+        numbers = json.loads(load(url, *TEXTS, "--format", "json")[1])
     lines = [line.strip() for line in printed.splitlines() if line.strip() and "bottleneck" not in line]
     assert (code, lines[1:]) == (3, ["No request was answered", f"failed, {CUT_OFF} (6 of 6)"])
     assert re.fullmatch(r"0 of 6 requests answered in \d+\.\d s", lines[0])
     assert numbers["failures"] == {CUT_OFF: 6}
 
 
-def test_without_failures_there_are_no_reasons() -> None:
-    with server("stop") as url:
-        code, printed = failing_load(url, *TEXTS, "--format", "json")
-    assert (code, json.loads(printed)["failures"]) == (0, {})
-
-
-def limited(soft: int, hard: int | str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command where so many files may be open."""
-    limits = f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({soft}, {hard})); "
-    code = f"{limits}import sys; from chunkbench.cli.main import cli; cli(['load', *sys.argv[1:]])"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("how", [("--clients", "200"), ("--rate", "20000")])
 def test_too_few_files_are_one_message_about_the_client(how: tuple[str, str]) -> None:
+    limits = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 64)); "
+    code = f"{limits}import sys; from chunkbench.cli.main import cli; cli(['load', *sys.argv[1:]])"
     with server("stop") as url:
-        ended = limited(64, 64, url, *how, "--requests", "400", "--warm-up", "0", "--n-c", "2")
+        words = [url, *how, "--requests", "400", "--warm-up", "0", "--n-c", "2"]
+        ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         "chunkbench load: the client is at its limit, not the server: it may not open more files, and each connection "
@@ -300,17 +275,10 @@ def test_too_few_files_are_one_message_about_the_client(how: tuple[str, str]) ->
     )
 
 
-def test_a_soft_limit_of_files_is_raised() -> None:
-    with server("stop") as url:
-        words = (url, "--clients", "200", "--requests", "200", "--warm-up", "0", "--n-c", "2", "--format", "json")
-        ended = limited(64, "r.getrlimit(r.RLIMIT_NOFILE)[1]", *words)
-    assert (ended.returncode, ended.stderr, json.loads(ended.stdout)["answered"]) == (0, "", 200)
-
-
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
 @pytest.mark.parametrize("option", ["--timeout", "--rate", "--spread", "--objective"])
 def test_what_is_no_finite_number(option: str, value: str) -> None:
-    code, printed = failing_load(NOBODY, *(() if option == "--rate" else ("--rate", "1")), option, value)
+    code, printed = load(NOBODY, *(() if option == "--rate" else ("--rate", "1")), option, value)
     assert (code, f"Invalid value for '{option}': {value} is not " in printed) == (2, True), printed
 
 
@@ -335,5 +303,5 @@ def test_a_trace_with_the_times_of_a_clock(
 ) -> None:
     trace = tmp_path / "t.jsonl"
     trace.write_text("".join(json.dumps({"prompt": [1], "max_tokens": 1, "due": due}) + "\n" for due in dues))
-    code, printed = failing_load(NOBODY, "--trace", trace, *how)
+    code, printed = load(NOBODY, "--trace", trace, *how)
     assert (code, message in printed) == (2, True), printed

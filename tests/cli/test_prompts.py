@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-import chunkbench.traffic
 from chunkbench.bench.experiment import AttentionPoint, load_experiment
 from chunkbench.cli.prompts import command as prompts_command
 from chunkbench.cli.traces import command as traces_command
@@ -76,7 +78,7 @@ def test_the_written_trace_can_be_read(traffic_file: Path, tmp_path: Path) -> No
     [
         (["{traffic}", "--trace", "/nowhere/x.jsonl"], "cannot be written"),
         (["missing.jsonl"], "missing.jsonl: cannot be read"),
-        (["{traffic}", "--model", "llama9"], "no known model"),
+        (["{traffic}", "--model", "llama9"], "neither a known model"),
         (["{traffic}", "--group-by", "tenant"], "has no field 'tenant'"),
         (["{empty}"], "no prompt in it"),
         (["{traffic}", "--experiment", "/nowhere/x.yaml"], "cannot be written"),
@@ -129,85 +131,58 @@ def test_json(trace: Path) -> None:
     assert told["hits"][-1]["blocks"] == pytest.approx(20 / 24)
 
 
-def test_a_bad_line_ends_with_its_place(trace: Path) -> None:
-    trace.write_text(trace.read_text() + "{}\n")
-    done = CliRunner().invoke(traces_command, [str(trace)])
-    assert done.exit_code == 2
-    assert "trace.jsonl:9: has no" in done.stderr
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    done = CliRunner().invoke(traces_command, [str(tmp_path / "none.jsonl")])
-    assert done.exit_code == 2
-    assert "none.jsonl: cannot be read" in done.stderr
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            'a"b.jsonl',
-            "a\\b.jsonl",
-            "\U0001f600.jsonl",
-            f"{'x' * 240}.jsonl",
-            "a: b #c.jsonl",
-            "it's.jsonl",
-            "\u2028.jsonl",
-        ),
-        *(
-            "no-suffix",
-            "sharegpt",
-            "fixed",
-            "1e3",
-            "true",
-            "010",
-            "*a",
-            "&a",
-            "{a}",
-            "-",
-            " led",
-            "new\nline",
-            "esc\x1b[31m",
-        ),
+        *('a"b.jsonl', "a\\b.jsonl", "\U0001f600.jsonl", f"{'x' * 240}.jsonl", "a: b #c.jsonl", "it's.jsonl"),
+        *["no-suffix", "sharegpt", "fixed", "1e3", "true", "010", "*a", "&a", "{a}", "-"],
+        *("\u2028.jsonl", " led", "new\nline", "esc\x1b[31m"),
     ],
 )
-def test_an_experiment_is_valid_whatever_the_trace_is_called(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    trace.rename(name)
-    done = CliRunner().invoke(traces_command, ["--experiment", "replay", "--", name])
-    assert done.exit_code == 0, done.output
-    (case, *_) = load_experiment(tmp_path / "replay.yaml").points("cpu", "float32")
+def test_an_experiment_is_valid_whatever_the_trace_is_called(trace: Path, tmp_path: Path, name: str) -> None:
+    trace.rename(tmp_path / name)
+    with contextlib.chdir(tmp_path):
+        done = CliRunner().invoke(traces_command, ["--experiment", "replay", "--", name])
+        assert done.exit_code == 0, done.output
+        (case, *_) = load_experiment("replay.yaml").points("cpu", "float32")
     assert isinstance(case, ReplayPoint)
     assert case.traffic is not None
     assert Path(case.traffic) == Path(name)
     assert case.traffic not in GENERATED
 
 
-def test_small_traces_have_valid_experiments(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(json.dumps({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [2**64]}))
-    done = CliRunner().invoke(traces_command, [str(path), "--experiment", str(tmp_path / "r.yml")])
-    assert done.exit_code == 0, done.output
-    assert len(load_experiment(tmp_path / "r.yml").points("cpu", "float32")) == 1
+def test_no_experiment_is_written_that_cannot_be_read(trace: Path, tmp_path: Path) -> None:
+    """A replay reads the file again, by its name."""
+    text, pipe, odd = trace.read_text(), tmp_path / "pipe", trace.rename(tmp_path / "b\udcff.jsonl")
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_text, args=(text,)).start()
+    for name, message in ((odd, "the name is not UTF-8"), (pipe, "is no file; a replay reads")):
+        done = CliRunner().invoke(traces_command, [str(name), "--experiment", str(tmp_path / "r.yaml")])
+        assert (done.exit_code, message in done.stderr) == (2, True), done.output
+    assert {*tmp_path.iterdir()} == {odd, pipe}
+
+
+LONG = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,1048577,1\n"
+SMALL = json.dumps({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [2**64]})
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("b\udcff.jsonl", "the name is not UTF-8"), ("/dev/stdin", "is no file; a replay reads")]
+    ("text", "options", "message"),
+    [
+        (None, [], "t: cannot be read"),
+        (SMALL + "\n{}", [], "t:2: has no"),
+        (LONG, ["--trees", "t.json"], "t.json is not written, it would be no valid tree: 1048577 is outside 0 to"),
+        (SMALL, ["--experiment", "r.yml"], ""),
+    ],
 )
-def test_no_experiment_is_written_that_cannot_be_read(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if name != "/dev/stdin":
-        trace.rename(name)
-    else:
-        read = chunkbench.traffic.read_traffic
-        monkeypatch.setattr(chunkbench.traffic, "read_traffic", lambda path: read(trace))
-    done = CliRunner().invoke(traces_command, [name, "--experiment", "r.yaml"])
-    assert (done.exit_code, message in done.stderr) == (2, True), done.output
-    assert [path.name for path in tmp_path.iterdir()] == [trace.name if name == "/dev/stdin" else name]
+def test_files_of_all_sizes(tmp_path: Path, text: str | None, options: list[str], message: str) -> None:
+    if text is not None:
+        (tmp_path / "t").write_text(text)
+    with contextlib.chdir(tmp_path):
+        done = CliRunner().invoke(traces_command, ["t", *options])
+        assert (done.exit_code, message in done.stderr) == (2 if message else 0, True), done.output
+        assert message or len(load_experiment("r.yml").points("cpu", "float32")) == 1
+        assert not Path("t.json").exists()
 
 
 def test_the_forest_of_live_prompts_is_a_tree_of_an_experiment(trace: Path, tmp_path: Path) -> None:
@@ -237,18 +212,9 @@ def test_the_forest_of_live_prompts_is_a_tree_of_an_experiment(trace: Path, tmp_
     ],
 )
 def test_no_forest_is_written_that_cannot_be_used(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+    trace: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(traces_command, [str(trace), *options])
+    with contextlib.chdir(tmp_path):
+        done = CliRunner().invoke(traces_command, [str(trace), *options])
     assert (done.exit_code, message in done.stderr) == (2, True), done.output
     assert [path.name for path in tmp_path.iterdir()] == [trace.name]
-
-
-def test_a_prompt_that_is_too_long_for_an_experiment(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,1048577,1\n")
-    done = CliRunner().invoke(traces_command, [str(path), "--trees", str(tmp_path / "t.json")])
-    assert done.exit_code == 2
-    assert "t.json is not written, it would be no valid tree: 1048577 is outside 0 to 1048576" in done.stderr
-    assert not (tmp_path / "t.json").exists()

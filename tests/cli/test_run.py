@@ -1,0 +1,256 @@
+"""`chunkbench run`, `reproduce` and `demo`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from chunkbench.bench.experiment import load_experiment
+from chunkbench.bench.runner import reproduce
+from chunkbench.bench.runner import run as runner
+from chunkbench.bench.runner.passes import RunOptions
+from chunkbench.bench.runner.reproduce import EXPERIMENTS, KERNELS, within
+from chunkbench.bench.store import open_run
+from chunkbench.cli.main import cli
+from chunkbench.report import build as report
+from chunkbench.run_error import RunError
+from tests.command import chunkbench
+from tests.conftest import MISSING
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+with_servers = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *words])
+
+
+@without_gpu
+@pytest.mark.parametrize("name", ["table3", "figure3", "figure4"])
+def test_a_dry_run_works_without_a_gpu(name: str) -> None:
+    done = run(name, "--device", "cuda", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "on cuda in float16" in done.output
+    assert "PyTorch sees no NVIDIA GPU here" in done.output
+    assert "each point: cold events, cold graph, cold eager" in done.output
+    assert "memory: up to" in done.output
+    assert "checks take some 10 s more for each point" in done.output
+
+
+@without_gpu
+def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    done = run("smoke", "--device", "cuda", "--out", str(tmp_path / "run"))
+    assert isinstance(done.exception, RunError), "main() turns this error into exit code 2"
+    assert "device: cuda cannot be used: PyTorch " in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_modes_and_caches_are_chosen_on_the_command_line() -> None:
+    done = run("table3", "--device", "cuda", "--dry-run", "--modes", "graph,events", "--caches", "cold,warm")
+    assert done.exit_code == 0, done.output
+    assert "each point: cold graph, cold events, warm graph, warm events" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("table3", "--modes", "graphs"), "'graphs' is none of eager, events, graph"),
+        (("table3", "--caches", "hot"), "'hot' is none of cold, warm"),
+        (("table3", "--device", "cpu", "--modes", "events"), "a CPU has only the mode eager"),
+        (("memory", "--modes", "eager"), "this experiment times nothing"),
+        (("smoke", "--retry", "crashed"), "--retry needs --resume"),
+        (("smoke", "--resume", "--retry", "slow"), "'slow' is none of noisy, incorrect"),
+        (("smoke", "--resume", "--retry", ""), "'' is none of"),
+        (("smoke", "--resume", "--retry", "ok"), "'ok' is none of"),
+    ],
+)
+def test_impossible_choices_are_wrong_usage(words: tuple[str, ...], message: str) -> None:
+    done = run(*words, "--dry-run")
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_a_cpu_has_the_mode_eager_and_a_gpu_has_all_modes_of_the_file() -> None:
+    experiment = load_experiment("table3")
+    for device, modes in (("cpu", {"eager"}), ("cuda", {"events", "graph", "eager"})):
+        (point, *_) = experiment.model_copy(update={"device": "auto"}).points(device, "float16")  # type: ignore[arg-type]
+        assert {case.mode for case in experiment.cases(point)} == modes
+    memory = load_experiment("memory")
+    (point, *_) = memory.points("cuda", "float16")
+    assert {case.mode for case in memory.cases(point)} == {"eager"}, "this experiment times nothing"
+
+
+def test_a_second_interrupt_still_prints_the_command_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    retried: list[object] = []
+    outcome = SimpleNamespace(run=SimpleNamespace(cases=[object()]), interrupted=True)
+
+    def interrupted_run(*arguments: object) -> SimpleNamespace:
+        retried.extend(argument.retry for argument in arguments if isinstance(argument, RunOptions))
+        return outcome
+
+    def interrupted_build(run: object) -> None:
+        asked.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_experiment", interrupted_run)
+    monkeypatch.setattr(report, "build", interrupted_build)
+    words = ["run", "smoke", "--out", str(tmp_path / "run"), "--retry", "crashed, noisy", "--resume"]
+    done = chunkbench(*words)
+    assert done.code == 130
+    assert asked == [outcome.run]
+    assert retried == [{"crashed", "noisy"}]
+    assert shlex.join(["chunkbench", *words]) in done.stderr
+
+
+TIMED = """\
+name: {name}
+title: a small one
+dtype: float32
+implementations: [naive, chunk_attn]
+budget: 100ms
+max_rounds: 3
+defaults: {{n_c: 2, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}}
+sweep:
+  - {{n_p: 32, n_s: [0, 32]}}
+"""
+
+
+def reproduced(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["reproduce", *words], catch_exceptions=False)
+
+
+def small_experiments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replaces the paper's experiments by two small ones; returns the folder for their runs."""
+    for name in ("first", "second"):
+        (folder / f"{name}.yaml").write_text(TIMED.format(name=name))
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (str(folder / "first.yaml"), str(folder / "second.yaml")))
+    return folder / "out"
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return small_experiments(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The folder of the runs, and what the command printed."""
+    with pytest.MonkeyPatch.context() as patched:
+        out = small_experiments(tmp_path_factory.mktemp("once"), patched)
+        return out, reproduced("--out", str(out))
+
+
+@pytest.fixture
+def measured(small: Path, once: tuple[Path, Result]) -> Path:
+    """A copy of the runs, which a test may change."""
+    return shutil.copytree(once[0], small)
+
+
+def interrupt_second(measured: Path) -> None:
+    manifest = measured / "second" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"interrupted": false', '"interrupted": true'))
+
+
+def test_all_experiments_run_once_and_make_one_report(measured: Path, once: tuple[Path, Result]) -> None:
+    done = once[1]
+    assert done.exit_code == 0, done.output
+    assert "claims: " in done.output
+    assert "[2/2] second" in done.output
+    page = (measured / "report.html").read_text()
+    assert 'href="first/cases.jsonl"' in page
+    assert "chunkbench run" in page
+    assert (measured / "report.md").read_text().count("# a small one") == 2
+    started = [open_run(measured / name).manifest.started_at for name in ("first", "second")]
+    repeated = reproduced("--out", str(measured))
+    assert repeated.exit_code == 0
+    assert repeated.output.count("already measured") == 2
+    assert [open_run(measured / name).manifest.started_at for name in ("first", "second")] == started
+
+
+def test_an_interrupted_run_is_resumed(measured: Path) -> None:
+    cases = measured / "second" / "cases.jsonl"
+    lines = cases.read_text().splitlines(keepends=True)
+    cases.write_text("".join(lines[:2]))
+    interrupt_second(measured)
+    assert reproduced("--out", str(measured), "-q").exit_code == 0
+    first, second = (open_run(measured / name).cases for name in ("first", "second"))
+    assert [case.key for case in second[:2]] == [case.key for case in first[:2]]
+    assert len(second) == 4
+    assert cases.read_text().splitlines(keepends=True)[:2] == lines[:2]
+
+
+def test_an_unfinished_run_of_another_experiment_is_refused(measured: Path, tmp_path: Path) -> None:
+    interrupt_second(measured)
+    (tmp_path / "second.yaml").write_text(TIMED.format(name="second").replace("n_c: 2", "n_c: 3"))
+    refused = reproduced("--out", str(measured), "-q")
+    assert refused.exit_code == 2
+    assert "choose another folder with --out" in refused.output
+
+
+def test_an_experiment_that_cannot_run_here_is_left_out(measured: Path, tmp_path: Path) -> None:
+    shutil.rmtree(measured / "first")
+    (tmp_path / "first.yaml").write_text(
+        "name: first\nkind: serving\nimplementations: [vllm]\nbaseline: vllm\n"
+        "defaults: {n_p: 64, n_c: 2}\nsweep:\n  - {n_s: 0, load: 50}\n"
+    )
+    no_vllm = {"CHUNKBENCH_VLLM_PYTHON": str(tmp_path / "no-python")}
+    done = CliRunner().invoke(cli, ["reproduce", "--out", str(measured)], env=no_vllm)
+    assert done.exit_code == 0, done.output
+    assert "left out: " in done.output
+    assert "pip install" in done.output or "CHUNKBENCH_VLLM_PYTHON names no file" in done.output
+    assert not (measured / "first" / "cases.jsonl").read_text()
+    assert "second: already measured" in done.output
+
+
+def test_budgets_keep_their_proportion_and_unknown_names_are_refused() -> None:
+    experiments = [load_experiment(name) for name in EXPERIMENTS]
+    scaled = within(experiments, 600)
+    assert sum(experiment.budget_s for experiment in scaled) == pytest.approx(600)
+    assert scaled[2].budget_s / scaled[0].budget_s == pytest.approx(experiments[2].budget_s / experiments[0].budget_s)
+    # The default budgets leave time for set-up and preparation within half an hour.
+    assert sum(experiment.budget_s for experiment in experiments if experiment.name in KERNELS) <= 25 * 60
+    wrong = reproduced("--only", "table9")
+    assert wrong.exit_code == 2
+    assert "no experiment 'table9'; did you mean table4?" in wrong.output
+
+
+@with_servers
+def test_both_sides_of_a_demo_give_the_same_answers_and_sharing_computes_less() -> None:
+    from chunkbench.cli.demo import USERS, _answer, _output
+    from chunkbench.report.formats import render
+    from chunkbench.server.engine import Engine, EngineOptions, Request
+    from tests.server.engine.models import small_model
+
+    shared = [3 * token % 300 for token in range(128)]
+    prompts = [[*shared, 7, user] for user in range(USERS)]
+    sides = []
+    for name, attention in (("without sharing", "no-sharing"), ("with sharing", "two-phase")):
+        options = EngineOptions(USERS, kv_bytes=1 << 24, attention=attention)  # type: ignore[arg-type]
+        requests = [Request(str(user), prompt, 5) for user, prompt in enumerate(prompts, 1)]
+        sides.append(_answer(name, Engine(small_model(), options), requests))
+    assert [side.computed_tokens for side in sides] == [USERS * 130, 128 + USERS * 2]
+    assert sides[0].kv_bytes > 2 * sides[1].kv_bytes
+    text = render(_output(sides, prompts, "why?", "because"), "table")
+    assert f"the same answers: {USERS} of {USERS}" in text
+    assert "prompt tokens computed              2,080           160  13.0x" in text
+    assert "Question: why?" in text
+
+
+@with_servers
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_demo() -> None:
+    result = CliRunner().invoke(cli, ["demo", "--format", "json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["same_answers"] == facts["users"]
+    without, shared = facts["sides"]
+    assert without["computed_prompt_tokens"] > 8 * shared["computed_prompt_tokens"]
