@@ -159,7 +159,7 @@ def main() -> None:
     if out.exists() and any(out.iterdir()):
         raise SystemExit(f"gpu-check: {arguments.out} holds an earlier check; name another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
-    import yaml  # after check_needs, which says if it is missing
+    import yaml  # after check_needs, which reports a missing yaml
 
     steps = Steps(out, checkout(), 60 * arguments.minutes)
     python, device = sys.executable, "cpu" if arguments.rehearse else "cuda"
@@ -187,7 +187,7 @@ def main() -> None:
     steps.run("doctor", [*bench, "doctor"], 30)
     tests = [python, "-m", "pytest", "-q", "-ra", "-m", "", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
     seconds = 0.4 * steps.left_s
-    tests += ["--session-timeout", f"{seconds - 10:.0f}"]  # so that it ends with the messages of what failed
+    tests += ["--session-timeout", f"{seconds - 10:.0f}"]  # so that the output ends with the messages of failed tests
     steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], seconds)
     for name, part in EXPERIMENTS.items():
         seconds = part * steps.left_s

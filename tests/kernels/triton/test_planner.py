@@ -1,19 +1,32 @@
-"""The planner's numbering and the split of prompts, Triton's tuning and compilation."""
+"""What is decided before Triton's kernels run: the plan, the tuning table and the search that fills it, compilation."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from chunkbench.bench.measure.tune import Trial, Tuning, best, merges, search, tiles
+from chunkbench.cli.tune import command
 from chunkbench.kernels.items import items_of_forest, items_of_tables
 from chunkbench.kernels.planners import flat, two_phase
+from chunkbench.kernels.triton import HEAD_DIMS
 from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
+from chunkbench.kernels.triton.tuning import VARIABLE, UnusableTable, read, tuning_for, write
 from tests.kernels.pieces import planned, prompts
 
 H100 = Shape(
@@ -146,3 +159,130 @@ def test_paged_tables_are_split_over_keys() -> None:
     work = describe(items, 2, H100._replace(kv_heads=1))
     assert len(work.items) >= 132
     assert chunks_read(work) == {0: Counter(range(512)), 1: Counter(range(512, 1024))}
+
+
+def test_every_generation_has_every_head_dimension_and_a_newer_gpu_uses_the_nearest_older_row() -> None:
+    table = read()
+    assert {"sm_80", "sm_86", "sm_90", "sm_120"} <= set(table)
+    assert all(set(rows) == set(HEAD_DIMS) for rows in table.values())
+    for capability, head_dim, generation in ((90, 128, "sm_90"), (89, 128, "sm_86"), (100, 64, "sm_90")):
+        assert tuning_for(capability, head_dim) == table[generation][head_dim]
+    with pytest.raises(UnusableTable, match=r"no row for compute capability 7\.5"):
+        tuning_for(75, 128)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    row = read()["sm_90"][128]._replace(tile=16)
+    for table in (read(), {"sm_90": {128: row}}):
+        write(table, path)
+        assert read(path) == table
+
+
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"sm_90": {"128": {"tile": 32}}}), '{"sm_90": {"x": {}}}'])
+def test_an_invalid_table_error_names_its_path_and_a_remedy(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.json"
+    with pytest.raises(UnusableTable, match=r"table\.json"):
+        read(path)  # not there
+    path.write_text(text)
+    monkeypatch.setenv(VARIABLE, str(path))
+    with pytest.raises(UnusableTable, match=r"table\.json.*chunkbench tune"):
+        tuning_for(90, 128)
+
+
+def test_the_search_takes_the_best_tiles_and_then_the_best_merge() -> None:
+    """Functions take the place of a GPU."""
+    announced: list[Trial] = []
+
+    def fit(candidates: Sequence[Tuning]) -> list[Tuning | str]:
+        fitted = [candidate._replace(blocks=3, narrow_blocks=5) for candidate in candidates]
+        return ["spills registers" if candidate.narrow_tile == 128 else candidate for candidate in fitted]
+
+    def measure(candidate: Tuning) -> tuple[float, ...] | str:
+        if candidate.stages == 7:
+            return "wrong: max_error 1.0"
+        slow = (candidate.tile != 64) + (candidate.stages != 5) + (candidate.narrow_stages != 3)
+        return (10.0 + slow, 20.0 + (candidate.fold != 4) + (candidate.merge_tile != 32) + (candidate.merge_warps != 1))
+
+    tuning = search(fit, measure, announced.append)
+    assert tuning == Tuning(64, 4, 64, 5, 64, 3, 3, 5, merge_tile=32, merge_warps=1, fold=4)
+    assert len(announced) == len(tiles()) + len(merges(tuning))
+    assert {trial.reason for trial in announced if not trial.times_us} == {"spills registers", "wrong: max_error 1.0"}
+    with pytest.raises(RuntimeError, match="no candidate"):
+        best([Trial(tiles()[0], (), "spills registers")])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_command_says_so() -> None:
+    ran = CliRunner().invoke(command, ["--head-dim", "128"])
+    assert ran.exit_code == 2
+    assert "PyTorch sees no NVIDIA GPU here" in ran.output
+
+
+_BUILD = """
+import json, sys
+from chunkbench.kernels.triton.compile import build
+from chunkbench.kernels.triton.tuning import read
+kernels = []
+for generation, rows in read().items():
+    number = int(generation.removeprefix("sm_"))
+    for head_dim, tuning in rows.items():
+        shapes = [(32, 32, 64), (32, 8, 64), (32, 1, 64)]
+        shapes += [(32, 4, 64), (64, 1, 64), (32, 32, 16), (32, 32, 128)] if head_dim == 128 else []
+        if sys.argv[1] == "few":
+            shapes = shapes[:1] if head_dim == 128 else []
+        for heads, kv_heads, chunk in shapes:
+            dtype = "bf16" if kv_heads == 8 else "fp16"
+            for built in build(number, dtype, heads, kv_heads, head_dim, chunk, tuning):
+                case = {"generation": number, "head_dim": head_dim, "kv_heads": kv_heads, "chunk": chunk}
+                assumed = tuning.narrow_blocks if built.kernel.endswith("narrow") else tuning.blocks
+                fit = {"blocks": built.blocks(number), "assumed": assumed}
+                kernels.append(case | built._asdict() | fit)
+print(json.dumps(kernels))
+"""
+
+
+@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.slow)])
+def built(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Compiles in another process, because this process may use Triton's interpreter. A shape takes three seconds."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-c", _BUILD, request.param], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    kernels: list[dict[str, Any]] = json.loads(ran.stdout)
+    return kernels
+
+
+@pytest.mark.timeout(600)
+def test_kernels_compile_for_all_generations(built: list[dict[str, Any]]) -> None:
+    assert {kernel["generation"] for kernel in built} >= {80, 86, 90, 120}
+    assert {kernel["head_dim"] for kernel in built} in ({128}, {64, 128, 256})
+
+
+def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
+    """Exception: a word or two outside the loop, if 32 heads share a KV head."""
+    exceptions = [kernel for kernel in built if kernel["kv_heads"] < 4]
+    assert [
+        " ".join(map(str, kernel.values())) for kernel in built if kernel["stack_bytes"] and kernel not in exceptions
+    ] == []
+    assert [" ".join(map(str, kernel.values())) for kernel in exceptions if kernel["stack_bytes"] > 8] == []
+
+
+def test_as_many_blocks_fit_as_the_planner_assumes(built: list[dict[str, Any]]) -> None:
+    partial = [kernel for kernel in built if kernel["kernel"].startswith("partial")]
+    equal_heads = [kernel for kernel in partial if kernel["kv_heads"] == 32 and kernel["chunk"] == 64]
+    assert {kernel["kernel"] for kernel in equal_heads} == {"partial_results wide", "partial_results narrow"}
+    assert [kernel for kernel in equal_heads if kernel["blocks"] != kernel["assumed"]] == []
+    # Another shape may need a little more, so that one block less fits. Wide groups also fill the small tile.
+    usual = [kernel for kernel in partial if kernel["kv_heads"] >= 4]
+    assert [kernel for kernel in usual if kernel["blocks"] < kernel["assumed"] - 1] == []
+
+
+def test_keys_and_values_are_loaded_ahead(built: list[dict[str, Any]]) -> None:
+    """A block has several tiles of K and V in flight, or several blocks of a multiprocessor have one each."""
+    partial = [kernel for kernel in built if kernel["kernel"].startswith("partial")]
+    assert [kernel for kernel in partial if not kernel["asynchronous_loads"]] == []
+    assert [kernel for kernel in partial if kernel["ahead"] < 2 and kernel["blocks"] < 3] == []
