@@ -97,16 +97,6 @@ def test_a_chunk_whose_scores_are_all_minus_infinity_has_zero_weight():
     torch.testing.assert_close(instance.decode(q).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_add_sequence_matches_chunks_filled_by_append():
-    contexts = contexts_of(chunk_size=4)
-    contexts.add(range(4))
-    for token in range(4, 10):
-        contexts.append([token])
-    assert contexts.attention.cached_tokens(range(12)) == 8
-    contexts.add(range(12), with_cached_rows=False)
-    contexts.check()
-
-
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_truncate_restores_the_earlier_state(partition):
     contexts = contexts_of(chunk_size=4, partition=partition)
@@ -186,14 +176,6 @@ def test_tensors_that_require_gradients_leave_no_graph():
     instance.add_sequence([1, 2, 3], k, k)
     q = torch.randn(1, 1, 16, requires_grad=True)
     assert not instance.decode(q).requires_grad
-
-
-def test_the_thread_count_stays_unchanged():
-    torch.set_num_threads(2)  # the fixture sets it back
-    contexts = contexts_of()
-    contexts.add(range(3))
-    contexts.check()
-    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(
@@ -312,10 +294,6 @@ def test_out_may_have_any_strides_and_may_be_q(chunk_size):
     assert (wide[:, 1::2] == 7.0).all()
     contexts.attention.decode(q, q)
     assert torch.equal(q, expected)
-
-
-def test_no_sequences_give_no_rows():
-    assert ChunkAttention(2, 16).decode(torch.empty(0, 2, 16)).shape == (0, 2, 16)
 
 
 def test_a_failed_allocation_leaves_the_cache_unchanged(monkeypatch):

@@ -300,22 +300,3 @@ def test_requests_grow_with_tokens_appended_inside_chunks(tree: PrefixTree) -> N
     np.testing.assert_equal(vars(tree_levels[-1].grown(new_plan)), vars(levels(new_plan)[-1]))
     for shared in tree_levels[:-1]:
         np.testing.assert_equal(vars(shared.grown(new_plan)), vars(shared))
-
-
-@pytest.mark.parametrize(
-    ("prompts", "requests", "most_states", "level_count"),
-    [
-        pytest.param([[1, 2], [3], [4]], 3, 1, 1, id="nothing shared"),
-        pytest.param([[*range(8), 10], [*range(8), 20], [*range(8), 30]], 4, 2, 2, id="one prefix"),
-        pytest.param([[*range(8)]] * 3, 1, 1, 1, id="everything shared"),
-        pytest.param([[*range(8), 9], [*range(4), 20], [*range(8), 30]], 5, 3, 3, id="uneven tree"),
-    ],
-)
-def test_sizes_of_flat_and_levels(prompts: list[list[int]], requests: int, most_states: int, level_count: int) -> None:
-    tree = PrefixTree(SIZE)
-    for prompt in prompts:
-        tree.join(prompt)
-    layout = flat(tree.plan())
-    assert len(layout.requests.last_page_len) == requests
-    assert layout.states.shape == (len(prompts), most_states)
-    assert len(levels(tree.plan())) == level_count

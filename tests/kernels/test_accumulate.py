@@ -192,25 +192,6 @@ def test_long_blocks_whose_items_are_cut(dtype: torch.dtype, heads: tuple[int, i
         case.check()
 
 
-@given(
-    st.integers(1, 150).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), min_size=1).map(sorted)))
-)
-def test_items_have_each_row_that_sees_something_once(drawn: tuple[int, list[int]]) -> None:
-    tokens, seen = drawn
-    chunks = np.arange(-(-tokens // 16))
-    items, last_tokens = items_of_lengths(chunks, tokens, np.array(seen), 16)
-    found = {}
-    for first, count, first_row, rows in zip(*items[2:6], strict=True):
-        for row in items.rows[first_row : first_row + rows]:
-            assert row not in found
-            assert (first, count > 0) == (0, True)
-            found[int(row)] = 16 * (count - 1) + last_tokens[row]
-    assert found == {row: count for row, count in enumerate(seen) if count}
-    # What stands for a full chunk and for the last one.
-    assert last_tokens[len(seen) :].tolist() == [16, (tokens - 1) % 16 + 1]
-    assert set(items.tail_row.tolist()) <= {len(seen), len(seen) + 1}
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_a_block_does_not_have_stay_as_they_are(dtype: torch.dtype) -> None:
     case = Case((4, 2), 64, 16, dtype, [(40, [3, 40, 40, 40]), (40, [0, 0, 0, 17])])

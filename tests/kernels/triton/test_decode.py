@@ -330,16 +330,6 @@ def out_of_memory() -> None:
     raise torch.OutOfMemoryError("no memory left")
 
 
-def test_rows_beyond_the_plan_stay_unchanged(device: str) -> None:
-    forest = Forest(device, paths=SHARED_TREE[:3])
-    forest.plan()
-    for layout in (torch.full((5, 2, 64), 7.0), torch.full((5, 2, 128), 7.0)[..., ::2]):
-        out = layout.half().to(device)
-        forest.kernel.decode(forest.normal(5, 2, 64), out)
-        assert (out[3:] == 7.0).all()
-        assert (out[:3] != 7.0).any()
-
-
 def places_read_by(kernel: TppTriton, rows: int) -> list[list[int]]:
     """Places of the chunks that each row reads according to the descriptors, sorted."""
     host = kernel._buffers.host
