@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,61 +63,114 @@ def test_token_ids_share_what_their_tokens_share(tmp_path: Path) -> None:
     assert "does not say when" in trace.notes[0]
 
 
+def test_our_own_lines_are_sorted_and_odd_fields_are_named(tmp_path: Path) -> None:
+    lines = [{"prompt": [1, 2], "max_tokens": 3, "due": due} for due in (2.5, 0.5)]
+    trace = read_traffic(write(tmp_path / "t.jsonl", *lines, ""))
+    assert trace.timed
+    assert [(r.due, r.prompt, r.answer_tokens) for r in trace.requests] == [(0.5, (1, 2), 3), (2.5, (1, 2), 3)]
+    untimed = read_traffic(write(tmp_path / "u.jsonl", {"prompt": [1], "max_tokens": 1, "tenant": "a", "a\n::b": 1}))
+    assert untimed.timed is False
+    assert untimed.notes == (
+        "the file does not say when requests are due",
+        r"fields that are not read: 'tenant', 'a\n::b'",
+    )
+
+
 def test_coarse_times_are_named(tmp_path: Path) -> None:
     trace = read_traffic(write(tmp_path / "t.jsonl", *[mooncake()] * 5))
     assert trace.notes == ("5 requests have only 1 different times: bursts, or coarse clocks",)
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("{", "not JSON"),
-        (mooncake(hash_ids=[1]), "1 hash_ids for 700 tokens; in blocks of 512 these are 2"),
-        (mooncake(hash_ids=["a", "b"]), "hash_ids must be a list"),
-        (mooncake(input_length=0), "input_length is 0; it must be a whole number from 1 on"),
-        (mooncake(output_length=1.5), "output_length is 1.5"),
-        (mooncake(timestamp=-1), "the time is -1"),
-        (mooncake(timestamp="soon"), "'soon' is not a number"),
-        (mooncake(input_length=None), "None is not a number"),
-        ({"timestamp": 1, "input_length": 3, "hash_ids": [1]}, "has no 'output_length'"),
-        ("[1]", "the line is not a JSON object"),
-        ("null", "the line is not a JSON object"),
-        (mooncake(session_id={}), "session_id is neither text nor a whole number"),
-        (mooncake(session_id=True), "session_id is neither text nor a whole number"),
-    ],
-)
-def test_a_bad_line_is_named_and_nothing_is_read(tmp_path: Path, line: Any, why: str) -> None:
-    with pytest.raises(TraceError) as caught:
-        read_traffic(write(tmp_path / "t.jsonl", mooncake(), line))
-    assert f"{tmp_path / 't.jsonl'}:2: " in str(caught.value)
-    assert why in str(caught.value)
+def changed(**fields: Any) -> str:
+    return json.dumps(mooncake(**fields))
+
+
+GOOD = changed() + "\n"
+FIRST_TURN = '{"session_id": 1, "input_length": 3, "output_length": 3}\n'
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        (GOOD + "{", "2: not JSON"),
+        (GOOD + "{\u2028", "2: not JSON"),
+        (GOOD + "[" * 100_000, "2: not JSON that can be read: it is nested too deeply"),
+        (GOOD + changed(hash_ids=[1]), "2: 1 hash_ids for 700 tokens; in blocks of 512 these are 2"),
+        (changed(hash_ids=["a", "b"]), "1: hash_ids must be a list"),
+        (changed(hash_ids=[True, 2]), "1: hash_ids "),
+        (changed(input_length=0), "1: input_length is 0; it must be a whole number from 1 on"),
+        (changed(input_length=None), "1: None is not a number"),
+        (GOOD.replace("700", "1e999"), "1: not JSON: 1e999 is "),
+        (GOOD.replace("700", "1" + "0" * 400), "1: input_length is 10000000000000000000"),
+        (changed(output_length=1.5), "1: output_length is 1.5"),
+        (changed(output_length=True), "1: output_length is True"),
+        (changed(timestamp=-1), "1: the time is -1"),
+        (changed(timestamp="soon"), "1: 'soon' is not a number"),
+        (changed(timestamp=True), "1: the time is True"),
+        (GOOD.replace("3000", "1" + "0" * 400), "1: the time is 10000000000000000000"),
+        (GOOD + '{"timestamp": 1, "input_length": 3, "hash_ids": [1]}', "2: has no 'output_length'"),
+        (GOOD + "[1]", "2: the line is not a JSON object"),
+        (GOOD + "null", "2: the line is not a JSON object"),
+        (changed(session_id={}), "1: session_id is neither text nor a whole number"),
+        (changed(session_id=True), "1: session_id is neither text nor a whole number"),
+        (FIRST_TURN + FIRST_TURN.replace("}", ', "delay": false}'), "2: the time is False"),
+        (FIRST_TURN.replace("}", ', "timestamp": 5}') + FIRST_TURN.replace("1", "2"), "2: has no 'timestamp'"),
+        (FIRST_TURN + FIRST_TURN.replace('1, "', '2, "timestamp": 5, "'), "2: has a timestamp; requests before it"),
         ("", "has no request"),
         (AZURE, "has no request"),
         ("a,b\n1,2\n", "neither JSON lines nor a CSV"),
+        ('""', "1: neither JSON lines nor"),
         (AZURE + "2023-11-16 18:15:46,374\n", "2: does not have as many columns"),
         (AZURE + "yesterday,374,3\n", "2: Invalid isoformat"),
-        (BURST + "5,ChatGPT,472,many,490,x\n", "2: 'many' is not a number"),
+        (AZURE + "2023-11-16 18:15:46,374," + "4" * 200_000, "2: not CSV: field larger than field limit"),
+        (AZURE + "2023-11-16 18:15:46,374,1e999", "2: tokens is 1e999"),
+        (AZURE + "2023-11-16 18:15:46,1_0,4", "2: '1_0' is not a number"),
+        (AZURE + "2023-11-16 18:15:46,4,\u0663", "2: '\u0663' is not a number"),
         (AZURE.replace("\n", ",ContextTokens\n") + "2023-11-16 18:15:46,3,4,5\n", "1: has two columns ContextTokens"),
+        (BURST + "5,ChatGPT,472,many,490,x\n", "2: 'many' is not a number"),
+        (BURST + "1_0.5,GPT-4,4,8,9,Log", "2: '1_0.5' is not a number"),
+        (BURST + "1e999,GPT-4,4,8,9,Log", "2: the time is 1e999"),
+        (BURST + '5,GPT-4,4,8,9,"Log\n45,GPT-4,4,8,9,Log"\n', "2: not CSV: a quote is opened and not closed"),
         ('[{"conversations": []}]', "1: a list; a trace has a JSON object in every line"),
+        ("[" * 100_000, "1: a list; a trace has a JSON object in every line"),
+        ('{"conversations": []}', "holds texts; a trace holds lengths or token ids"),
+        ('{"turns": []}', "or send the texts: chunkbench load --texts"),
+        ('{"prompt": "hello", "max_tokens": 1}', "1: prompt is a text, not token ids"),
+        ('{"prompt": [1], "max_tokens": 1}\n{"prompt": [], "max_tokens": 1}', "2: prompt"),
+        ('{"prompt": [1], "max_tokens": 0}', "1: max_tokens"),
+        ('{"prompt": [1], "max_tokens": 1, "due": -1}', "1: due"),
+        ('{"prompt": [1], "max_tokens": 1, "due": 1e999}', "1: not JSON: 1e999 is "),
+        ('{"prompt": [18446744073709551616], "max_tokens": 1}', "1: prompt.0: Input should be less than 2147483648"),
+        ('{"prompt": [1], "max_tokens": 1, "due": 1}\n{"prompt": [1], "max_tokens": 1}', "some requests have `due`"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=why):
+def test_what_cannot_be_read_has_a_place(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "t"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TraceError) as caught:
         read_traffic(path)
+    assert str(caught.value).startswith(f"{path}:")
+    assert why in str(caught.value)
 
 
-def test_many_bad_lines_are_cut_short(tmp_path: Path) -> None:
+def test_many_bad_lines_are_cut_short_and_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError) as caught:
         read_traffic(write(tmp_path / "t.jsonl", mooncake(), *["{"] * 9))
     assert str(caught.value).count("not JSON") == 5
     assert "perhaps more" in str(caught.value)
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_traffic(tmp_path / "none.jsonl")
+
+
+def test_times_without_a_zone_are_utc(tmp_path: Path) -> None:
+    """In Berlin, the clock has no 02:30 on that day; with a zone in the file, 02:30 there is 01:30 UTC."""
+    rows = "".join(f"2023-03-26 0{hour}:30:00,374,4\n" for hour in (1, 2, 3)) + "2023-03-26 05:30:00+01:00,9,9\n"
+    path = write(tmp_path / "t.csv", AZURE + rows)
+    script = "import os, sys, time; from pathlib import Path; from chunkbench.traffic import read_traffic\n"
+    script += "for os.environ['TZ'] in ('UTC', 'Europe/Berlin', 'America/New_York'):\n time.tzset()\n"
+    script += " print([request.due for request in read_traffic(Path(sys.argv[1])).requests])"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[0.0, 3600.0, 7200.0, 10800.0]"] * 3
 
 
 def test_drawn_tokens_share_exactly_what_the_ids_share(tmp_path: Path) -> None:
@@ -139,23 +193,6 @@ def test_drawn_tokens_share_exactly_what_the_ids_share(tmp_path: Path) -> None:
     assert draw_traffic(trace, 4, 300, seed=2)[0].prompt != prompts[0]
 
 
-def test_long_requests_are_left_out_before_they_are_counted(tmp_path: Path) -> None:
-    lines = [mooncake(timestamp=1000 * n, input_length=512 * n, hash_ids=list(range(n))) for n in (3, 1, 2, 1)]
-    trace = read_traffic(write(tmp_path / "t.jsonl", *lines))
-    sent = draw_traffic(trace, 2, 2048, seed=0, longest=1100)
-    assert [len(request.prompt) for request in sent] == [512, 512]
-    assert sent[0].due == 0
-    with pytest.raises(ValueError, match="no request of the trace has at most 5 tokens"):
-        draw_traffic(trace, 2, 2048, seed=0, longest=5)
-
-
-def test_without_ids_prompts_share_nothing(tmp_path: Path) -> None:
-    rows = "\n".join(f"2023-11-16 18:15:4{n},374,4" for n in range(5))
-    sent = draw_traffic(read_traffic(write(tmp_path / "t.csv", AZURE + rows)), 5, 2048, seed=0)
-    assert len({request.prompt[0] for request in sent}) == 5
-    assert {len(request.prompt) for request in sent} == {374}
-
-
 def test_ids_of_any_size_become_small_numbers(tmp_path: Path) -> None:
     """Ids that are equal modulo a power of two are different blocks, for all who use them."""
     lines = [mooncake(timestamp=n, input_length=1024, hash_ids=[5 + n * 2**40, -(2**64) - n]) for n in range(6)]
@@ -169,20 +206,6 @@ def test_ids_of_any_size_become_small_numbers(tmp_path: Path) -> None:
     assert len({request.prompt for request in sent}) == 6
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
-def test_times_without_a_zone_are_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
-    """In Berlin, the clock has no 02:30 on that day; with a zone in the file, 02:30 there is 01:30 UTC."""
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    try:
-        rows = "".join(f"2023-03-26 0{hour}:30:00,374,4\n" for hour in (1, 2, 3)) + "2023-03-26 05:30:00+01:00,9,9\n"
-        path = write(tmp_path / "t.csv", AZURE + rows)
-        assert [request.due for request in read_traffic(path).requests] == [0, 3600, 7200, 10800]
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
 @pytest.mark.parametrize(
     "header",
     [
@@ -194,49 +217,6 @@ def test_times_without_a_zone_are_utc(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_headers_of_csv(tmp_path: Path, header: str) -> None:
     path = write(tmp_path / "t.csv", header, '"2023-11-16 18:15:46" , "374", 44\r')
     assert read_traffic(path).requests == (TraceRequest(0.0, 374, 44, ()),)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (json.dumps(mooncake()).replace("700", "1e999"), "1: not JSON: 1e999 is not a finite number"),
-        (json.dumps(mooncake()).replace("700", "1" + "0" * 400), "1: input_length is 10000000000000000000"),
-        (json.dumps(mooncake()).replace("3000", "1" + "0" * 400), "1: the time is 10000000000000000000"),
-        (json.dumps(mooncake()).replace("3000", "true"), "1: the time is True"),
-        (json.dumps(mooncake(output_length=True)), "1: output_length is True"),
-        (json.dumps(mooncake(hash_ids=[True, 2])), "1: hash_ids must be a list"),
-        (json.dumps(mooncake()) + "\n" + "[" * 100_000, "2: not JSON that can be read: it is nested too deeply"),
-        (json.dumps(mooncake()) + "\n{\u2028", "2: not JSON"),
-        ('""', "1: neither JSON lines nor"),
-        ("[" * 100_000, "1: a list; a trace has a JSON object in every line"),
-        (AZURE + "2023-11-16 18:15:46,374," + "4" * 200_000, "2: not CSV: field larger than field limit"),
-        (AZURE + "2023-11-16 18:15:46,374,1e999", "2: tokens is 1e999"),
-        (AZURE + "2023-11-16 18:15:46,1_0,4", "2: '1_0' is not a number"),
-        (AZURE + "2023-11-16 18:15:46,4,\u0663", "2: '\u0663' is not a number"),
-        (BURST + "1_0.5,GPT-4,4,8,9,Log", "2: '1_0.5' is not a number"),
-        (AZURE + "2023-11-16 18:15:46,374," + "9" * 30, "2: tokens is 99999999999999999999"),
-        (BURST + '5,GPT-4,4,8,9,"Log\n45,GPT-4,4,8,9,Log"\n', "2: not CSV: a quote is opened and not closed"),
-        (BURST + "1e999,GPT-4,4,8,9,Log", "2: the time is 1e999"),
-        ('{"prompt": [18446744073709551616], "max_tokens": 1}', "1: prompt.0: Input should be less than 2147483648"),
-        ('{"prompt": [1], "max_tokens": 1, "due": 1e999}', "1: not JSON: 1e999 is not a finite number"),
-        ('{"conversations": []}', "holds texts; a trace holds lengths or token ids"),
-        ('{"turns": []}', "or send the texts: chunkbench load --texts"),
-        ('{"prompt": "hello", "max_tokens": 1}', "1: prompt is a text, not token ids"),
-        (
-            '{"session_id": 1, "input_length": 3, "output_length": 3}\n'
-            '{"session_id": 1, "input_length": 3, "output_length": 3, "delay": false}',
-            "2: the time is False",
-        ),
-        ('{"session_id": [], "input_length": 3, "output_length": 3}', "1: session_id is neither"),
-    ],
-)
-def test_what_cannot_be_read_has_a_place(tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / "t"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(TraceError) as caught:
-        read_traffic(path)
-    assert str(caught.value).startswith(f"{path}:")
-    assert why in str(caught.value)
 
 
 def test_a_line_may_hold_a_line_separator(tmp_path: Path) -> None:
@@ -304,14 +284,6 @@ def test_whole_prompts_of_turns_are_not_repeated(tmp_path: Path) -> None:
     assert [request.prompt_tokens for request in trace.requests] == [300, 350]
 
 
-def test_first_turns_need_times_if_others_have_them(tmp_path: Path) -> None:
-    timed, untimed = turn("a", 300, timestamp=5), turn("b", 300, delay=5)
-    with pytest.raises(TraceError, match=r"t.jsonl:2: has no 'timestamp'"):
-        read_traffic(write(tmp_path / "t.jsonl", timed, untimed))
-    with pytest.raises(TraceError, match=r"t.jsonl:2: has a timestamp; requests before it have none"):
-        read_traffic(write(tmp_path / "t.jsonl", untimed, timed))
-
-
 def test_bailian_has_seconds_and_small_blocks(tmp_path: Path) -> None:
     line = {"chat_id": 1, "parent_chat_id": -1, "turn": 1, "type": "text", "input_length": 40, "output_length": 9}
     lines = [line | {"timestamp": 61.5, "hash_ids": [1089, 1090, 1091]}]
@@ -330,23 +302,8 @@ LINES = (
     b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]',
 )
 BITS = (
-    *(
-        b"1e999",
-        b"null",
-        b"true",
-        b"[]",
-        b"{}",
-        b'""',
-        b"-1",
-        b"\xff",
-        b"\0",
-        b"\xef\xbb\xbf",
-        b"\n",
-        b"\r",
-        b'"',
-        b",",
-    ),
-    *(b"1" * 5000, b"[" * 5000, b"\\ud800", b"\xe2\x80\xa8", b"NaN", b"1.5", b"9" * 25, b":", b"0", b"_"),
+    *(b"1e999", b"null", b"true", b"[]", b"{}", b'""', b"-1", b"NaN", b"1.5", b"0", b"9" * 25, b"1" * 5000),
+    *(b"\xff", b"\0", b"\xef\xbb\xbf", b"\n", b"\r", b"\\ud800", b"\xe2\x80\xa8", b'"', b",", b":", b"_", b"[" * 5000),
 )
 
 

@@ -28,26 +28,19 @@ def write(tmp_path: Path, name: str, content: str | list[Any]) -> Path:
 
 def test_every_form_of_a_prompt_in_a_line(tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-    path = write(
-        tmp_path,
-        "traffic.jsonl",
-        [
-            "a text",
-            [1, 2, 3],
-            {"prompt": "b", "group": "g"},
-            {"text": "c"},
-            {"text_input": "d", "session_id": "s", "delay": 4},
-            {"input_ids": [4]},
-            chat,
-            {"messages": chat},
-        ],
-    )
+    lines: list[Any] = ["a text", [1, 2, 3], {"prompt": "b", "group": "g"}, {"text": "c"}]
+    lines += [{"text_input": "d", "session_id": "s", "delay": 4}, {"input_ids": [4]}, chat, {"messages": chat}]
+    path = write(tmp_path, "traffic.jsonl", lines)
     prompts = read([path])
     assert [prompt.group for prompt in prompts] == ["traffic", "traffic", "g", *["traffic"] * 5]
     assert [prompt.text for prompt in prompts[:1] + prompts[2:5]] == ["a text", "b", "c", "d"]
     assert [prompt.tokens for prompt in (prompts[1], prompts[5])] == [(1, 2, 3), (4,)]
     assert prompts[6].text == prompts[7].text == "<|system|>\nbe brief\n<|user|>\nhi\n"
     assert prompts[3].place == f"{path}:4"
+    blank = write(tmp_path, "p.JSONL", '"a"\n\n"b"\n')
+    assert [prompt.place for prompt in read([blank])] == [f"{blank}:1", f"{blank}:3"]
+    text = write(tmp_path, "one.txt", "hello\nworld")
+    assert read([text]) == [Prompt(tmp_path.name, "hello\nworld", place=str(text))]
 
 
 def test_conversations_of_sharegpt(tmp_path: Path) -> None:
@@ -77,19 +70,6 @@ def test_a_pipe_is_what_its_first_line_is(tmp_path: Path, content: str, texts: l
     writer.start()
     assert [prompt.text for prompt in read([pipe])] == texts
     writer.join()
-
-
-def test_json_lists_and_text_files(tmp_path: Path) -> None:
-    listed = write(tmp_path, "two.json", json.dumps(["x", {"prompt": "y"}]))
-    text = write(tmp_path, "one.txt", "hello\nworld")
-    prompts = read([listed, text])
-    assert [prompt.text for prompt in prompts] == ["x", "y", "hello\nworld"]
-    assert prompts[2] == Prompt(tmp_path.name, "hello\nworld", place=str(text))
-
-
-def test_blank_lines_are_no_prompts_but_count_for_line_numbers(tmp_path: Path) -> None:
-    path = write(tmp_path, "p.JSONL", '"a"\n\n"b"\n')
-    assert [prompt.place for prompt in read([path])] == [f"{path}:1", f"{path}:3"]
 
 
 def test_prompts_can_be_grouped_by_any_field(tmp_path: Path) -> None:
@@ -155,45 +135,26 @@ def tokenizer_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_tokenizer_from_a_file(tokenizer_file: Path) -> None:
+def test_texts_become_token_ids(tokenizer_file: Path) -> None:
     assert tokenized(TEXTS, str(tokenizer_file)) == [(0, 1, 0), (1, 2)]
-
-
-def test_token_ids_need_no_tokenizer() -> None:
-    assert tokenized([Prompt("g", tokens=(3, 4))], None) == [(3, 4)]
-    assert tokenized([Prompt("g", tokens=(3, 4))], "no such tokenizer") == [(3, 4)]
-
-
-@pytest.mark.parametrize("none", [None, ""])
-def test_texts_need_a_tokenizer(none: str | None) -> None:
-    with pytest.raises(PromptsError, match=r"p.jsonl:1: is text, and no tokenizer was chosen: name a tokenizer.json"):
-        tokenized(TEXTS, none)
-
-
-def test_token_ids_and_texts_do_not_mix(tokenizer_file: Path) -> None:
-    with pytest.raises(PromptsError, match="token ids among texts"):
-        tokenized([*TEXTS, Prompt("g", tokens=(3,), place="x")], str(tokenizer_file))
-
-
-def test_a_text_for_which_the_tokenizer_gives_no_token_raises(tokenizer_file: Path) -> None:
-    with pytest.raises(PromptsError, match=r"p:9: the tokenizer gives no token for this prompt"):
-        tokenized([Prompt("g", " ", place="p:9")], str(tokenizer_file))
-
-
-def test_a_missing_or_invalid_tokenizer_file_raises(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
-    path = tmp_path / "tokenizer.json"
-    with pytest.raises(PromptsError, match="no such file"):
-        tokenized(TEXTS, str(path))
-    path.write_text("{}")
-    with pytest.raises(PromptsError, match=r"not a tokenizer.json of Hugging Face"):
-        tokenized(TEXTS, str(path))
+    for name in (None, "no such tokenizer"):
+        assert tokenized([Prompt("g", tokens=(3, 4))], name) == [(3, 4)]
+    (tokenizer_file.parent / "bad.json").write_text("{}")
+    for prompts, name, message in (
+        (TEXTS, None, r"p.jsonl:1: is text, and no tokenizer was chosen: name a tokenizer.json"),
+        (TEXTS, "", r"p.jsonl:1: is text, and no tokenizer was chosen"),
+        ([*TEXTS, Prompt("g", tokens=(3,), place="x")], str(tokenizer_file), "token ids among texts"),
+        ([Prompt("g", " ", place="p:9")], str(tokenizer_file), r"p:9: the tokenizer gives no token for this prompt"),
+        (TEXTS, str(tokenizer_file.with_name("none.json")), "no such file"),
+        (TEXTS, str(tokenizer_file.with_name("bad.json")), r"not a tokenizer.json of Hugging Face"),
+    ):
+        with pytest.raises(PromptsError, match=message):
+            tokenized(prompts, name)
 
 
 @pytest.mark.parametrize(("name", "library"), [("cl100k_base", "tiktoken"), ("gpt2", "tokenizers")])
 def test_the_error_names_a_missing_library(monkeypatch: pytest.MonkeyPatch, name: str, library: str) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(PromptsError, match=rf"{name}: needs {library}: pip install 'chunkbench\[prompts\]'"):
         tokenized(TEXTS, name)
 
@@ -209,18 +170,20 @@ TWO = [request(1.0, 1.5, 3.5, cached_tokens=5), request(2.0, 3.0, 6.0, cached_to
 def test_latency_counts_from_when_a_request_was_due() -> None:
     numbers = load_numbers([request(1.0, 2.0, 6.0, sent=1.75)])
     assert numbers.normalized_latency is not None
-    assert numbers.normalized_latency.mean == 1.0
     assert numbers.time_to_first_token is not None
-    assert numbers.time_to_first_token.mean == 1.0
     assert numbers.sending_delay is not None
+    assert (numbers.normalized_latency.mean, numbers.time_to_first_token.mean) == (1.0, 1.0)
     assert numbers.sending_delay.p99 == 0.75
     assert numbers.client_late
 
 
-def test_what_the_client_cut_is_no_failure() -> None:
-    cut = request(1.0, 2.0, 6.0, status="cancelled")
-    numbers = load_numbers([TWO[0], cut, request(1.0, 2.0, 6.0, status="error")])
-    assert (numbers.requests, numbers.answered, numbers.failed, numbers.cancelled) == (3, 1, 1, 1)
+def test_what_failed_has_no_latency_and_what_the_client_cut_is_no_failure() -> None:
+    broken = RequestResult(due=0, prompt_tokens=1, asked_tokens=1, status="error", reason="gone")
+    numbers = load_numbers([*TWO, broken, request(1.0, 2.0, 6.0, status="cancelled")])
+    assert (numbers.requests, numbers.answered, numbers.failed, numbers.cancelled) == (4, 2, 1, 1)
+    assert numbers.latency == load_numbers(TWO).latency
+    assert load_numbers([broken]).normalized_latency is None
+    assert load_numbers([]).requests_per_s == 0
 
 
 def test_means_rates_and_shares() -> None:
@@ -235,15 +198,6 @@ def test_means_rates_and_shares() -> None:
     assert numbers.goodput_per_s == pytest.approx(1 / 5)
     assert numbers.cached_share == 0.75
     assert not numbers.client_late
-
-
-def test_failed_requests_count_but_have_no_latency() -> None:
-    broken = RequestResult(due=0, prompt_tokens=1, asked_tokens=1, status="error", reason="gone")
-    numbers = load_numbers([*TWO, broken])
-    assert (numbers.requests, numbers.answered, numbers.failed) == (3, 2, 1)
-    assert numbers.latency == load_numbers(TWO).latency
-    assert load_numbers([broken]).normalized_latency is None
-    assert load_numbers([]).requests_per_s == 0
 
 
 def test_quantiles() -> None:

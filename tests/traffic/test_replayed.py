@@ -7,7 +7,7 @@ import math
 import random
 from itertools import combinations, pairwise
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -40,15 +40,11 @@ def leading(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     return differ.index(True) if True in differ else len(first)
 
 
+TREE = ((10, ((8, 2), (8, 1))), (5, 1))
+
+
 @pytest.mark.parametrize(
-    "prompts",
-    [
-        Prompts(40),
-        Prompts(40, 24),
-        Prompts(40, 40),
-        Prompts(40, 24, 3),
-        Prompts(40, tree=((10, ((8, 2), (8, 1))), (5, 1))),
-    ],
+    "prompts", [Prompts(40), Prompts(40, 24), Prompts(40, 40), Prompts(40, 24, 3), Prompts(40, tree=TREE)]
 )
 def test_texts_share_what_the_drawn_prompts_of_servers_share(prompts: Prompts) -> None:
     requests = from_prompts(prompts, 7, [float(n) for n in range(8)])
@@ -211,13 +207,6 @@ def test_blocks_become_segments_and_the_last_one_is_partial(tmp_path: Path) -> N
     assert keys[0][281] != keys[2][281]
 
 
-def test_traces_without_ids_share_nothing(tmp_path: Path) -> None:
-    rows = "".join(f"2023-11-16 18:15:4{n},374,4\n" for n in range(5))
-    requests = read_replayed(write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows), 3)
-    assert [one.due for one in requests] == [0, 1, 2]
-    assert len({int(key) for one in requests for key in one.text.keys(2)}) == 3 * 378 / 2
-
-
 def test_token_ids_are_kept_and_answers_are_nobodys(tmp_path: Path) -> None:
     lines = [{"prompt": [5, 6, 7, 8, last], "max_tokens": 3, "due": 2 * last} for last in (1, 2)]
     first, second = read_replayed(write(tmp_path / "t.jsonl", *lines), 9)
@@ -232,13 +221,6 @@ def test_long_requests_are_left_out_before_they_are_counted(tmp_path: Path) -> N
     assert [one.text.prompt for one in read_replayed(path, 2, longest=6)] == [3, 4]
     with pytest.raises(ValueError, match="no request of the trace has at most 4 tokens"):
         read_replayed(path, 2, longest=4)
-
-
-def test_a_trace_is_cut_in_the_same_way(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", *(mooncake(n, 512 * n, 8, *range(n)) for n in (3, 1, 2, 1)))
-    assert [one.text.prompt for one in read_replayed(path, 2, longest=1100)] == [512, 512]
-    with pytest.raises(ValueError, match="no request of the trace has at most 9 tokens"):
-        read_replayed(path, 2, longest=9)
 
 
 def test_drawn_times_replace_those_of_a_trace(tmp_path: Path) -> None:
@@ -272,10 +254,6 @@ def test_rounding_and_cutting_do_not_move_the_mean(law: LogNormal) -> None:
     assert all(isinstance(one, int) for one in drawn)
     assert min(drawn) >= 1
     assert max(drawn) == law.most
-
-
-def test_sigma_is_the_spread_of_the_logarithms() -> None:
-    assert pstdev(math.log(one) for one in draws(LogNormal(1000, 0.5, 10**4))) == pytest.approx(0.5, rel=0.02)
 
 
 @pytest.mark.parametrize(("mean", "sigma", "most"), [(1, 1, 9), (9, 1, 9), (5, 0, 9), (float("nan"), 1, 9)])

@@ -1,4 +1,4 @@
-"""Traces and texts: from files to requests."""
+"""What load tests send: arrivals, drawn prompts, texts of users, and their control."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from chunkbench.traffic import (
     draw_prompts,
     due_times,
     read_texts,
-    read_traffic,
     text_ids,
 )
 
@@ -109,52 +108,7 @@ def test_another_seed_shares_nothing_with_the_first() -> None:
     assert common(old, new) < 4
 
 
-def write(path: Path, *lines: object) -> Path:
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
-    return path
-
-
-def test_a_file_is_read_and_sorted(tmp_path: Path) -> None:
-    lines = [{"prompt": [1, 2], "max_tokens": 3, "due": due} for due in (2.5, 0.5)]
-    trace = read_traffic(write(tmp_path / "t.jsonl", *lines, ""))
-    assert trace.timed
-    assert [(r.due, r.prompt, r.answer_tokens) for r in trace.requests] == [(0.5, (1, 2), 3), (2.5, (1, 2), 3)]
-    assert read_traffic(write(tmp_path / "u.jsonl", {"prompt": [1], "max_tokens": 1})).timed is False
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["{"], "t.jsonl:1: not JSON"),
-        ([{"prompt": [1], "max_tokens": 1}, {"prompt": [], "max_tokens": 1}], "t.jsonl:2: prompt"),
-        ([{"prompt": "text", "max_tokens": 1}], "t.jsonl:1: prompt"),
-        ([{"prompt": [1], "max_tokens": 0}], "t.jsonl:1: max_tokens"),
-        ([{"prompt": [1], "max_tokens": 1, "due": -1}], "t.jsonl:1: due"),
-        ([{"prompt": [1], "max_tokens": 1}, [1]], "t.jsonl:2: the line"),
-        ([{"prompt": [1], "max_tokens": 1, "due": 1}, {"prompt": [1], "max_tokens": 1}], "some requests have `due`"),
-        ([], "has no request"),
-    ],
-)
-def test_a_broken_file_says_where(tmp_path: Path, lines: list[object], message: str) -> None:
-    with pytest.raises(TraceError, match=message.replace("[", r"\[")):
-        read_traffic(write(tmp_path / "t.jsonl", *lines))
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be read"):
-        read_traffic(tmp_path / "none.jsonl")
-
-
-def test_fields_that_mean_nothing_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(json.dumps({"prompt": [1], "max_tokens": 1, "tenant": "a", "a\n::error::b": 1}))
-    assert read_traffic(path).notes == (
-        "the file does not say when requests are due",
-        r"fields that are not read: 'tenant', 'a\n::error::b'",
-    )
-
-
-def write_of_texts(path: Path, *lines: Any) -> str:
+def write(path: Path, *lines: Any) -> str:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     return str(path)
 
@@ -179,7 +133,7 @@ def test_the_bundled_sets() -> None:
 
 def test_lines_of_all_kinds(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Be brief."}
-    path = write_of_texts(
+    path = write(
         tmp_path / "t.jsonl",
         {"text": "One"},
         "",
@@ -228,7 +182,7 @@ def test_lines_of_all_kinds(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_line_is_refused_with_its_place(tmp_path: Path, line: Any, problem: str) -> None:
-    path = write_of_texts(tmp_path / "t.jsonl", {"name": "shots", "text": "Q:"}, {"text": "fine"}, line)
+    path = write(tmp_path / "t.jsonl", {"name": "shots", "text": "Q:"}, {"text": "fine"}, line)
     with pytest.raises(TraceError) as raised:
         read_texts(path)
     assert str(raised.value).startswith(f"{path}:3: ")
@@ -239,7 +193,7 @@ def test_a_file_that_is_not_there_or_empty(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"cannot be read.*bundled sets are conversations, questions"):
         read_texts(str(tmp_path / "no.jsonl"))
     with pytest.raises(TraceError, match="has no request"):
-        read_texts(write_of_texts(tmp_path / "t.jsonl", {"name": "only", "text": "a beginning"}))
+        read_texts(write(tmp_path / "t.jsonl", {"name": "only", "text": "a beginning"}))
 
 
 def test_a_control_shares_nothing_and_asks_for_the_same() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -53,8 +53,21 @@ def stream(
     return answer
 
 
+def in_turn(answers: Iterable[Handler]) -> Handler:
+    """One answer after the other."""
+    left = iter(answers)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await next(left)(request)
+
+    return answer
+
+
 @asynccontextmanager
-async def server(handler: Handler, models: object = None) -> AsyncIterator[str]:
+async def server(handler: Handler, models: object = None, metrics: str | None = None) -> AsyncIterator[str]:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=metrics) if metrics is not None else web.Response(status=404)
+
     async def listed(_: web.Request) -> web.Response:
         if isinstance(models, bytes):
             return web.Response(body=models)
@@ -64,6 +77,7 @@ async def server(handler: Handler, models: object = None) -> AsyncIterator[str]:
     app.router.add_post("/v1/completions", handler)
     app.router.add_post("/v1/chat/completions", handler)
     app.router.add_get("/v1/models", listed)
+    app.router.add_get("/metrics", page)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -178,15 +178,15 @@ def test_connections_may_take_more_files_than_the_soft_limit() -> None:
     assert {(request.status, request.reason) for request in requests} == {("ok", "")}
 
 
-@pytest.mark.parametrize("clients", [None, 2])
 @pytest.mark.parametrize(
-    ("number", "limit"),
+    ("clients", "number", "limit"),
     [
-        (errno.EMFILE, r"it may not open more files, .* \(ulimit -Hn\)"),
-        (errno.ENFILE, r"the system may not open more files: raise fs\.file-max"),
-        (errno.EADDRNOTAVAIL, r"it has no free port .* net\.ipv4\.ip_local_port_range"),
-        (errno.ECONNREFUSED, ""),
-        (errno.ECONNRESET, ""),
+        (None, errno.EMFILE, r"it may not open more files, .* \(ulimit -Hn\)"),
+        (2, errno.EMFILE, r"it may not open more files, .* \(ulimit -Hn\)"),
+        (None, errno.ENFILE, r"the system may not open more files: raise fs\.file-max"),
+        (2, errno.EADDRNOTAVAIL, r"it has no free port .* net\.ipv4\.ip_local_port_range"),
+        (None, errno.ECONNREFUSED, ""),
+        (2, errno.ECONNRESET, ""),
     ],
 )
 def test_a_limit_of_this_machine_is_no_failure_of_the_server(
@@ -211,18 +211,16 @@ def test_a_limit_of_this_machine_is_no_failure_of_the_server(
             asyncio.run(describe_server(target.url))
 
 
-def test_the_process_is_left_as_it_was() -> None:
+def test_times_are_met_in_order_and_never_early() -> None:
+    """The process is left as it was."""
     before = gc.isenabled(), sys.getswitchinterval()
+    dues = [time.perf_counter() + wait for wait in (0.0, 0.05, 0.05, 0.1)]
+    launched: list[tuple[int, float]] = []
     with punctual():
         assert not gc.isenabled()
         assert sys.getswitchinterval() < before[1]
+        asyncio.run(at_due_times(dues, lambda number: launched.append((number, time.perf_counter()))))
     assert (gc.isenabled(), sys.getswitchinterval()) == before
-
-
-def test_times_are_met_in_order_and_never_early() -> None:
-    dues = [time.perf_counter() + wait for wait in (0.0, 0.05, 0.05, 0.1)]
-    launched: list[tuple[int, float]] = []
-    asyncio.run(at_due_times(dues, lambda number: launched.append((number, time.perf_counter()))))
     assert [number for number, _ in launched] == [0, 1, 2, 3]
     assert all(at >= due for (_, at), due in zip(launched, dues, strict=True))
 
@@ -240,36 +238,30 @@ def test_the_waiting_thread_ends_when_the_measurement_is_cancelled() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
 
 
-PAGES = [
-    ("m 1\n", 1),
-    ("m 1", 1),
-    ("# TYPE m counter\nm 1\n", 1),
-    ('m{a="1"} 30.0\nm{a="2"} 12\n', 42),
-    ('m{a="x}y"} 2\n', 2),
-    ('m{a="x\\"} 9\\\\"} 2\n', 2),
-    ('m{a="b # c",} 2\n', 2),
-    ("m 3 1700000000000\n", 3),
-    ('m{a="b"} 3 1700000000000\n', 3),
-    ('m 1\r\nm{a="b"} 2\r\n', 3),
-    ('m\t1\nm{a="b"}\t2\n', 3),
-    ('m  1\nm{a="b"}  2\n', 3),
-    ('m {a="b"} 4\n', 4),
-    ("m 1e3\n", 1000),
-    ("m 0\n", 0),
-    ("other 1\nbroken {\n# m 3\nm 2\nmore 5\nm_total 7\n", 2),
-    ("m_total 7\n", None),
-    ("", None),
-    ("m NaN\nm 1\n", None),
-    ("m +Inf\n", None),
-    ("m many\n", None),
-    ("m\n", None),
-    ('m{a="b} 1\n', None),
-    ('m{ ="b"} 1\n', None),
-    (f"m 1{'0' * 400}\n", None),
-]
-
-
-@pytest.mark.parametrize(("page", "expected"), PAGES)
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("m 1", 1),
+        ("# TYPE m counter\nm 1\n", 1),
+        ('m{a="1"} 30.0\nm{a="2"} 12\n', 42),
+        ('m{a="x}y"} 2\n', 2),
+        ('m{a="x\\"} 9\\\\"} 2\n', 2),
+        ('m{a="b # c",} 2\n', 2),
+        ("m 3 1700000000000\n", 3),
+        ('m 1\r\nm\t{a="b"}  2\r\n', 3),
+        ("m 1e3\n", 1000),
+        ("m 0\n", 0),
+        ("other 1\nbroken {\n# m 3\nm 2\nmore 5\nm_total 7\n", 2),
+        ("m_total 7\n", None),
+        ("", None),
+        ("m NaN\nm 1\n", None),
+        ("m many\n", None),
+        ("m\n", None),
+        ('m{a="b} 1\n', None),
+        ('m{ ="b"} 1\n', None),
+        (f"m 1{'0' * 400}\n", None),
+    ],
+)
 def test_the_sum_of_a_metric(page: str, expected: float | None) -> None:
     assert sum_of(page, "m") == expected
 
@@ -301,11 +293,6 @@ def page(usage: str) -> bytes:
     return b"HTTP/1.0 200 OK\r\n\r\n" + text.encode()
 
 
-@pytest.fixture(autouse=True)
-def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chunkbench.workloads.serving.servers.vllm.SAMPLE_S", 0.01)
-
-
 def watched(*answers: bytes, samples: int) -> list[tuple[int | None, int | None]]:
     """The first samples of a watch of a server with these answers."""
     pages, start = Pages(*answers), time.perf_counter()
@@ -320,15 +307,9 @@ def watched(*answers: bytes, samples: int) -> list[tuple[int | None, int | None]
         pages.close()
 
 
-def test_the_watch_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    assert watched(page("0.5"), samples=2) == [(3, 50), (3, 50)]
-
-
-def test_a_page_that_cannot_be_read_does_not_end_the_watch() -> None:
+def test_a_watch_asks_no_proxy_and_goes_on_behind_a_page_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
     ok = b"HTTP/1.0 200 OK\r\n"
     bad = [b"no HTTP\r\n\r\n", ok + b"Content-Length: 99\r\n\r\nshort", ok + b"\r\n\xff\xfe"]
     assert watched(*bad, page("NaN"), page("0.25"), samples=2) == [(3, None), (3, 25)]
