@@ -81,7 +81,7 @@ def _lengths(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns
     plot.set_ylim(0, 105)
     plot.set_xlabel("tokens of a sequence")
     plot.set_ylabel("K/V, % of full")
-    panel_title(plot, words="window of a fifth, at least 4000")
+    panel_title(plot, words="window: a fifth of the tokens, at least 4000")
 
 
 def _marks(style: LineStyle) -> dict[str, Any]:

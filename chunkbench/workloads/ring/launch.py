@@ -34,7 +34,7 @@ class RankLostError(Exception):
 
 
 class Ranks:
-    """Ranks that wait for jobs. All are children of this process; if a launcher started the others, only rank 0 is
+    """Ranks that wait for jobs. All are children of this process, or only rank 0 if a launcher started the others
     (`GivenWorld`).
     """
 

@@ -50,7 +50,7 @@ class _Tried:
 
 
 class RingMeasurer:
-    """Measures the points of a run. Ranks are kept for the next point if it needs as many."""
+    """Measures the points of a run. The ranks are kept for the next point if that point needs the same number."""
 
     def __init__(self, experiment: RingExperiment, target: Target, place: Workplace[RingResult]) -> None:
         self._experiment, self._target, self._place = experiment, target, place

@@ -216,7 +216,7 @@ def _reason(host: str, port: int) -> str:
 
 
 def _beat(store: Any, rank: int, ended: threading.Event) -> None:
-    """Set a heartbeat until `ended`. Ends the process if the leader is gone."""
+    """Signal to the leader that this rank is alive, until `ended`. Ends the process if the leader is gone."""
     count = 0
     while not ended.wait(BEAT_S):
         count += 1

@@ -28,7 +28,7 @@ class World:
     """This rank in the default process group of `torch.distributed`.
 
     `link`: bytes per second that a rank can send; None: not limited. A limited transfer copies at full speed, then
-    waits until its bytes could have passed. Collectives count bytes as if they were rings.
+    waits until its bytes could have passed. Collectives are counted as if they sent their bytes around a ring.
     """
 
     def __init__(self, link: int | None = None, device: str = "cpu") -> None:

@@ -97,7 +97,7 @@ def _latencies(
         rates, middles, lows, highs = zip(*sorted(spots), strict=True)
         plot.plot(rates, middles, **style.line2d(markersize=5, **sharing(n_s == most)))
         plot.fill_between(rates, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
-        # Labels of the baseline are below its lines, other labels are above: the lines often lie close together.
+        # Labels of the baseline are below the lines, other labels above, because the lines often lie close together.
         above = name != report.baseline
         plot.annotate(
             f"$n_s = {n_s}$",

@@ -71,8 +71,8 @@ def rate_cell(rate: SustainedRate | None) -> Cell:
 def rates_table(
     view: View, title: str, keys: Sequence[tuple[str, ...]], blocks: Sequence[tuple[tuple[str, ...], Sequence[Line]]]
 ) -> list[Table]:
-    """A table with the lines of each block, after the texts that name the block; `keys` are the headings of these
-    texts. Empty without blocks. A gap follows every value of the first text.
+    """A table of blocks of lines. Texts in the first columns name each block; `keys` are the headings of these columns.
+    Empty without blocks. A gap follows every value of the first text.
     """
     items = [
         (name if number == 0 else ("",) * len(keys), line)
