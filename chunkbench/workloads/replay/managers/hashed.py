@@ -122,7 +122,7 @@ class HashedBlocks(AccountedManager):
         return True
 
     def give(self, sequences: Sequence[int], tokens: int) -> bool:
-        """Add blocks for tokens that `extend` will count once they are computed. Empty slots of a sequence are used first."""
+        """Add blocks for tokens that count once they are computed. Empty slots of a sequence are used first."""
         size, needed, beginning = self.block_tokens, 0, list[tuple[_Live, int]]()
         for sequence in sequences:
             entry = self._live[sequence]
