@@ -31,7 +31,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = ["triton", "pytest", "pytest-timeout", "hypothesis"]
 """Packages that the check needs besides those that ChunkBench requires."""
 OPTIONAL = ["nvidia-ml-py", "flashinfer-python", "xformers", "flash-attn", "fa3-fwd"]
-TESTS = ["tests/bench/measure/test_on_cuda.py", "tests/kernels/triton/test_decode.py"]
+TESTS = ["tests/bench/measure/test_gpu_loop.py", "tests/kernels/triton/test_decode.py"]
 """The tests that need a GPU or run differently on one."""
 GPU_FACTS = (
     "index,name,driver_version,vbios_version,memory.total,memory.used,ecc.mode.current,power.limit,power.default_limit,"

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +115,6 @@ def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
     assert not any("{" in cell for cell in row.values())
 
 
-def test_markdown_shows_verdict_tables_and_figure(table3) -> None:
-    text = render(replace(build(table3), figures=("figure.png",)), "markdown")
-    assert text.startswith("# Table 3")
-    assert text.index("ChunkAttn is slower") < text.index("as fast as the strongest other") < text.index("figure.png")
-    head, rule, first = [line for line in text.splitlines() if line.startswith("|")][:3]
-    assert head.count("|") == rule.count("|") == first.count("|") == 13
-    assert r"PagedAttn\*" in head
-    # In the invented numbers, Naive is the fastest where nothing is shared.
-    assert "**25,870**" in first
-    assert "![" not in render(build(table3), "markdown")
-
-
 def test_markdown_tables_survive_any_reason_and_label(make_case, make_run) -> None:
     cases = [make_case("chunk_attn"), make_case("third", label="a|b_c*d", status="error", reason="x | y\n# z", us=[])]
     text = render(build(make_run(cases)), "markdown")
@@ -196,19 +183,6 @@ def test_the_head_of_latex_names_a_page_that_is_wide_enough(characters: int, nee
     head = render(one_column("x" * characters), "latex").partition(r"\begin")[0]
     assert r"\usepackage{booktabs}" in head
     assert needed in head if needed else "geometry" not in head
-
-
-def test_latex_tables_are_well_formed(table3) -> None:
-    text = render(build(table3), "latex")
-    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 3
-    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 3
-    spec = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)
-    assert spec is not None
-    body = text[text.index(r"\midrule") : text.index(r"\bottomrule")]
-    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
-    assert len(rows) == 12
-    assert all(row.count(" & ") + 1 == len(spec[1]) == 12 for row in rows)
-    assert r"\textbf{25,870}" in rows[0]
 
 
 def test_two_machines_have_rows_of_their_own_and_no_ratio_crosses_them(make_case, make_run) -> None:

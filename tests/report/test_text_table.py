@@ -118,7 +118,8 @@ def test_impossible_fractions_are_reported_as_an_error_of_the_probe(make_case, m
     assert re.search(r"\d%!", text_table.render(report))
     (warning,) = report.warnings
     assert warning.startswith(
-        "! The probe of the machine's limit erred in 2 cases, no merit of the kernel; the worst is FlashAttn"
+        "! In 2 cases the probe of the machine's limit erred, so the roofline fraction is no merit of the kernel; "
+        "the worst is FlashAttn"
     )
 
 

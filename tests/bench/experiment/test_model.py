@@ -81,14 +81,6 @@ def test_a_dumped_experiment_loads_unchanged(name: str) -> None:
     assert again == loaded.model_copy(update={"source": "", "path": "", "order": None})
 
 
-def test_known_implementations_are_the_registered_ones() -> None:
-    assert {row.id for row in ROWS} <= set(workload.implementations("decode"))
-    assert workload.implementations("modules") == ("qkv_projection", "self_attention", "mlp")
-    assert {"chunk_llama", "vllm", "endpoint"} <= set(workload.implementations("serving"))
-    every = {name for kind in workload.names() for name in workload.implementations(kind)}
-    assert set(workload.implementations()) == every
-
-
 def test_the_fields_of_points_are_axes_and_the_device_and_each_axis_has_a_kind() -> None:
     kinds = {kind.point for kind in workload.all_kinds()}
     assert {AttentionPoint, ModulesPoint, ServingPoint, ReplayPoint} <= kinds

@@ -177,16 +177,6 @@ def test_number_of_points(tmp_path_factory: pytest.TempPathFactory, blocks: list
     assert again.points("cpu", "float32") == points
 
 
-def test_the_points_of_the_smoke_experiment_have_distinct_descriptions() -> None:
-    points = load_experiment("smoke").points("cpu", "float32")
-    descriptions = [point.brief for point in points]
-    assert len(set(descriptions)) == len(points)
-    assert "n_p=96 n_s=0 b=4" in descriptions
-    assert "n_p=96 n_s=0 b=4 kv_heads=2" in descriptions
-    assert "n_p=256 n_s=128 b=4 prompts=2" in descriptions
-    assert "n_p=192 tree=64x(64x2 0x1) 0x1 b=4" in descriptions
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("5m", 300), ("90s", 90), ("1h30m", 5400), ("0.5s", 0.5), ("250ms", 0.25), ("1h0m1s", 3601), ("2m1ms", 120.001)],

@@ -60,7 +60,7 @@ def test_implementations_that_only_one_side_measured_are_paired(facts: MakeFacts
     assert (entry.base_implementation, entry.head_implementation) == ("mine", "yours")
     assert entry.ratio == pytest.approx(2.0, rel=0.03)
     assert "| mine | yours |" in render(document(between(base, head, "implementations")), "markdown")
-    with pytest.raises(NothingToCompare, match="same implementations"):
+    with pytest.raises(NothingToCompare, match="no implementation that the other lacks"):
         between(base, base, "implementations")
 
 
