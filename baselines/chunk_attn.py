@@ -114,7 +114,7 @@ class ChunkAttn(Implementation):
             self.note = ""  # the GPU kernel does not need the native module
             missing = triton.why_unavailable(torch.device(device))
             if missing:
-                return Answer(False, f"its GPU kernel cannot run: {missing}", "chunk_attn_torch runs without it")
+                return Answer(False, f"the GPU kernel cannot run: {missing}", "chunk_attn_torch runs without it")
         return YES
 
     def supports(self, point: AttentionPoint) -> Answer:
@@ -122,7 +122,7 @@ class ChunkAttn(Implementation):
             dtype = getattr(torch, point.dtype)
             unfit = triton.why_not(dtype, point.heads, point.kv_heads, point.head_dim, point.chunk_size)
             if unfit:
-                return Answer(False, f"its GPU kernel cannot compute this: {unfit}", "chunk_attn_torch can")
+                return Answer(False, f"the GPU kernel cannot compute this: {unfit}", "chunk_attn_torch can")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:

@@ -137,7 +137,8 @@ class _TreeSession(PoolSession):
 
 
 class CascadeSession(_TreeSession):
-    """One call per level over all rows in depth-first order; each further level is merged into the result."""
+    """A session with one call per level over all rows in depth-first order. The result of each further level is
+    merged."""
 
     def __init__(self, inputs: Inputs, backend: str) -> None:
         super().__init__(inputs, backend)
@@ -181,7 +182,7 @@ class CascadeSession(_TreeSession):
 
 
 class FlatSession(_TreeSession):
-    """One call over all segments, then one merge."""
+    """A session with one call over all segments, and one merge after it."""
 
     def __init__(self, inputs: Inputs, backend: str) -> None:
         super().__init__(inputs, backend)

@@ -42,7 +42,7 @@ class HeadCaches(Implementation):
     reads_shared_once = True
 
     def availability(self, device: str) -> Answer:
-        missing = cpu.why_missing() if device == "cpu" else "its kernels are for CPUs"
+        missing = cpu.why_missing() if device == "cpu" else "caches whose heads keep windows are for CPUs"
         return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:

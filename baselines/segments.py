@@ -54,7 +54,7 @@ class Flat:
 
     requests: Requests
     rows: Ints
-    """`[r]`: for each query row of the call, its row of q."""
+    """`[r]`: the row of q of each query row of the call."""
     states: Ints
     """`[b, most segments of a row]`; r is the index of the empty state."""
 

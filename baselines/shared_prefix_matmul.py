@@ -90,7 +90,7 @@ class SharedPrefixMatmul(Implementation):
 
     def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):
-            return Answer(False, "its ten lines of PyTorch take no ragged prompts")
+            return Answer(False, "Shared matmul takes no ragged prompts")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:

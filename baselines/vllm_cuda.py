@@ -63,7 +63,7 @@ def _load() -> None:
         for path in () if _registered() else sorted(folder.glob(f"{library}.*so")):
             torch.ops.load_library(str(path))
     if not _registered():
-        raise RuntimeError("its libraries register no PagedAttention for CUDA")
+        raise RuntimeError("vLLM's libraries register no PagedAttention for CUDA")
 
 
 def operators() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
@@ -88,7 +88,7 @@ def availability() -> Answer:
         reason = (
             f"{on_gpu.named(PACKAGE)} has no PagedAttention kernel of its own; {_LAST} was the last release with one"
         )
-        remedy = "flash_attn_package_paged and flashinfer_paged are the kernels that it uses now"
+        remedy = "flash_attn_package_paged and flashinfer_paged are the kernels that vLLM uses now"
         return Answer(False, reason, f"{remedy}; for the old kernel: {_INSTALL}")
     return on_gpu.loads(PACKAGE, _load)
 

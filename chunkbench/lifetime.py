@@ -21,5 +21,5 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    if parent != os.getppid():  # the parent ended before the call above
+    if parent != os.getppid():  # the parent had ended before the call above
         os._exit(1)

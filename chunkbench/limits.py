@@ -12,7 +12,7 @@ def most_files() -> Iterator[None]:
     """During the block, let this process open as many files as the system allows, because each connection is an open
     file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # a system may have a limit below the hard one
+    with suppress(OSError, ValueError):  # a system may refuse its hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         yield

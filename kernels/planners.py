@@ -92,7 +92,7 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
         depths[segment] = depths[parent] + 1
     depth = np.fromiter(depths.values(), np.int64)[1:]
     levels = [shared[depth == level] for level in range(depth.max() + 1)]
-    place = np.zeros(len(widths), np.int64)  # in its level
+    place = np.zeros(len(widths), np.int64)  # of each segment in its level
     # Tokens of each segment of a level with the 0, 1, 2, ... segments before it.
     tokens: list[npt.NDArray[np.float64]] = []
     for level, segments in enumerate(levels):

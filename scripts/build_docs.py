@@ -130,7 +130,7 @@ def loaded_from_elsewhere() -> list[str]:
 def main() -> None:
     """Collect the pages, build the site and check it."""
     collect()
-    # Its banner is about its own next version.
+    # These variables hide a banner about the next version of mkdocs.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(DOCS / "mkdocs.yml")]
     done = subprocess.run(command, check=False, env=environment, cwd=ROOT)

@@ -49,7 +49,7 @@ class _Run:
     heads: slice | list[int]
     """Numbers of these KV heads in the layer."""
     queries: slice | list[int]
-    """Numbers of their query heads in the layer."""
+    """Numbers, in the layer, of the query heads of these KV heads."""
     count: int
 
 
@@ -60,7 +60,7 @@ class _HeadStore:
         self, policy: HeadPolicy, full: bool, group: int, together: bool, make: Callable[[int], ChunkStore]
     ) -> None:
         self.runs: list[list[_Run]] = []
-        """`[layer]`: the runs of its heads."""
+        """`[layer]`: the runs of the layer's heads."""
         first = 0
         for layer in range(len(policy.full)):
             heads = policy.heads(layer, full)

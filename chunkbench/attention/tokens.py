@@ -1,4 +1,4 @@
-"""Token ids that callers pass in."""
+"""Checks token ids that callers pass in, and compares lists of them."""
 
 from __future__ import annotations
 

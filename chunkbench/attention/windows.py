@@ -104,9 +104,9 @@ class WindowedPool(ChunkPool):
         for `saved` more chunks (below 1). The three functions make room for a number of chunks, places and entries."""
         super().__init__(limit, make_room)
         self.places: Ints = np.empty(0, np.int64)
-        """`[chunk]`: its place in the store of the window heads; NOWHERE if they lost it."""
+        """`[chunk]`: the chunk's place in the store of the window heads; NOWHERE if they lost the chunk."""
         self.entries: Ints = np.empty(0, np.int64)
-        """`[chunk]`: its entry if window heads lost it, else NOWHERE."""
+        """`[chunk]`: the chunk's entry if window heads lost the chunk, else NOWHERE."""
         self.windows = ChunkPool(None, make_windows)
         self.sums = ChunkPool(None, make_entries)
         self.changes = 0

@@ -88,7 +88,7 @@ class Server:
     # Methods that the engine calls.
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
-        """Record a step. The engine's thread calls this method."""
+        """Record a step of the engine. The engine's thread calls this method."""
         self._log.step(ended, report, load)
         self._metrics.steps.observe(report.seconds)
         self._metrics.preemptions.inc(report.preempted)

@@ -74,7 +74,8 @@ class Entry(ABC):
 E = TypeVar("E", bound=Entry)
 Order = Callable[[Sequence[E], Manager], list[E]]
 MOST_MATCHED = 128
-"""With more waiting requests, `longest_prefix` falls back to the order of arrival: matching would take too long."""
+"""With more waiting requests than this, `longest_prefix` falls back to the order of arrival: matching would take too
+long."""
 
 
 def by_arrival(waiting: Sequence[E], manager: Manager) -> list[E]:

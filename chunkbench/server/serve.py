@@ -162,7 +162,7 @@ def run(
     logging.getLogger("asyncio").addFilter(_RefusedConnections())
     web = _Announcing(config)
     web.announce = announce
-    # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.
+    # uvicorn raises the signal again after it has shut down; such a signal is not an error.
     previous = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         with most_files():

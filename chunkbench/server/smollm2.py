@@ -154,7 +154,7 @@ def _weights(reader: GGUFReader, facts: dict[str, Any]) -> dict[str, torch.Tenso
     for tensor in reader.tensors:
         weight = torch.tensor(dequantize(tensor.data, tensor.tensor_type)).to(torch.bfloat16)
         _, layer, kind, *_ = tensor.name.split(".") if tensor.name.startswith("blk.") else ("", "", tensor.name)
-        if kind in heads:  # GGUF has the two halves of a rotary pair side by side, transformers half a head apart
+        if kind in heads:  # GGUF stores the two numbers of a rotary pair side by side, transformers half a head apart
             rows = weight.view(heads[kind], -1, 2, weight.shape[1])
             weight = rows.transpose(1, 2).reshape(weight.shape).contiguous()
         name = f"layers.{layer}.{_LAYER[kind]}" if layer else {"token_embd.weight": "embed_tokens"}.get(kind, "norm")

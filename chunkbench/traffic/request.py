@@ -1,4 +1,4 @@
-"""A request before it is sent."""
+"""The requests that a client plans to send."""
 
 from __future__ import annotations
 

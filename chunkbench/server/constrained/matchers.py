@@ -80,7 +80,7 @@ class Matcher:
         self.work.automaton_s += perf_counter() - began
 
     def forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        """Append the text that must follow; see `engine.request.Matcher`."""
+        """Append the text that must follow, and return its tokens; see `engine.request.Matcher`."""
         began, retokenized_s = perf_counter(), self.work.retokenize_s
         found = self._forced(answer, most)
         if found is not None:

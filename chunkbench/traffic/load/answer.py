@@ -65,7 +65,7 @@ class _Delta(_Answer):
 
     @property
     def holds_token(self) -> bool:
-        """Whether a token is known to be in it."""
+        """Whether the piece surely holds a token."""
         content = self.content
         said = any(part.text or part.thinking for part in content) if isinstance(content, list) else content
         return bool(said or self.reasoning_content or self.reasoning or self.tool_calls)
@@ -96,7 +96,7 @@ class _Chunk(_Answer):
 
     @property
     def holds_token(self) -> bool:
-        """Whether a token is known to be in it."""
+        """Whether the piece surely holds a token."""
         choices = self.choices or ()
         return any(choice.text or choice.token_ids or (choice.delta and choice.delta.holds_token) for choice in choices)
 

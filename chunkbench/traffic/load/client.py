@@ -72,9 +72,9 @@ class LoadOptions:
     timeout_s: float = 600.0
     """Most seconds for one answer, including its connection."""
     ignore_eos: bool = True
-    """Ask for answers of full length."""
+    """Whether to ask for answers of full length."""
     token_ids: bool = False
-    """Ask for the token ids of answers (a field that not every server knows)."""
+    """Whether to ask for the token ids of answers. Not every server knows this field of requests."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class LoadResult:
 
 
 async def describe_server(url: str, model: str | None = None, timeout_s: float = 10.0) -> ServerTarget:
-    """Ask a server for its model. `url`: the server's address, with or without `http://` and `/v1`; a path after `/v1`
-    is ignored. The key in `OPENAI_API_KEY`, if any, is sent with every request. Raises LoadError."""
+    """Ask a server for its model. `url`: the server's address, with or without `http://`, `/v1` and a route such as
+    `/models` after it. The key in `OPENAI_API_KEY`, if any, is sent with every request. Raises LoadError."""
     address = _base(url)
     base, shown = str(address), str(address.with_user(None))
-    # An address with a name and a password has the place of a key.
+    # A name and a password in the address take the place of the key.
     key = "" if address.user else os.environ.get("OPENAI_API_KEY", "").strip()
     if not key.isprintable():
         raise LoadError("OPENAI_API_KEY holds a line break or another control character")

@@ -71,7 +71,7 @@ def _short_slices() -> Iterator[None]:
     try:
         yield
     finally:
-        _set_slice(0)  # the system's own
+        _set_slice(0)  # the default slice of the system
 
 
 def _set_slice(nanoseconds: int) -> None:
