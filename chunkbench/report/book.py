@@ -31,19 +31,19 @@ class Chapter:
     report: Report
     manifest: Manifest
     raw: str
-    """Path of its raw data, relative to the folder of the report."""
+    """Path of the run's raw data, relative to the folder of the report."""
     command: str
     minutes: float | None
     """Duration of the run; None where the manifest lacks its start or its end."""
 
     @property
     def experiment(self) -> str:
-        """The name of its experiment."""
+        """The name of the run's experiment."""
         return self.manifest.experiment.name
 
     @property
     def machine_kind(self) -> str:
-        """The kind of machine that measured it, where a run measured on several kinds; else empty."""
+        """The kind of machine that measured the chapter's cases, if a run measured on several kinds; else empty."""
         return next((machine.kind for machine in self.manifest.machines.values()), "")
 
 
@@ -56,11 +56,12 @@ class Book:
     version: str
     chapters: Sequence[Chapter]
     claims: Sequence[Claim]
-    """All claims; in a book of one chapter, only those that its run has rows for."""
+    """All claims; in a book of one chapter, only the claims for which the run has rows."""
     unmeasured: Sequence[Table]
     """Tables of the paper that no run measures."""
     rankings: Sequence[Table] = ()
-    """Of several runs that rank many points: all their implementations over all their points, by machine."""
+    """A table for each machine with several runs that rank implementations: all implementations over the points of all
+    these runs."""
 
     @property
     def machine_kinds(self) -> list[str]:
@@ -76,7 +77,7 @@ class Book:
 
     @property
     def verdict(self) -> str:
-        """What the runs say, in one line."""
+        """The result of the runs, in one line."""
         several = len({chapter.machine_kind for chapter in self.leading}) > 1
         sentences = [
             f"{chapter.machine_kind}: {chapter.report.headline}" if several else chapter.report.headline
@@ -91,7 +92,7 @@ class Book:
         """The book as documents, for all formats but HTML: the claims, the runs, the paper's other tables."""
         summary = document(self.claims, [chapter.anchor for chapter in self.chapters])
         ranked = Document(title=ranking.TITLE, tables=tuple(self.rankings), legend=(ranking.LEGEND,))
-        others = Document(title="What the paper has and no run here measures", tables=tuple(self.unmeasured))
+        others = Document(title="Tables of the paper that no run here measures", tables=tuple(self.unmeasured))
         runs = [chapter.report for chapter in self.chapters]
         return [summary, *runs, *([ranked] if self.rankings else []), *([others] if self.unmeasured else [])]
 
@@ -111,7 +112,7 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
     built = list(reports or map(build, runs))
     titles = Counter(report.title for report in built)
     for run, report in zip(runs, built, strict=True):
-        if titles[report.title] > 1:  # otherwise nothing would tell the chapters apart
+        if titles[report.title] > 1:  # else chapters would have equal titles
             report = replace(report, title=f"{report.title} ({run.path.name})")
         name = run.manifest.experiment.name or run.path.name
         taken = {chapter.anchor for chapter in chapters}
@@ -165,5 +166,5 @@ def _minutes(manifest: Manifest) -> float | None:
     try:
         started, finished = (datetime.fromisoformat(at or "") for at in (manifest.started_at, manifest.finished_at))
         return (finished - started).total_seconds() / 60
-    except (TypeError, ValueError):  # a time is missing, or only one of the two has a time zone
+    except (TypeError, ValueError):  # a time is missing, or only one of the two times has a time zone
         return None

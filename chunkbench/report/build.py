@@ -23,7 +23,7 @@ _LONGEST_KEY = 18
 
 
 def build(run: Run) -> Report:
-    """The report of a run; the run may be incomplete, or have no case at all."""
+    """The report of a run, which may be incomplete or have no case."""
     manifest = run.manifest
     experiment = manifest.experiment
     rows = printed.rows(run.cases, experiment.baseline, experiment.confidence)
@@ -80,7 +80,7 @@ def _full(axis: str, groups: Sequence[Group], value: str) -> str:
 
 
 def _partial(manifest: Manifest, groups: Sequence[Group]) -> list[str]:
-    """A warning if points are missing, with the reason as far as it is known."""
+    """A warning if points are missing, with the state of the run."""
     no_axes = ("protocol", "cache", "mode", "machine")
     measured = len({repr([(k, v) for k, v in group.axes.items() if k not in no_axes]) for group in groups})
     planned = manifest.points or measured

@@ -19,7 +19,7 @@ _SPARE_STYLES = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288
 
 
 class LineStyle(NamedTuple):
-    """How an implementation is drawn: a colour for its family, a line for the variant, a marker of its own."""
+    """The lines and marks of an implementation: its family has one colour, each variant its own line and marker."""
 
     colour: str
     marker: str
@@ -36,19 +36,21 @@ class Columns:
 
     labels: Mapping[str, str]
     styles: Mapping[str, Style]
-    """Styles that the run's manifest holds."""
+    """Styles in the run's manifest."""
     installed: Callable[[str], Style]
-    """Style of an implementation without one in the manifest: in an older run, or only in the paper's tables."""
+    """The style of an implementation that the manifest lacks, because the run is older or only the paper's tables have
+    the implementation."""
     baseline: str = ""
     """The implementation that all others are compared with."""
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """In the order of columns: the baseline, the paper's, then others as the experiment names them."""
+        """Ids in the order of columns: the baseline, the paper's implementations, then others in the order of the
+        experiment."""
         return tuple(sorted(self.labels, key=lambda name: (name != self.baseline, self.style(name).column_order)))
 
     def style(self, implementation: str) -> Style:
-        """How an implementation is shown."""
+        """The style of an implementation."""
         recorded = self.styles.get(implementation)
         if recorded is not None and "line" in recorded.model_fields_set:
             return recorded
@@ -77,7 +79,8 @@ class Columns:
         return tuple(cut[:3])
 
     def competes(self, implementation: str, baseline: str) -> bool:
-        """Whether it is a rival of the baseline: neither the baseline itself nor a variant of it."""
+        """Whether an implementation competes with the baseline: it is neither the baseline nor a variant of the
+        baseline."""
         return implementation != baseline and self.style(implementation).ablation_of != baseline
 
     def line_style(self, implementation: str) -> LineStyle:
@@ -104,7 +107,7 @@ class Columns:
 
 
 def columns_of(run: Run) -> Columns:
-    """The columns of a run."""
+    """The columns of a run's tables."""
     experiment = run.manifest.experiment
     labels = {case.implementation: case.label for case in run.cases}
     ordered = {name: labels[name] for name in dict.fromkeys((*experiment.implementations, *labels)) if name in labels}

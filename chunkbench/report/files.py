@@ -13,11 +13,11 @@ from chunkbench.report.layout import Report
 from chunkbench.report.text_table import FILE, Screen
 
 _TABLES = {"table.csv": "csv", "table.tex": "latex", "report.json": "json"}
-"""File in a run directory -> its format, of files without a figure."""
+"""File in a run directory -> its format, for files without a figure."""
 
 
 def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> str:
-    """The report of a run as text; where it was measured on several kinds of machines, one report of each."""
+    """The report of a run as text; one report for each kind of machine if several kinds measured the run."""
     parts = run.by_machine_kind()
     if len(parts) == 1 or form not in names("documents"):
         return render(report, form, screen)
@@ -27,8 +27,8 @@ def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> st
 def write_all(run: Run, report: Report | None = None) -> list[Path]:
     """Write the files of a run's report: Markdown, `_TABLES`, the page, `figure.png` and `.svg`; returns their paths.
 
-    There is no figure without two implementations to compare. `report` is the run's report, if it is already built.
-    A run on several kinds of machines has a report and a figure (`figure-2.png`) of each, and one table of all rows.
+    There is no figure without two implementations to compare. `report` is the run's report, if already built. A run on
+    several kinds of machines has a report and a figure (`figure-2.png`) for each kind, and one table of all rows.
     """
     # Imported here because matplotlib loads slowly, and printing a table does not need it.
     from chunkbench.report import figures

@@ -1,4 +1,4 @@
-"""The footer of a report: machine, settings, how it was timed, and what must not be compared."""
+"""The footer of a report: machine, settings, way of timing, and warnings against wrong comparisons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _HOW: Mapping[str, str] = {
 def footer(
     manifest: Manifest, groups: Sequence[Group], varying: Sequence[str], columns: Columns, timing: str | None
 ) -> list[tuple[str, str]]:
-    """(topic, text) in reading order, without topics that have no text. `timing`, if given, replaces that text."""
+    """(topic, text) in reading order, without topics that have no text. `timing`, if given, replaces the text of that
+    topic."""
     rows = [row for group in groups for row in group.rows.values()]
     timed = [row for row in rows if row.derived.latency_us is not None]
     in_rounds = [row.timed for row in timed if row.timed]
@@ -160,7 +161,7 @@ def _peaks(timed: Sequence[TimedResult]) -> str:
 
 
 def _pages(timed: Sequence[Row]) -> str:
-    """The pages of the memory that holds the implementations' tensors, as the system granted them."""
+    """The memory pages that the system gave to the implementations' tensors."""
     shares = [row.session.huge_share for row in timed if row.session and row.session.huge_share is not None]
     if not shares:
         return ""

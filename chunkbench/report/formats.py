@@ -1,4 +1,4 @@
-"""The formats of everything that commands print. A format is one function, and one line here."""
+"""The formats of everything that commands print. Each format is one function, and one line in this module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Format:
 
 
 def _each(render: Callable[[Document, Screen], str]) -> Callable[[Sequence[Document], Screen], str]:
-    """Prints documents one after the other."""
+    """A function that prints documents one after the other."""
     return lambda documents, screen: "\n".join(render(document, screen) for document in documents)
 
 
@@ -57,7 +57,8 @@ def names(*parts: Part) -> tuple[str, ...]:
 
 
 def render(content: Document | Book, form: str, screen: Screen = FILE) -> str:
-    """The content in a format; `table` suits the screen. Raises `KeyError` for a format that it does not have."""
+    """The content in a format; `table` fits the width of the screen. Raises `KeyError` for a format that the content
+    does not have."""
     known = {entry.name: entry for entry in FORMATS}[form]
     part = getattr(content, known.part, None)
     if part is None:

@@ -1,4 +1,4 @@
-"""The footer of runs on a GPU: what a sample is, how caches were made cold, and the state of the device."""
+"""The footer of runs on a GPU: the meaning of a sample, the way to make caches cold, and the state of the device."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ UNKNOWN = (
 
 
 def samples(timed: Sequence[TimedResult]) -> str:
-    """What each mode and each cache setting means, for cases that were timed on a GPU; empty without such cases."""
+    """The meaning of each mode and each cache setting, for cases that were timed on a GPU; empty without such cases."""
     parts = []
     for mode, how in (
         ("events", "decode called {} times between two CUDA events, and the device never waits for the host"),
-        ("graph", "the same with {} replays of decode captured in CUDA graphs"),
+        ("graph", "{} replays of decode, captured in CUDA graphs, between two CUDA events"),
         ("eager", "wall time of {} call, with the wait for the device"),
     ):
         calls = [case.sampling.calls for case in timed if case.sampling and case.mode == mode]
@@ -35,7 +35,9 @@ def samples(timed: Sequence[TimedResult]) -> str:
     swept = len(cold) - len(copies)
     if swept:
         cases = count(swept, "case")
-        parts.append(f"cold L2 in {cases} = a buffer read before each call, because copies do not fit or would be many")
+        parts.append(
+            f"cold L2 in {cases} = a buffer read before each call, because the copies do not fit or would be too many"
+        )
     if any(case.sampling and case.cache == "warm" for case in timed):
         parts.append("warm L2 = one copy, called repeatedly")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""A report as LaTeX tables in ASCII; their head, a comment, names the packages that the document needs."""
+"""A report as LaTeX tables in ASCII. A comment at the top names the packages that the document needs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ _GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi - pi rho - sigma tau upsilon phi chi psi "
     "omega"
 )
-"""In the order of Unicode; a hyphen for what LaTeX has no command for. Of capitals it has those of `_CAPITALS`."""
+"""Greek letters in the order of Unicode; a hyphen stands for a letter without LaTeX command. LaTeX has commands only
+for the capitals in `_CAPITALS`."""
 _CAPITALS = {"gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"}
 for _place, _name in enumerate(_GREEK.split()):
     if _name != "-":
@@ -90,13 +91,13 @@ _LIGATURE = re.compile("(?<=[-`',])(?=[-`',])|(?<=[?!])(?=`)")
 """Places between characters that a font would join: two hyphens into a dash."""
 
 _CHARACTER, _GAP = 4.9, 8.0
-"""Points: mean width of a character of a table, rather too much; space between two columns."""
+"""Mean width of a character of a table, rather too large, and space between two columns, in points."""
 _PAGE = 345
-"""Points: width of the text of LaTeX's `article`."""
+"""Width of the text of LaTeX's `article`, in points."""
 _SHEETS = ((780, "a4paper,landscape,margin=1cm"), (1130, "a3paper,landscape,margin=1cm"))
 """(width of the text in points, options of `geometry`) of larger pages."""
 _ROWS = 30
-"""A page ends with the point that has this row of it; a gap counts as half a row."""
+"""A page ends after the point that contains this row of the page; a gap counts as half a row."""
 
 
 def render(report: Document) -> str:
@@ -122,7 +123,7 @@ def escape(text: str) -> str:
 
 
 def _printed(character: str) -> str:
-    """What prints a character; its number, where LaTeX without further packages cannot."""
+    """The LaTeX code of a character; its Unicode number if LaTeX needs further packages to print the character."""
     if character in _REPLACED or character.isascii():
         return _REPLACED.get(character, character)
     letter, *accents = list(unicodedata.normalize("NFD", character))
@@ -155,7 +156,7 @@ def _needs(tables: Sequence[Table]) -> list[str]:
 
 
 def _width(table: Table) -> int:
-    """Width of a table in points, rather too much."""
+    """Width of a table in points, rather too large."""
     texts = [[*column.lines, *(row[place].text for row in table.rows)] for place, column in enumerate(table.columns)]
     return round(sum(_CHARACTER * max(map(len, column)) + _GAP for column in texts))
 
@@ -166,7 +167,7 @@ def _small_print(report: Document) -> list[str]:
 
 
 def _pages(table: Table, caption: str) -> list[str]:
-    """A `table` environment for each page that the table takes. A page begins with a row that says its point."""
+    """A `table` environment for each page of the table. A page begins with a row that names its point."""
     starts, height = [0], 0.0
     for number, row in enumerate(table.rows):
         if height >= _ROWS and row[0].text:
@@ -211,5 +212,5 @@ def _cell(cell: Cell) -> str:
 
 
 def _guarded(text: str) -> str:
-    r"""The text, so that the command before it, such as `\\`, does not take its beginning for an argument."""
+    r"""The text, guarded so that a command in front of it, such as `\\`, does not read its beginning as an argument."""
     return f"{{}}{text}" if text.startswith(("[", "*")) else text

@@ -1,4 +1,4 @@
-"""The report of a run, and how a kind of work fills it: its tables, its figure, its metrics, its claims."""
+"""The report of a run, and the parts that a kind of work adds: tables, figure, metrics, claims."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Report(Document):
     """Axes that lead the tables."""
     groups: tuple[Group, ...]
     rows: Sequence[Row]
-    """In the order of the run's cases."""
+    """Rows in the order of the run's cases."""
     outcomes: Sequence[ExpectationOutcome]
     metrics: Mapping[str, Metric]
-    """The figures of the kind."""
+    """Name -> figure of the kind."""
     partial: tuple[str, ...]
     """The warning that points are missing."""
 
@@ -50,13 +50,13 @@ class Report(Document):
 
 @dataclass(frozen=True)
 class Layout:
-    """What a kind gives to reports, comparisons and claims."""
+    """The parts that a kind adds to reports, comparisons and claims."""
 
     body: Callable[[View], Body]
     """The part of a run's report that depends on the kind."""
     draw: Callable[[Report, Manifest], Figure | None]
-    """The figure of a run; None if there is too little to draw. It loads matplotlib when it is called."""
+    """Draws the figure of a run; None if there is too little to draw. The call loads matplotlib."""
     metrics: Mapping[str, Metric]
-    """Name -> a figure of its results; beside them every kind has `latency`, if it times anything."""
+    """Name -> a figure of the kind's results. Every kind that times something also has `latency`."""
     claims: Mapping[str, Judge]
-    """Claim of `results/paper/claims.csv` -> what judges it, of the claims that this kind measures."""
+    """Claim of `results/paper/claims.csv` -> its judge, for the claims that this kind measures."""

@@ -15,7 +15,7 @@ from junitparser.junitparser import FinalResult
 from chunkbench.report.model import Check, Suite, legal
 
 _FORMULA = ("=", "+", "-", "@", "\t")
-"""How a text begins that a spreadsheet runs as a formula."""
+"""First characters of texts that a spreadsheet runs as formulas."""
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
@@ -29,7 +29,7 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """The value; behind an apostrophe, if it is a text that a spreadsheet would run."""
+    """The value, with an apostrophe in front if it is a text that a spreadsheet would run."""
     if value is None or isinstance(value, int | float):
         return value
     text = str(value).replace("\r\n", "\n").replace("\r", "\n")  # the writer quotes no "\r", which would end the row
@@ -45,7 +45,7 @@ def _is_number(text: str) -> bool:
 
 
 def json_text(data: Any) -> str:
-    """The data, with null for NaN and infinity (errors of wrong results), which JSON lacks."""
+    """The data, with null in place of NaN and infinity (errors of wrong results), which JSON lacks."""
     return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
 
 
@@ -90,7 +90,7 @@ def _result(check: Check, message: str) -> list[FinalResult]:
 
 
 MOST_ANNOTATIONS = 10
-"""GitHub shows no more annotations of one step. The last one says how many others there are."""
+"""GitHub shows no more annotations of one step. The last annotation counts the others."""
 
 
 def github_commands(suite: Suite) -> str:

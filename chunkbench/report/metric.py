@@ -1,4 +1,4 @@
-"""The figures of a kind of work: each is declared once, and tables, comparisons and claims take it from there."""
+"""The figures of a kind of work. Each figure is declared once, for tables, comparisons and claims."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from chunkbench.report.model import Cell
 from chunkbench.report.numbers import NOTHING, megabytes, micros, ms_of_s, percent, significant, times
 
 Better = Literal["lower", "higher", ""]
-"""Which of two values is better; empty: neither."""
+"""The better of two values; empty if neither is better."""
 
 
 Samples = Callable[[Any], Iterable[float | None]]
-"""Result -> a figure in each round, arrival seed or context; one value where nothing is repeated. None: unknown."""
+"""Result -> a figure for each round, arrival seed or context; one value if nothing is repeated. None: unknown."""
 
 
 class Unit(NamedTuple):
-    """How values are written."""
+    """The unit of a figure, and the format of its values."""
 
     word: str
     """The unit of the values themselves, as `compare` and `history` name it."""
     text: Callable[[float], str]
-    """A value as tables show it; the name of its line or column says the unit."""
+    """Formats a value for tables, whose line or column names the unit."""
 
 
 SECONDS = Unit("s", ms_of_s)
@@ -42,33 +42,33 @@ class Metric:
     """A figure of one result."""
 
     name: str
-    """As `--metric` takes it."""
+    """The name for the option `--metric`."""
     label: str
-    """The name of its line or column in tables."""
+    """The name of the figure's line or column in tables."""
     samples: Samples
     unit: Unit
     better: Better = "lower"
     combine: Callable[[Sequence[float]], float] = median
-    """The figure of all repeats."""
+    """Combines the values of all repeats into one figure."""
     exact: bool = False
-    """Counted, not measured: any change of it is a verdict."""
+    """Whether the figure is counted, not measured, so that any change gives a verdict."""
 
     def known(self, result: Any) -> list[float]:
         """[repeat] the values that are known."""
         return [value for value in self.samples(result) if value is not None]
 
     def value(self, result: Any) -> float | None:
-        """The figure of a result; None if no repeat knows it."""
+        """The figure of a result; None if no repeat has a value."""
         known = self.known(result)
         return self.combine(known) if known else None
 
     def text(self, result: Any) -> str:
-        """The figure as tables show it."""
+        """The figure in the format of tables."""
         value = self.value(result)
         return NOTHING if value is None else self.unit.text(value)
 
     def cell(self, row: Row) -> Cell:
-        """The cell of a row."""
+        """The cell of a row in a table."""
         return Cell(self.text(row.facts))
 
     def line(self, _: Group, row: Row) -> Cell:

@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column: its name, and how it shows an item."""
+    """A column: its name, and the function that shows an item."""
 
     name: str
     show: Callable[[T], Cell | str]
@@ -38,7 +38,7 @@ class Column(Generic[T]):
     """The name as lines, for narrow tables; empty: one line."""
     align: Literal["left", "right"] = "right"
     wrap: bool = False
-    """Whether long texts continue on the next line. Otherwise a line holds all."""
+    """Whether long texts continue on the next line. Otherwise the whole text is on one line."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -46,13 +46,14 @@ class Column(Generic[T]):
         return self.heading or (self.name,)
 
     def of(self, part: Callable[[U], T]) -> Column[U]:
-        """The same column of items that have this one's as a part."""
+        """The same column for larger items, of which `part` extracts the items of this column."""
         return Column(self.name, lambda item: self.show(part(item)), self.heading, self.align, self.wrap)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Items in rows. The first `keys` columns name the row; each part of a split table repeats them."""
+    """A table with a row for each item. The first `keys` columns name the row; each part of a split table repeats these
+    columns."""
 
     title: str
     columns: tuple[Column[Any], ...]
@@ -61,7 +62,7 @@ class Table:
     breaks: frozenset[int] = frozenset()
     """Indices of the rows that a gap or a line follows."""
     essential: bool = True
-    """Whether a terminal shows it also without --detail."""
+    """Whether a terminal shows the table also without --detail."""
 
     @cached_property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -75,14 +76,14 @@ class Check:
     """A judged case, for programs that count tests."""
 
     name: str
-    """The same in every comparison."""
+    """A name that is the same in every comparison."""
     implementation: str
     place: str
     """A short name for people."""
     verdict: str
     text: str
     level: Literal["passed", "suspicious", "failed", "broken"]
-    """failed: the comparison fails because of it; broken: fails, because the implementation itself failed."""
+    """failed: the case makes the comparison fail; broken: the same, because the implementation itself failed."""
 
 
 @dataclass(frozen=True)
@@ -97,34 +98,35 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """The content of a report for readers; a format only decides how it looks. Parts that are empty are not shown."""
+    """The content of a report for readers; a format decides only the looks. Empty parts are not shown."""
 
     title: str = ""
     warnings: tuple[str, ...] = ()
-    """What a reader must know before the numbers: a partial run, a wrong probe."""
+    """Warnings that a reader needs before the numbers: a partial run, a wrong probe."""
     verdict: str = ""
-    """The line before the headline: what a comparison found, or at which points the baseline is slower than others."""
+    """The line before the headline: the result of a comparison, or the points at which the baseline is slower than
+    others."""
     headline: str = ""
     figures: tuple[str, ...] = ()
     """Files of pictures."""
     tables: tuple[Table, ...] = ()
     statuses: tuple[str, ...] = ()
-    """Why cells hold a word instead of a number."""
+    """Explanations of cells that hold a word instead of a number."""
     legend: tuple[str, ...] = ()
     footer: tuple[tuple[str, str], ...] = ()
-    """(topic, text): how the run was measured, and what must not be compared."""
+    """(topic, text): the way of measuring, and warnings against wrong comparisons."""
     headings: tuple[str, str, str] = ("Not measured, or marked", "Columns", "How it was measured")
     """Headings of statuses, legend and footer, in formats with headings."""
 
     @property
     def documents(self) -> Sequence[Document]:
-        """This document: formats print one or several."""
+        """A list of this document alone, for formats that print several documents."""
         return (self,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Document):
-    """What a command prints: a document for readers, with its content for programs."""
+    """The output of a command: a document for readers, with its content for programs."""
 
     data: Any
     """The content of the JSON format."""

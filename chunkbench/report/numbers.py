@@ -26,7 +26,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def micros(value: float | None) -> str:
-    """Microseconds without the unit, in four digits: repeated runs do not agree on more."""
+    """Microseconds without the unit, in four digits: repeated runs differ in further digits."""
     return NOTHING if value is None else significant(value)
 
 
@@ -76,12 +76,12 @@ def span(low: float | None, high: float | None) -> str:
 
 
 def ratio_span(low: float | None, high: float | None, decimals: int = 3) -> str:
-    """The least and the most of a ratio: 0.970..1.031."""
+    """Minimum and maximum of a ratio: 0.970..1.031."""
     return NOTHING if low is None or high is None else f"{low:.{decimals}f}..{high:.{decimals}f}"
 
 
 def extent(values: Iterable[N], text: Callable[[N], str] = str, to: str = " to ") -> str:
-    """The least and the most: `3 to 8`; one text where both look alike; empty without values."""
+    """Minimum and maximum: `3 to 8`; one text if both look alike; empty without values."""
     known = list(values)
     if not known:
         return ""
@@ -98,7 +98,7 @@ NOISY_MARK = "~"
 PROBE_MARK = "!"
 """Marks a roofline fraction above what the machine allows."""
 ABSENT = Cell(NOTHING, "absent")
-"""Where there is no case."""
+"""The cell of a missing case."""
 STATUS_WORD: Mapping[str, str] = {
     "unavailable": "n/a",
     "unsupported": "unsupp.",
@@ -123,7 +123,7 @@ def measured(row: Row, text: str, emphasis: Emphasis = "plain") -> Cell:
 
 
 def fastest(group: Group, row: Row) -> Emphasis:
-    """The emphasis of a latency: whether it is the least of its point."""
+    """The emphasis of a latency: `best` if the latency is the lowest of its point."""
     known = [other.derived.latency_us for other in group.rows.values() if other.derived.latency_us is not None]
     return "best" if known and row.derived.latency_us == min(known) else "plain"
 

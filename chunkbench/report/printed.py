@@ -32,7 +32,7 @@ STANDS_FOR: Mapping[str, str] = {
     "vllm_paged_attn": "paged_attn",
     "vllm_paged_attn_star": "paged_attn_star",
 }
-"""Implementation id -> the id of the paper's column that it is compared with, where the two ids differ."""
+"""Implementation id -> id of the paper's column with which the implementation is compared, if the two ids differ."""
 
 PaperTable = Mapping[tuple[int, int, str], float]
 """(n_p, n_s, implementation) -> microseconds per decode step."""
@@ -60,7 +60,8 @@ def table4() -> Mapping[tuple[int, int, str], Mapping[str, str]]:
 
 
 class RingDevice(NamedTuple):
-    """A row of RingAttention's Table 2: a device's rates, and the block and least sequence in thousands of tokens."""
+    """A row of RingAttention's Table 2: a device's rates, and the smallest block and sequence in thousands of
+    tokens."""
 
     name: str
     tflops: float
@@ -80,7 +81,7 @@ PAGED_ATTENTION_SETUP = ("llama2-13b", 15_728)
 
 @cache
 def paged_attention() -> tuple[Mapping[str, str], ...]:
-    """What the PagedAttention paper (SOSP 2023) prints: labels of bars, as transcribed, and its text."""
+    """Numbers that the PagedAttention paper (SOSP 2023) prints, in its text and as labels of bars."""
     return tuple(paper_rows("paged_attention"))
 
 
@@ -88,8 +89,8 @@ def paged_attention() -> tuple[Mapping[str, str], ...]:
 def printed_of_trees(paper: str, **named: str) -> float:
     """The one figure of `results/paper/trees.csv` with these names, in the unit of its row.
 
-    The file has what papers print of kernels over prefix trees, nothing read from a plot: FastTree (MLSys 2025) and PAT
-    (ASPLOS 2026) by conversions of their text, DeFT (ICLR 2025) by its poster and repository.
+    The file has numbers that papers print on kernels over prefix trees; none is read from a plot: FastTree (MLSys 2025)
+    and PAT (ASPLOS 2026) by conversions of their text, DeFT (ICLR 2025) by its poster and repository.
     """
     wanted = {"set": paper, **named}
     (row,) = (row for row in paper_rows("trees") if all(row[name] == value for name, value in wanted.items()))

@@ -1,4 +1,4 @@
-"""Tables of several quantities: each is a line of a point, with a column for each implementation."""
+"""Tables of several quantities. Each point has a line for each quantity, each implementation a column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Quantity = tuple[str, Callable[[Group, Row], Cell]]
 
 
 def paper(text: Callable[[Group, Row], str | None]) -> Callable[[Group, Row], Cell]:
-    """The cell of what the paper printed."""
+    """A function that gives the cell of a number that the paper printed."""
     return lambda group, row: Cell(text(group, row) or NOTHING, "quiet")
 
 
@@ -42,9 +42,9 @@ def quantities(
     entries: Sequence[Quantity | Metric],
     has_numbers: Callable[[Row], bool] = lambda row: row.derived.latency_us is not None,
 ) -> Table:
-    """One block of lines for each point; lines with nothing in them are left out. Points without numbers have one line.
+    """One block of lines for each point, without empty lines. Points without numbers have one line.
 
-    Where `has_numbers` says no, the status stands in the place of the first number.
+    If `has_numbers` is false for a row, the row's status takes the place of the first number.
     """
 
     lines = [_line(entry) for entry in entries]

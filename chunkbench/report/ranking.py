@@ -1,4 +1,4 @@
-"""Tables that rank implementations over many points: of one run, or of several runs of a machine."""
+"""Tables that rank implementations over many points of one run, or of several runs of a machine."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 
 from chunkbench.bench.analysis.ranking import CLOSE, Contest, Standing, is_close
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import ABSENT, percent, times
+from chunkbench.report.numbers import ABSENT, count, percent, times
 from chunkbench.report.view import View
 
 TITLE = "Kernels and planners over the points of all these runs"
 LEGEND = (
-    "mean, worst = latency over that of the fastest row of the same point, geometric mean and largest; "
-    f"close = points with at least {CLOSE} of the fastest row's speed, or maybe = its interval allows that; "
-    "roofline = geometric mean of its share. Rows with the same plan differ only by noise"
+    "mean, worst = latency over the latency of the point's fastest row: geometric mean and maximum over the points; "
+    f"close = share of points with at least {CLOSE} of the fastest row's speed; or maybe = share of points where the "
+    "interval allows that; roofline = geometric mean of the roofline fraction. "
+    "Rows with the same plan differ only by noise"
 )
 
 
 def ranking_table(title: str, ranked: Sequence[Standing], name: Callable[[str], str]) -> Table:
-    """A line for each implementation, in this order. `name` gives its name by id."""
+    """A table with a line for each implementation, in the order of `ranked`. `name`: id -> name in tables."""
 
     def share(points: int, standing: Standing) -> str:
         return percent(points / len(standing.ratios))
@@ -59,7 +60,8 @@ def fastest_table(view: View, contests: Sequence[Contest]) -> Table:
 
 
 def losses(view: View, contests: Sequence[Contest]) -> str:
-    """One line that names all points where the baseline is surely not close to the fastest row; empty if none is."""
+    """One line that names all points where the baseline is surely not close to the fastest row; empty without such
+    points."""
     with_baseline = [contest for contest in contests if view.baseline in contest.over]
     own = [(contest.over[view.baseline], contest) for contest in with_baseline]
     lost = [(over.value, contest) for over, contest in own if not is_close(over.low)]
@@ -74,13 +76,14 @@ def losses(view: View, contests: Sequence[Contest]) -> str:
     places = ", ".join(named(*pair) for pair in worst_first)
     axes = f" ({'/'.join(view.axes)})" if view.axes else ""
     unclear = sum(is_close(over.low) and not is_close(over.value) for over, _ in own)
-    more = f"; at {unclear} more it may be" if unclear else ""
+    more = f"; at {count(unclear, 'more point')} it may be" if unclear else ""
     label = view.columns.name(view.baseline)
     return f"{label} is more than {1 - CLOSE:.0%} slower at {len(lost)} of {len(own)} points{axes}: {places}{more}."
 
 
 def headline(view: View, ranked: Sequence[Standing]) -> str:
-    """How often the baseline is close to the fastest row, and its mean beside the next one's."""
+    """How often the baseline is close to the fastest row, and its mean beside the mean of the best other
+    implementation."""
     name = view.columns.name
     found = {one.implementation: one for one in ranked}
     if view.baseline not in found or len(found) < 2:

@@ -17,7 +17,7 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def _single(annotation: Any) -> bool:
-    """Whether a value of this type is a single one, which fits a cell."""
+    """Whether a value of this type is a single value, which fits a cell."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _single(parts[0])
@@ -27,7 +27,8 @@ def _single(annotation: Any) -> bool:
 
 
 def added(result: type[Result], metrics: Mapping[str, Metric]) -> list[Metric]:
-    """The figures of a kind that are neither facts nor derived figures, whose names may have their unit."""
+    """The figures of a kind that are neither facts nor derived figures. Names are compared with and without the ending
+    `_us`."""
     names = {*result.model_fields, *(field.name for field in fields(Derived))}
     return [metric for metric in metrics.values() if not {metric.name, f"{metric.name}_us"} & names]
 
@@ -38,8 +39,8 @@ def values(row: Row, metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def columns(result: type[Result], metrics: Mapping[str, Metric]) -> tuple[str, ...]:
-    """Names, axes, facts with a single value, derived figures, figures of the kind. All other facts are in
-    `cases.jsonl` and in the JSON report."""
+    """The columns of the CSV format: names, axes, facts with a single value, derived figures, figures of the kind. All
+    other facts are in `cases.jsonl` and in the JSON report."""
     facts = result.model_fields
     named = [name for name in ("key", "experiment", "implementation", "label", *AXES) if name in facts]
     single = [name for name, field in facts.items() if _single(field.annotation)]
@@ -50,7 +51,7 @@ def columns(result: type[Result], metrics: Mapping[str, Metric]) -> tuple[str, .
 def records(groups: Sequence[Group], metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
     """The `columns` of each case, in the order of the points."""
     rows = [row for group in groups for row in group.rows.values()]
-    # The model's name, not its shape.
+    # A cell has the model's name, not its shape.
     found = ((type(row.facts), {**values(row, metrics), "model": row.facts.axis("model")}) for row in rows)
     return [{name: record[name] for name in columns(result, metrics)} for result, record in found]
 
@@ -58,7 +59,8 @@ def records(groups: Sequence[Group], metrics: Mapping[str, Metric]) -> list[dict
 def data(
     rows: Sequence[Row], outcomes: Sequence[ExpectationOutcome], metrics: Mapping[str, Metric]
 ) -> list[dict[str, Any]]:
-    """All of each case, in the order of the rows; `expectations` lists the outcomes of its expectations."""
+    """All values of each case, in the order of the rows; `expectations` lists the outcomes of the case's
+    expectations."""
     return [_case(values(row, metrics), outcomes) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""What prompts share: as a table with the paper's Table 2, and as an experiment file."""
+"""The shared prefixes of prompts, as a table with the paper's Table 2, and as an experiment file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from chunkbench.report.numbers import NOTHING, count
 from chunkbench.report.printed import paper_rows
 
 MOST_SEQUENCES = 32
-"""Prompts of a group that an experiment has at most: the paper's batch size. Their forest has fewer levels than a tree
-may have."""
+"""Most prompts of a group in an experiment: the paper's batch size. A forest of so many prompts has fewer levels than a
+tree may have."""
 
 
 def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Output:
@@ -50,8 +50,8 @@ def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c:
 def experiment(
     groups: Sequence[Sharing], forests: Sequence[Forest], shape: LlamaShape, chunk_size: int, n_c: int
 ) -> str:
-    """A YAML experiment on decode attention over these prompts, with one block per group: the forest that its first
-    prompts form."""
+    """A YAML experiment on decode attention over these prompts, with one block per group: the forest of the group's
+    first prompts."""
     lines = [
         f"# Written by chunkbench prompts: a block for every group, the forest of its first {MOST_SEQUENCES} prompts.",
         'title: "Decode attention over these prompts"',

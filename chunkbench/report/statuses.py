@@ -1,4 +1,4 @@
-"""Why cells hold a word instead of a number: one line for each reason, not for each cell."""
+"""Explains cells that hold a word instead of a number: one line for each reason, not for each cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _LONGEST_REASON = 400
 
 
 def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns, noise: bool = True) -> list[str]:
-    """One line for each status and reason, with all implementations that have it, and one line for all `noise`."""
+    """One line for each status and reason, with all implementations to which they apply; with `noise`, one line for all
+    noisy cases."""
     labels_of: dict[tuple[str, str], list[str]] = {}
     for implementation in columns.ids:
         by_reason = _by_reason([(g, g.rows[implementation]) for g in groups if implementation in g.rows])
@@ -29,16 +30,16 @@ def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns,
 
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
-    """Warnings about impossible roofline fractions, with what made the limit too low."""
-    by_cache: dict[str, list[tuple[float, str]]] = {}  # the cause differs with the cache
+    """Warnings about impossible roofline fractions, with the cause of the wrong limit."""
+    by_cache: dict[str, list[tuple[float, str]]] = {}  # cold and warm caches have different causes
     for group in groups:
         for implementation, row in group.rows.items():
             if row.timed and row.derived.probe_error:
                 text = f"{columns.name(implementation)} at {_point(group, axes)}: {row.derived.probe_error}"
                 by_cache.setdefault(row.timed.cache, []).append((row.derived.roofline_fraction or 0.0, text))
     return [
-        f"{PROBE_MARK} No limit of the machine, so no merit of the kernel, in {count(len(cases), 'case')}; "
-        f"the worst is {max(cases)[1]}"
+        f"{PROBE_MARK} In {count(len(cases), 'case')} the probe of the machine's limit erred, so the roofline fraction is "
+        f"no merit of the kernel; the worst is {max(cases)[1]}"
         for cases in by_cache.values()
     ]
 

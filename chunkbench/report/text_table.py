@@ -22,13 +22,13 @@ _BRIEF_TOPICS = ("machine", "software", "judged by")
 
 @dataclass(frozen=True)
 class Screen:
-    """Where the text is read; the default is a file."""
+    """Properties of the place where the text is shown; the default is a file."""
 
     colour: bool = False
     width: int = 100
-    """Columns."""
+    """Width in characters."""
     brief: bool = False
-    """Whether only what is essential is shown."""
+    """Whether to show only the essential parts."""
 
 
 FILE = Screen()
@@ -118,14 +118,15 @@ def _rich(table: Table, width: int) -> RichTable:
 
 
 def _split(table: Table, width: int) -> list[Table]:
-    """Parts of a table that fit into the width, each with the key columns first, as equally wide as possible."""
+    """Parts of a table that fit into the width. Each part begins with the key columns; all parts are about equally
+    wide."""
     widths = [column + 1 for column in _widths(table)]
     room = width + 1 - sum(widths[: table.keys])  # no gap follows the last column
     values = widths[table.keys :]
     least = len(_filled(values, room))
     if least < 2:
         return [table]
-    # The narrowest room that needs no more parts: no part has only what the others left over.
+    # The narrowest room that needs no more parts makes the parts about equally wide.
     even = next((r for r in range(max(values), room + 1) if len(_filled(values, r)) <= least), room)
     parts, first = [], table.keys
     for size in _filled(values, even):
@@ -135,7 +136,7 @@ def _split(table: Table, width: int) -> list[Table]:
 
 
 def _filled(widths: Sequence[int], room: int) -> list[int]:
-    """How many columns each part gets if it takes as many as fit, but at least one."""
+    """Number of columns of each part, if each part takes as many columns as fit, but at least one."""
     sizes, used = [0], 0
     for column in widths:
         if sizes[-1] and used + column > room:

@@ -19,13 +19,14 @@ from chunkbench.report.numbers import NOTHING, count, significant
 
 _LARGEST_CHUNK = 512
 _LEGEND = (
-    "cache: least recently used blocks leave first; requests one at a time; a prompt hits its leading blocks",
-    "a replay of ids on no clock: no server was measured",
+    "cache: evicts the least recently used block, serves one request at a time; a prompt hits its leading blocks",
+    "block ids are replayed without a clock; no server was measured",
 )
 
 
 def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, notes: Sequence[str]) -> Output:
-    """The trace `name` of format `form`, whose blocks have `block_tokens` tokens (0: nothing is known of sharing)."""
+    """The document of the trace `name` of format `form`, whose blocks have `block_tokens` tokens (0: the trace has no
+    blocks)."""
     tables = [_lengths(numbers)]
     if block_tokens:
         tables.append(_caches(numbers.hits, block_tokens))
@@ -45,7 +46,7 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
 def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
     """An experiment that replays the trace at `path` through cache managers, as YAML.
 
-    The smallest memory holds four requests of the largest size, the largest one all different blocks.
+    The smallest memory holds four requests of the largest size; the largest memory holds all different blocks.
     """
     chunk = block_tokens if 0 < block_tokens <= _LARGEST_CHUNK else 16
     least = max(chunk, 4 * int(numbers.prompt_tokens.most + numbers.answer_tokens.most))
@@ -53,12 +54,12 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
     most = max(least, tokens[0] or tokens[1])
     sizes = sorted({round(least * (most / least) ** (step / 4)) for step in range(5)})
     title = f"Cache managers, replayed on {path.name}"[:MAX_TITLE]
-    # A name without suffix and folder could be that of a kind of traffic.
+    # A name without suffix and folder could be the name of a kind of traffic.
     traffic = str(path) if path.suffix or path.parent != Path() else f"./{path}"
     return "\n".join(
         [
             "# Replays a trace through cache managers on a virtual clock: docs/serving.md.",
-            "# What policies find beside the optimum: implementations and baseline of replay-policies, batch_size: 1.",
+            "# To compare policies with the optimum: implementations and baseline of replay-policies, batch_size: 1.",
             f"title: {_quoted(title)}",
             "kind: replay",
             "",
@@ -81,7 +82,8 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
 
 
 def cut_lines(path: Path, forest: Forest, at: float) -> list[str]:
-    """What the forest at `path` was cut from a trace at `at` seconds, and the lines of an experiment that uses it."""
+    """Lines about the forest at `path`, which was cut from a trace at `at` seconds, and the lines of an experiment that
+    uses the forest."""
     lengths = lengths_in(forest)
     sizes = f"{count(len(lengths), 'sequence')} in {count(nodes_in(forest), 'node')}"
     tokens = f"{tokens_in(forest):,} tokens stored once, {sum(lengths):,} without sharing"
@@ -98,7 +100,7 @@ def _quoted(text: str) -> str:
 
 def _headline(block_tokens: int, numbers: TrafficNumbers) -> str:
     if not block_tokens:
-        return "The trace says nothing about what prompts share."
+        return "The trace does not say which tokens prompts share."
     endless = numbers.hits[-1]
     return (
         f"{numbers.blocks:,} blocks of {block_tokens} tokens, {numbers.distinct_blocks:,} of them different. "
@@ -110,7 +112,7 @@ def _lengths(numbers: TrafficNumbers) -> Table:
     named: list[tuple[str, Spread | None]] = [
         ("prompt, tokens", numbers.prompt_tokens),
         ("answer, tokens", numbers.answer_tokens),
-        ("until a block comes again, s", numbers.reuse_s),
+        ("time until a block comes again, s", numbers.reuse_s),
     ]
 
     def spread(name: str, value: Callable[[Spread], float]) -> Column[tuple[str, Spread]]:

@@ -1,4 +1,4 @@
-"""Tables of the paper as printed, for those that no run of a book measures; their titles say what would."""
+"""The paper's printed tables that no run of a book measures. Titles name the command that measures them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SYSTEMS = {"vllm": "vLLM 0.2.7", "chunk_llama": "ChunkLlama"}
 
 
 def tables(measured: Collection[str]) -> tuple[Table, ...]:
-    """Table 2, and what the paper states of Table 4 and Figure 5 unless their experiments are among `measured`."""
+    """Table 2, and the paper's numbers of Table 4 and Figure 5 unless their experiments are among `measured`."""
     served = {"table4": _table4, "figure5": _figure5}
     return paper_table(), *(table() for name, table in served.items() if name not in measured)
 

@@ -1,4 +1,4 @@
-"""A run's rows in order, as input of its tables, and the part of a report that a kind of work makes from them."""
+"""The input of a report's tables (a run's rows in order), and the part of a report that a kind of work makes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line:
 
     @property
     def known(self) -> bool:
-        """Whether any cell says something."""
+        """Whether any cell has a text."""
         return any(cell.text != NOTHING for cell in self.cells.values())
 
 
@@ -45,8 +45,8 @@ class View:
     experiment: ExperimentFacts
 
     def variants_ahead(self) -> str:
-        """A sentence on the baseline's variants that are surely faster than it somewhere: a headline that compares it
-        with others leaves them out."""
+        """A sentence on variants of the baseline that are surely faster at some point; empty without such variants.
+        Headlines leave variants out."""
         points = {
             name: sum(_ahead(group.rows.get(name)) for group in self.groups)
             for name in self.columns.ids
@@ -70,9 +70,10 @@ class View:
         apart: bool = False,
         essential: bool = True,
     ) -> Table:
-        """The `lines` of each point, behind the axes that vary. The first `keys` of the columns name a line.
+        """A table of the `lines` of each point. The axes that vary are the first columns; the first `keys` of `columns`
+        name a line.
 
-        A gap follows every point if they are `apart`, else every value of the first axis.
+        With `apart`, a gap follows every point; else every value of the first axis.
         """
         of_points = [(group, lines(group)) for group in self.groups]
         items = [(group, number, line) for group, shown in of_points for number, line in enumerate(shown)]
@@ -98,7 +99,7 @@ class View:
         return self.table(title, lambda group: [group], [*map(column, self.columns.ids)], essential=essential)
 
     def line_columns(self, names: Sequence[str]) -> list[Column[Line]]:
-        """Columns of lines: the name, and these implementations."""
+        """Columns for lines: the line's name, then a column for each of `names`."""
 
         def column(name: str) -> Column[Line]:
             return self.columns.column(name, lambda line: line.cells[name])
@@ -124,7 +125,8 @@ class View:
 
 
 def _ahead(row: Row | None) -> bool:
-    """Whether it is surely faster than the baseline: the whole interval of the ratio says so, where there is one."""
+    """Whether a row is surely faster than the baseline: the whole interval of the ratio, or the ratio without an
+    interval, is below 1."""
     if row is None or row.derived.ratio_to_baseline is None:
         return False
     return max(row.derived.ratio_to_baseline, row.derived.ratio_high or 0.0) < 1
@@ -137,9 +139,10 @@ class Body:
     headline: str
     tables: tuple[Table, ...]
     verdict: str = ""
-    """The line before the headline: what a comparison found, or at which points the baseline is slower than others."""
+    """The line before the headline: the result of a comparison, or the points at which the baseline is slower than
+    others."""
     legend: tuple[str, ...] = ()
     compares: bool = True
-    """Whether times are compared. If not, noise does not matter."""
+    """Whether the report compares times. If not, noise is not reported."""
     timing: str | None = None
     """Replaces the footer's text about timing."""

@@ -17,7 +17,8 @@ __all__ = ["Claim", "ClaimVerdict", "claims", "differing"]
 
 
 _EXPERIMENT = {"T3": "table3", "ABS": "table3", "F3": "figure3", "F4": "figure4"}
-"""First part of a claim's id -> the experiment that measures this claim. Other experiments may share its points."""
+"""First part of a claim's id -> the experiment that measures the claim. Other experiments may measure the same
+points."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,15 @@ class Claim:
     source: str
     statement: str
     quantity: str
-    """The figure that decides, in a few words."""
+    """A short name of the figure that decides the claim."""
     unit: str
-    """x: a ratio; %: a share, as a fraction; else the word that follows the figure."""
+    """The unit of the figure. x: a ratio; %: a share, stored as a fraction; any other word follows the figure."""
     verdict: ClaimVerdict
     measured: float | None
     low: float | None
     high: float | None
     paper: str
-    """What the text says of this figure, with unit and direction."""
+    """The text's statement about this figure, with unit and direction."""
     reason: str
     rows: tuple[str, ...]
     """Keys of the cases that the verdict rests on."""
@@ -47,7 +48,7 @@ class Claim:
 
 
 def differing(runs: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, ClaimVerdict]]:
-    """Claim -> run -> verdict, of the claims on which single runs of one machine differ."""
+    """Claim -> run -> verdict, for the claims whose verdict differs between single runs of one machine."""
     by_machine: dict[str, list[str]] = {}
     for name, rows in runs.items():
         machines = {row.facts.machine for row in rows}
@@ -55,7 +56,7 @@ def differing(runs: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, ClaimVer
             by_machine.setdefault(machines.pop(), []).append(name)
     found: dict[str, dict[str, ClaimVerdict]] = {}
     for names in by_machine.values():
-        if len(names) == 1:  # it differs from nothing
+        if len(names) == 1:  # there is no other run
             continue
         for same in zip(*(claims([runs[name]]) for name in names), strict=True):
             verdicts = {name: claim.verdict for name, claim in zip(names, same, strict=True)}

@@ -36,7 +36,7 @@ def document(
     runs: Sequence[str],
     differing: Mapping[str, Mapping[str, ClaimVerdict]] = MappingProxyType({}),
 ) -> Output:
-    """The document of these claims; `runs` are the names of the runs that they were judged by.
+    """The document of these claims; `runs` are the names of the runs by which the claims were judged.
 
     `differing`: claim -> run -> verdict, where single runs differ.
     """
@@ -50,7 +50,10 @@ def document(
         tables=(Table("Verdicts", _COLUMNS, claims),),
         statuses=tuple(map(_status, claims)),
         footer=(
-            ("judged by", ", ".join(runs) or "no run: only what follows from shapes and from the paper's own numbers"),
+            (
+                "judged by",
+                ", ".join(runs) or "no run: only claims that follow from shapes and from the paper's own numbers",
+            ),
             *([("differs between runs", "; ".join(between))] if between else []),
             ("against", "claims about PagedAttn and PagedAttn* use the faster of this project's kernel and vLLM's"),
         ),
@@ -89,7 +92,7 @@ def measured(claim: Claim) -> str:
 
 
 def _figure(value: float, unit: str) -> str:
-    """A figure without its unit: as many digits as its kind needs."""
+    """A figure without its unit, with as many digits as the unit needs."""
     if unit == "x":
         return ratio(value)
     if unit == "%":

@@ -1,4 +1,4 @@
-"""The measured points that claims are judged by: points of the paper's setup in any of several runs."""
+"""The measured points by which claims are judged: points of the paper's setup, from one or several runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chunkbench.report.printed import SETUP
 
 T = TypeVar("T")
 Implementations: TypeAlias = "str | tuple[str, ...]"
-"""One implementation, or several of which the fastest counts."""
+"""One implementation, or several implementations, of which the fastest counts."""
 PAGED = ("paged_attn", "vllm_paged_attn")
 STAR = ("paged_attn_star", "vllm_paged_attn_star")
 """This project's kernel and vLLM's. A claim about a column of the paper is judged by the faster of the two."""
 _CONFIDENCE = 0.95
 _NAMES = ("n_p", "n_s", "n_c", "batch_size", "tree", "heads", "kv_heads")
-"""Axes that tell apart the points of one question."""
+"""Axes by which points of different runs are matched."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MeasuredPoint:
 
     axes: Mapping[str, Any]
     runs: tuple[Mapping[str, Row], ...]
-    """Each run's rows of this point, by implementation."""
+    """[run] implementation -> row of this point."""
 
     @property
     def rows(self) -> Mapping[str, Row]:
@@ -40,7 +40,7 @@ class MeasuredPoint:
     def ratio(self, of: Implementations, against: Implementations, place: str = "") -> Figure | None:
         """Ratio of the latencies, formed inside rounds, in the last run that measured both side by side; or None.
 
-        place: where, in words with the point's axes and the names {of} and {against}.
+        place: a text with the point's axes and the names {of} and {against} in braces.
         """
         of, against = self._fastest(of), self._fastest(against)
         for run in reversed(self.runs):
@@ -51,7 +51,8 @@ class MeasuredPoint:
         return None
 
     def _fastest(self, implementations: Implementations) -> str:
-        """Of several implementations the one that was fastest beside ChunkAttn; empty if none was measured."""
+        """The implementation with the lowest latency over ChunkAttn's in the same rounds; empty if none was
+        measured."""
         if isinstance(implementations, str):
             return implementations
         ratios = {name: figure.value for name in implementations if (figure := self.ratio(name, "chunk_attn"))}
@@ -83,7 +84,7 @@ class RunRows:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Its points."""
+        """The points of the run."""
         return groups(self.rows)
 
 
@@ -104,8 +105,8 @@ class Evidence:
         return (group for run in self.runs for group in run.groups)
 
     def last(self, of: Callable[[Group], T | None], each_experiment: bool = False) -> list[T]:
-        """What points of any setup give. Where runs share a point, the last one that gives anything counts, or the last
-        one of each experiment."""
+        """The values of `of` at points of any setup, without None. If runs share a point, the last run with a value
+        counts; with `each_experiment`, the last run of each experiment."""
         found: dict[str, T] = {}
         for group in self.groups:
             value = of(group)
@@ -115,7 +116,7 @@ class Evidence:
         return list(found.values())
 
     def preferring(self, experiment: str) -> Evidence:
-        """The same rows, but runs of this experiment count before all others."""
+        """The same rows, but at a shared point the runs of this experiment count."""
         return Evidence(sorted(self.runs, key=lambda run: any(row.facts.experiment == experiment for row in run.rows)))
 
     def of(self, experiment: str) -> Evidence:
@@ -125,12 +126,12 @@ class Evidence:
     def points(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[MeasuredPoint]:
         """Points of the setup, changed by `axes`, where `implementation` was measured, each once.
 
-        An axis has the value that is given, one that a given function accepts, or any value for `...`.
+        An axis of `axes` is given as a value, as a function that accepts values, or as `...` for any value.
         """
         wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
         points: dict[str, MeasuredPoint] = {}
         for run in self.runs:
-            # Of several modes (on a GPU) `events` comes last and so counts: like the paper, it times the device alone.
+            # On a GPU, the mode `events` comes last and so counts: like the paper, it times only the device.
             for group in sorted(run.groups, key=lambda group: group.axes["mode"] == "events"):
                 values, row = group.axes, group.rows.get(implementation)
                 if row is None or row.derived.latency_us is None or not isinstance(row.facts, AttentionPoint):
@@ -142,7 +143,7 @@ class Evidence:
         return iter(points.values())
 
     def ratios(self, of: Implementations, against: Implementations, place: str = "", **axes: Any) -> list[Figure]:
-        """The ratio at each of the `points` where both were measured."""
+        """The ratio at each of the `points` where both implementations were measured."""
         measured = against if isinstance(against, str) else of
         assert isinstance(measured, str)  # one of the two is the same at all points
         found = (point.ratio(of, against, place) for point in self.points(measured, **axes))

@@ -12,11 +12,11 @@ from chunkbench.bench.analysis.derive import Row
 
 ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "replayed", "not measured"]
 """cannot tell: the figure was measured, but its interval allows more than one verdict. replayed: the figure comes from
-a virtual clock, maybe with drawn requests, which proves nothing; the reason says whether it agrees."""
+a virtual clock, which proves nothing; the reason says whether the figure agrees with the text."""
 
 
 class Words(NamedTuple):
-    """What reports print for a verdict: as a word, for several claims, and as the start of a sentence."""
+    """The words that reports print for a verdict: for one claim, for several claims, and as the start of a sentence."""
 
     word: str
     several: str
@@ -32,7 +32,7 @@ WORDS: Mapping[ClaimVerdict, Words] = {
     "not measured": Words("not measured", "not measured", "It was not measured"),
 }
 Bound = Literal["", "at least", "at most"]
-"""What is known of a figure where the measured range ends."""
+"""Whether a figure is only a bound, because the measured range ends there."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Figure:
     high: float
     rows: tuple[Row, ...]
     place: str = ""
-    """Where it was measured, in words that follow the value."""
+    """Where the figure was measured, in words that follow the value."""
 
     @classmethod
     def counted(cls, value: float, *rows: Row, place: str = "") -> Figure:
@@ -74,7 +74,7 @@ class Figure:
 
     @property
     def saved(self) -> Figure:
-        """What a ratio below 1 saves, as a fraction."""
+        """1 - ratio: the fraction that a ratio below 1 saves."""
         return replace(self, value=1 - self.value, low=1 - self.high, high=1 - self.low)
 
     @property
@@ -89,14 +89,16 @@ def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
 
 @dataclass(frozen=True)
 class Stated:
-    """What a text says of a figure: a bound, printed with so many decimals (of a share: of the fraction)."""
+    """A bound that a text states for a figure. `decimals`: decimals of the printed bound; of a share, decimals of the
+    fraction."""
 
     direction: Bound
     bound: float
     decimals: int
 
     def verdict(self, low: float, high: float) -> Literal["holds", "cannot tell", "wrong"]:
-        """The one rule: both ends of the interval are rounded as the text prints them, and compared with the bound.
+        """Round both ends of the interval to the decimals of the text, then compare both with the bound. All claims use
+        this rule.
 
         A counted figure is a point: both ends are equal. `wrong`: the whole interval lies on the wrong side.
         """
@@ -106,7 +108,7 @@ class Stated:
         return "holds" if low >= self.bound else "wrong" if high < self.bound else "cannot tell"
 
     def worst_first(self, figures: Iterable[Figure]) -> list[Figure]:
-        """Figures by how far they are on the wrong side of the bound."""
+        """Sort figures by their distance from the bound on the wrong side, the largest distance first."""
         return sorted(figures, key=lambda figure: figure.value, reverse=self.direction == "at most")
 
 
@@ -123,8 +125,8 @@ def decided(
 ) -> Judgement:
     """The judgement of a bound by the figure of the worst point.
 
-    `cause`: what else may explain a figure on the wrong side, if its interval reaches above `cause_above`; empty if
-    nothing does.
+    `cause`: another explanation of a figure on the wrong side, used if the interval reaches above `cause_above`; empty
+    without such an explanation.
     """
     found = stated.verdict(worst.low, worst.high)
     if found == "cannot tell":
@@ -137,23 +139,24 @@ def decided(
 
 
 def held(is_so: bool) -> ClaimVerdict:
-    """The verdict on a claim that needs no bound."""
+    """The verdict on a claim without a bound."""
     return "holds" if is_so else "does not hold"
 
 
 def judged(verdict: ClaimVerdict, reason: str, figures: Sequence[Figure]) -> Judgement:
-    """A verdict on several figures. The first one is reported as the measured figure."""
+    """A verdict on several figures. The first figure is reported as the measured figure."""
     first = figures[0]
     keys = dict.fromkeys(key for figure in figures for key in figure.keys)
     return Judgement(verdict, reason, first.value, first.low, first.high, tuple(keys))
 
 
 def replayed(words: str, figures: Sequence[Figure], agrees: bool | None = None) -> Judgement:
-    """A replayed figure, whether it agrees with the stated one or not; None: the words say enough."""
+    """The judgement of replayed figures. `agrees`: whether the figure agrees with the stated figure; None adds no words
+    about that."""
     ends = {None: "", True: "; this agrees with the text", False: "; the text says otherwise"}
     return judged("replayed", words + ends[agrees], figures)
 
 
 def absent(what: str, experiment: str) -> Judgement:
-    """The judgement of a claim that needs `what`, which no run has and which this experiment measures."""
+    """The judgement of a claim that no run can decide: the claim needs `what`, which the named experiment measures."""
     return Judgement("not measured", f"it needs {what}, which `chunkbench run {experiment}` measures")

@@ -11,12 +11,12 @@ from chunkbench.report.printed import stated_token_rates, table3
 
 
 def largest(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """An order in which the largest figure decides."""
+    """The figures with the largest one in front, which decides."""
     return [max(figures, key=lambda figure: figure.value), *figures]
 
 
 def smallest(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """An order in which the smallest figure decides."""
+    """The figures with the smallest one in front, which decides."""
     return [min(figures, key=lambda figure: figure.value), *figures]
 
 
@@ -30,14 +30,14 @@ def bounded(
     cause_above: float = -inf,
     order: Callable[[Sequence[Figure]], Sequence[Figure]] | None = None,
 ) -> Judgement:
-    """The judgement of a claim that the figures of points keep to a bound.
+    """The judgement of a claim that the figures of all points keep to a bound.
 
-    says: words of the verdict; {each} lists the figures, {it} is the one that decides, {least} and {most} are the ends
-        of all {count}.
-    needs: what has to be measured, and the experiment that measures it.
-    each: how a listed value is written.
-    cause, cause_above: as `decided` takes them.
-    order: puts the figure that decides before the others (`list`: it is the first one); None: the worst before all.
+    says: words of the verdict; {each} lists the figures, {it} is the deciding figure, {least} and {most} are minimum
+        and maximum of all {count} figures.
+    needs: the missing measurement, and the experiment that makes it.
+    each: format of a listed value.
+    cause, cause_above: see `decided`.
+    order: puts the deciding figure in front (`list`: keeps the order); None: the worst figure is in front.
     """
     figures = list(found)
     if not figures:
@@ -49,7 +49,7 @@ def bounded(
 
 
 def fixed(verdict: ClaimVerdict, reason: str, measured: float | None = None) -> Judge:
-    """The judge of a claim that follows from shapes or printed numbers, or that nothing here can measure."""
+    """The judge of a claim that follows from shapes or printed numbers, or that no experiment here can measure."""
     judgement = Judgement(verdict, reason, measured)
     return lambda _: judgement
 

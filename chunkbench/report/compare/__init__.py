@@ -1,5 +1,6 @@
-"""Did it get slower? Comparisons of runs, measurements beside another revision or interpreter, histories.
+"""Did an implementation get slower? Comparisons of runs, measurements beside another revision or interpreter,
+histories.
 
-`compare` starts from recorded facts; `regress` measures two sides in interleaved pairs of processes. Both end in one
-`verdicts.Comparison`, which `regression.report` renders.
+`compare` starts from recorded facts; `regress` measures two sides in interleaved pairs of processes. Both give a
+`verdicts.Comparison`, which `document` renders.
 """

@@ -1,4 +1,4 @@
-"""Builds of a project: its revisions and its working tree, in temporary folders for the time of a measurement."""
+"""Builds revisions and the working tree of a project, in temporary folders that exist during a measurement."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Build:
-    """A project that is built."""
+    """A built revision or working tree of a project."""
 
     commit: str
     dirty: bool
     """Whether files of the working tree differ from the commit."""
     folder: Path
-    """Folder with the project's packages, as pip installs them. All other packages are the installed ones."""
+    """Folder with the project's packages, as pip installs them. All other packages come from the environment."""
 
 
 @contextmanager
 def built_revision(project: Path, ref: str, log: Path) -> Iterator[Build]:
-    """Check out `ref` of the repository `project` in a worktree and build it. Both are removed at the end, also after
-    Ctrl-C.
+    """Check out `ref` of the repository `project` in a worktree and build it. Worktree and build are removed at the
+    end, also after Ctrl-C.
 
     The output of the build is appended to `log`. Raises `RunError` if there is no such revision, if `project` is not a
     git checkout, or if the build fails.
@@ -55,7 +55,8 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Build]:
 def built_working_tree(project: Path, log: Path) -> Iterator[Build]:
     """Copy the files of the repository `project` that git does not ignore, changed or new ones too, and build the copy.
 
-    ChunkBench's own working tree is what is installed: a build takes a minute or two. Raises as `built_revision` does.
+    For ChunkBench itself, the installed files are copied, because a build takes a minute or two. Raises as
+    `built_revision` does.
     """
     state = git_state(project)
     if state is None:
@@ -83,7 +84,7 @@ def _worktree(project: Path, commit: str, source: Path, log: Path) -> Iterator[P
         _run_git(project, log, "make a worktree of", commit, *add)
         yield source
     finally:
-        # The folder goes here, where no signal interrupts it, and before git forgets worktrees that are gone.
+        # The folder is removed here, where no signal interrupts, and before git forgets missing worktrees.
         with _without_signals():
             git_output(project, "worktree", "remove", "--force", "--force", str(source))
             shutil.rmtree(source.parent, ignore_errors=True)
@@ -91,7 +92,7 @@ def _worktree(project: Path, commit: str, source: Path, log: Path) -> Iterator[P
 
 
 def _check_out(project: Path, source: Path, log: Path, what: str) -> None:
-    """Write the files of a worktree, and those of its submodules from the project's own copies of them."""
+    """Write the files of a worktree. The files of submodules come from the project's own copies of the submodules."""
     _run_git(source, log, "check out", what, "checkout", "-q", "--force", "HEAD")
     listed = git_output(source, "config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$") or ""
     local = ["-c", "protocol.file.allow=always"]
@@ -115,14 +116,14 @@ def _check_out(project: Path, source: Path, log: Path, what: str) -> None:
 
 
 def _files(project: Path) -> list[str]:
-    """All files that git does not ignore, those of submodules too."""
+    """All files that git does not ignore, including the files of submodules."""
     lists = (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard"))
     names = [git(project, "ls-files", "-z", *words).stdout.split("\0") for words in lists]
     return [name for name in (*names[0], *names[1]) if name]
 
 
 def _copy(path: Path, target: Path) -> None:
-    """Copy a file, or a link as a link. A file that is listed and gone is none."""
+    """Copy a file, or a link as a link. Does nothing if git lists the file but it is gone."""
     if path.is_symlink() or path.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target, follow_symlinks=False)
@@ -130,8 +131,8 @@ def _copy(path: Path, target: Path) -> None:
 
 @contextmanager
 def _new_folder() -> Iterator[Path]:
-    """An empty folder for a build. The paths of all builds have one length: the length has an effect on speed (see
-    `sides`)."""
+    """An empty folder for a build. The paths of all builds have the same length, because the length has an effect on
+    speed (see `sides`)."""
     with tempfile.TemporaryDirectory(prefix="chunkbench-") as temporary:
         folder = Path(temporary) / "build"
         folder.mkdir()
@@ -154,7 +155,7 @@ def repository(folder: Path) -> Path:
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM for the second that the cleaning takes."""
+    """Ignore SIGINT and SIGTERM during a clean-up, which takes about a second."""
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -179,13 +180,13 @@ def commit_of(project: Path, ref: str) -> str:
 def _install(source: Path, folder: Path, log: Path, what: str) -> Path:
     """Build the project in `source` into `folder`, and return `folder`."""
     options = ["--no-deps", "--no-compile", "--target", str(folder)]
-    # What a project needs to build is taken from the environment, if all of it is there: CI may have no network.
+    # If the environment has everything that the build requires, pip uses the environment: CI may have no network.
     if _has_build_requirements(source):
         options.append("--no-build-isolation")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    # If this revision has its native module, a build of ChunkBench without it would be no fair base.
+    # If this revision has its native module, a base without native module would be unfair.
     required = {} if cpu.native() is None else {"CHUNKBENCH_REQUIRE_NATIVE": "1"}
-    # What the user or a configuration file says of where packages go is not for a folder of ours.
+    # Ignore the user's settings of where pip installs packages.
     elsewhere = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DRY_RUN": "0"}
     environment = git_environment(**required, **elsewhere)
     for name in ("PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_PYTHON"):

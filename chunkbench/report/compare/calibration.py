@@ -11,18 +11,20 @@ from chunkbench.bench.store.results import Calibration, Peaks, Result, TimedResu
 
 
 class CalibrationRatio(NamedTuple):
-    """Time of fixed work for HEAD over its time for BASE: the least and the most."""
+    """Time of fixed work for HEAD over its time for BASE: the lowest and the highest ratio of all kinds of fixed
+    work."""
 
     low: float
     high: float
 
     def remove_from(self, low: float, high: float) -> tuple[float, float]:
-        """The interval of a shift without all that the machine may explain. Shifts are logarithms of ratios."""
+        """The interval of a shift after the part that the machine may explain is subtracted. Shifts are logarithms of
+        ratios."""
         return low - math.log(self.high), high - math.log(self.low)
 
 
 NO_CHANGE = CalibrationRatio(1.0, 1.0)
-"""Where both sides were interleaved, or raw ratios are judged."""
+"""The calibration ratio if both sides were interleaved, or if raw ratios are judged."""
 
 
 def _peaks(case: Result) -> tuple[Peaks, ...]:
@@ -58,8 +60,8 @@ _WORK: Mapping[str, Callable[[Result], Iterator[float]]] = {
 
 
 def work_ratios(base: Sequence[Result], head: Sequence[Result]) -> dict[str, float]:
-    """Kind of fixed work -> its time for HEAD over its time for BASE, where both sides did it: calibration kernels and
-    probed peaks."""
+    """Kind of fixed work -> its time for HEAD over its time for BASE, if both sides did this work. Fixed work:
+    calibration kernels and probes of peaks."""
     ratios = {}
     for name, times_of in _WORK.items():
         base_times = [time for case in base for time in times_of(case)]
@@ -72,8 +74,8 @@ def work_ratios(base: Sequence[Result], head: Sequence[Result]) -> dict[str, flo
 def calibration_ratio(base: Sequence[Result], head: Sequence[Result]) -> CalibrationRatio | None:
     """The calibration ratio, from the fixed work that both sides did. None if they have none in common.
 
-    Each kind of fixed work gives a ratio. An implementation depends on some of them and not on others, so the result is
-    the least and the most.
+    Each kind of fixed work gives a ratio. An implementation depends on some kinds and not on others, so the result has
+    the lowest and the highest ratio.
     """
     ratios = work_ratios(base, head).values()
     return CalibrationRatio(min(ratios), max(ratios)) if ratios else None

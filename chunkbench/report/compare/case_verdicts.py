@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """How to compare."""
+    """Options of a comparison."""
 
     metric: str = "latency"
     threshold: float = 0.05
     confidence: float = 0.99
     cross_machine: bool = False
-    """Whether to judge raw ratios, whatever differs."""
+    """Whether to judge raw ratios even if the machines or their settings differ."""
     fail_on: tuple[FailOn, ...] = ("slower", "incorrect", "missing")
     command: str = ""
     """Command line that repeats the comparison."""
     looks: int = 1
     """How many times the verdicts may be looked at. All looks share the error probability of a case."""
     case_command: Callable[[str], str] = lambda implementation: ""
-    """Implementation -> the command that measures it again, alone."""
+    """Implementation -> the command that measures only this implementation again."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CaseJudge:
     metric: Metric
     """The figure that is compared."""
     counts: Sequence[Metric]
-    """The exact figures of the kind: a change of one is a verdict of its own."""
+    """The exact figures of the kind. A change of such a figure gets its own verdict."""
     confidence: float
     interleaved: bool
     blocking_differences: str
@@ -117,7 +117,7 @@ class CaseJudge:
         if base_count is None or head_count is None:
             if counts_of([*base, *head], metric) == {None}:
                 return CaseVerdict(**fields, verdict="same")
-            reason = "one side does not state it, or its processes state different counts"
+            reason = "one side has no such count, or its processes have different counts"
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)
         if base_count == head_count:
             return CaseVerdict(**fields, verdict="same")
@@ -164,9 +164,9 @@ class CaseJudge:
         obstacle = self._why_not_comparable(base[0], head[0]) or self._why_too_little(times)
         if not obstacle and calibration is None and self.across_machines and not judge_raw:
             obstacle = (
-                "no fixed work was timed on both sides: the calibration ratio of the machines is unknown"
+                "no fixed work was timed on both sides, so the calibration ratio of the machines is unknown"
                 if _is_of_time(metric)
-                else f"measured on different machines, and fixed work does not tell what they change of {metric.name}"
+                else f"measured on different machines, and fixed work does not show how a machine changes {metric.name}"
             )
         if obstacle:
             return CaseVerdict(**fields, verdict="inconclusive", reason=obstacle)
@@ -177,7 +177,7 @@ class CaseJudge:
 
     def _reason(self, verdict: Verdict, low: float, high: float, calibration: CalibrationRatio | None) -> str:
         if verdict in ("slower", "faster") and not self.metric.better:
-            return f"{'more' if verdict == 'slower' else 'less'}, and neither is better"
+            return f"HEAD has {'more' if verdict == 'slower' else 'less'}; for this figure neither is better"
         if verdict != "inconclusive":
             return ""
         if calibration is not None:
@@ -186,7 +186,7 @@ class CaseJudge:
 
     @staticmethod
     def _why_too_little(times: TimeRatio) -> str:
-        """Why there is no interval. Empty if there is one."""
+        """Why there is no interval; empty if there is an interval."""
         if times.disturbed:
             return f"other processes were busy during every measurement of {times.disturbed}"
         if times.shift is None:
@@ -197,7 +197,7 @@ class CaseJudge:
         return ""
 
     def _why_not_comparable(self, base: Result, head: Result) -> str:
-        """Why the two cannot be compared at all. Empty if they can."""
+        """Why the two cases cannot be compared; empty if they can be compared."""
         if self.options.cross_machine:
             return ""
         if self.blocking_differences:
@@ -206,7 +206,7 @@ class CaseJudge:
 
 
 def name_of(case: Result) -> str:
-    """Implementation and every axis, for people and for JUnit. It depends on nothing else in the run."""
+    """Implementation and every axis, for people and for JUnit. The name depends on nothing else in the run."""
     axes = ",".join(f"{axis}={spell_value(case.axis(axis))}" for axis in AXES if axis != "threads")
     return f"{case.implementation}[{axes}]"
 
@@ -226,12 +226,12 @@ def _status(case: Result) -> str:
 
 
 def _is_of_time(metric: Metric) -> bool:
-    """Whether a machine's speed changes it as it changes the calibration kernels' times."""
+    """Whether a machine's speed changes the metric in the same way as the times of the calibration kernels."""
     return metric.unit.word in ("us", "tokens/s")
 
 
 def _without_ratio(fields: Mapping[str, Any]) -> CaseVerdict:
-    """The verdict where a round has 0: by the figures of all rounds."""
+    """The verdict if the value of a round is 0: from the figures of all rounds."""
     if fields["base"] == fields["head"]:
         return CaseVerdict(**fields, verdict="same")
     return CaseVerdict(**fields, verdict="inconclusive", reason="a value is 0 or less: there is no ratio")

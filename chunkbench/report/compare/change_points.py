@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST = 3
-"""Fewest values of a level. Fewer values are outliers."""
+"""Fewest values of a level. Fewer values count as outliers."""
 _MOST_ORDERS = 100_000
 """Most random orders of a permutation test."""
 
@@ -23,7 +23,7 @@ class ChangePoint(NamedTuple):
     shift: float
     """Median of the level minus the median of the level before."""
     chance: float
-    """p value: how often the same values in random order have a change as large as this one."""
+    """p value: how often the same values in random order have a change of this size."""
 
 
 def change_points(values: Sequence[float], alpha: float, least: float) -> list[ChangePoint]:
@@ -31,8 +31,8 @@ def change_points(values: Sequence[float], alpha: float, least: float) -> list[C
 
     In each segment, the best split is the one whose two levels explain most of the variance. It is compared with the
     best splits of the same values in random order, at significance `alpha`: a permutation test, exact for any noise.
-    Levels whose medians differ by less than `least` count as one. The values have to be independent of each other. A
-    series with fewer than 2 * `SHORTEST` values has no change points.
+    Levels whose medians differ by less than `least` count as one level. The values have to be independent of each
+    other. A series with fewer than 2 * `SHORTEST` values has no change points.
     """
     series = np.asarray(values, dtype=np.float64)
     chances: dict[int, float] = {}
@@ -66,7 +66,8 @@ def _with_shifts(series: NDArray[np.float64], chances: dict[int, float], least: 
 
 
 def _best_split(segment: NDArray[np.float64], alpha: float, rng: np.random.Generator) -> tuple[int | None, float]:
-    """Where to split, and how often random orders have an equally good split; there are enough orders for `alpha`."""
+    """The best split, and how often random orders have an equally good split. The number of orders suffices for
+    `alpha`."""
     n = len(segment)
     orders = min(_MOST_ORDERS, round(10 / alpha))
     if n < 2 * SHORTEST:

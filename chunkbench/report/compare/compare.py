@@ -1,4 +1,4 @@
-"""HEAD against BASE: which cases changed, by how much, and with which certainty."""
+"""Compares HEAD with BASE: which cases changed, by how much, and with which certainty."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class NothingToCompare(RunError):
 
 
 def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Comparison:
-    """Compare two measurements. Each is one run, or several runs that measured the same in separate processes.
+    """Compare two measurements. Each side is one run, or several runs that measured the same experiment in separate
+    processes.
 
     Raises `NothingToCompare`, since a comparison of nothing must not look like a comparison that found no change.
     """
@@ -53,7 +54,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
         )
     metric = metric_of(options.metric, [kind])
     _check_measured(base, metric, lambda case: has(case, metric))
-    # A HEAD that fails everywhere is a verdict.
+    # If HEAD fails everywhere, that is a verdict.
     _check_measured(head, metric, lambda case: has(case, metric) or case.status in FAILED)
     _check_complete(base)
     environment = differences(base[0].manifest, head[0].manifest)
@@ -154,7 +155,8 @@ def _check_complete(base: Sequence[Run]) -> None:
 def _summaries(
     cases: Sequence[CaseVerdict], metric: Metric, confidence: float, case_confidence: float
 ) -> list[Summary]:
-    """One per implementation. Its interval assumes errors of cases that are independent and, in the mean, normal."""
+    """A summary for each implementation. The interval assumes that the errors of cases are independent and that their
+    mean is normally distributed."""
     by_implementation: dict[str, list[CaseVerdict]] = {}
     for case in cases:
         if case.ratio is not None and case.metric == metric.name and math.isfinite(case.ratio):
@@ -207,7 +209,7 @@ def _warnings(
     if judge.across_machines and not judge.options.cross_machine:
         warnings.append(
             f"measured on different machines ({_machine_names(base)} and {_machine_names(head)}): ratios are raw, with "
-            "the calibration ratio beside each; verdicts are on the rest of the ratio"
+            "the calibration ratio beside each; verdicts are on the ratio divided by the calibration ratio"
         )
     if judge.blocking_differences:
         warnings.append(f"other conditions ({judge.blocking_differences}): times are not judged unless requested")
@@ -235,7 +237,7 @@ def _machine_names(runs: Sequence[Run]) -> str:
 
 
 def side_of(runs: Sequence[Run]) -> SideSummary:
-    """What a report says about the runs of one side."""
+    """The summary of one side's runs for a report."""
     manifest = runs[0].manifest
     path = str(runs[0].path if len(runs) == 1 else runs[0].path.parent)
     kinds = {machine.kind for machine in manifest.machines.values()} - {""}

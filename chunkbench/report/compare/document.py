@@ -1,4 +1,4 @@
-"""Comparison -> Output: the verdicts on HEAD against BASE, worst first; and the files of it in a folder."""
+"""A comparison as a document: the verdicts on HEAD against BASE, worst first; and as files in a folder."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ _EMPHASIS: Mapping[Verdict, Emphasis] = {
 }
 _CALIBRATION = (
     "calibration: time of fixed work for HEAD over its time for BASE (arithmetic, memory sweep, read bandwidth, matrix "
-    "rate), least and most; HEAD / BASE is raw, the verdict is on HEAD / BASE divided by the calibration ratio"
+    "rate), lowest and highest; HEAD / BASE is raw, the verdict is on HEAD / BASE divided by the calibration ratio"
 )
 _ALL = "--format json prints all, --out FOLDER writes them to comparison.json"
-"""Where the cases are that a document leaves out: no file exists without --out."""
+"""Says where a reader finds the cases that a document leaves out."""
 _HEADLINE_CASES = 3
 """Most cases that the headline names."""
 
 
 def document(comparison: Comparison, most_rows: int | None = None, most_notes: int | None = None) -> Output:
-    """A comparison, worst cases first: at most `most_rows` in the table, and notes on at most `most_notes` of them."""
+    """A comparison, worst cases first: at most `most_rows` cases in the table, and notes on at most `most_notes`
+    cases."""
     shown = comparison.cases if most_rows is None else comparison.cases[:most_rows]
     head, left_out = comparison.head, len(comparison.cases) - len(shown)
     summaries = [_summary_table(comparison.summaries)] if comparison.summaries else []
@@ -112,7 +113,7 @@ def verdict_line(comparison: Comparison) -> str:
 
 
 def _machine_line(comparison: Comparison) -> tuple[str, ...]:
-    """How fast the machine itself was, in one line; nothing if it is not known, or if both sides were interleaved."""
+    """One line on the speed of the machine itself; empty if the speed is unknown, or if both sides were interleaved."""
     speeds = {entry.work: entry.speed for entry in comparison.machine}
     if not speeds:
         return ()
@@ -281,7 +282,8 @@ _TERMINAL_ROWS, _TERMINAL_NOTES = 40, 5
 
 
 def output(comparison: Comparison, form: str) -> Output:
-    """The comparison, as long as suits the format: a screen as `table`, a comment on a pull request as `markdown`."""
+    """The comparison, cut to the length of the format: `table` fits one screen, `markdown` a comment on a pull
+    request."""
     if form == "table":
         return document(comparison, _TERMINAL_ROWS, _TERMINAL_NOTES)
     return within(comparison, PULL_REQUEST_BYTES) if form == "markdown" else document(comparison)

@@ -15,9 +15,10 @@ class Difference(NamedTuple):
     base: str
     head: str
     machine: bool
-    """Whether it concerns the machine or the data, and not just a version of software: it forbids to compare times."""
+    """Whether the machine or the data differ, not only a version of software. Such a difference forbids to compare
+    times."""
     hardware: bool = False
-    """Whether a different machine explains it."""
+    """Whether a different machine explains the difference."""
 
 
 _MACHINE = (
@@ -33,7 +34,7 @@ _MACHINE = (
     ("PyTorch's threads", "torch.threads"),
 )
 """Hardware and settings of a machine."""
-# The instruction set of the native module belongs to the code: losing a fast path is a regression that has to show.
+# The instruction set of the native module belongs to the code: the loss of a fast path is a regression.
 _VERSIONS = (
     ("native instruction set", "native.isa"),
     ("Python", "python"),
@@ -83,7 +84,7 @@ def _differences(base: Manifest, head: Manifest) -> Iterator[Difference]:
 
 
 def _facts(manifest: Manifest) -> Mapping[str, Any]:
-    """What is known of the machine that a run was measured on; nothing where there are several."""
+    """The facts about the machine that measured a run; empty if several machines did."""
     machine = manifest.machines.get(manifest.only_machine)
     return {} if machine is None else machine.model_dump(mode="json")
 

@@ -1,4 +1,4 @@
-"""A figure of each case over many recorded runs, in time order, and where they changed."""
+"""A figure of each case over many recorded runs, in time order, and the changes of the figure."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class _Frozen(BaseModel):
 
 
 class HistoryEntry(_Frozen):
-    """One entry of a case: one run, or the processes that measured it together."""
+    """One entry of a series: the figure of one run, or of the processes that measured together."""
 
     started_at: str
     commit: str | None
     value: float
-    """The figure, in its unit."""
+    """The figure, in the unit of the series."""
     latency_us: float | None
-    """The same, where it is the latency."""
+    """The same value if the figure is the latency; else None."""
     undisturbed: bool
     """Whether no other process used the machine's CPUs during the measurement."""
 
 
 class Change(_Frozen):
-    """A new level."""
+    """The start of a new level of a series."""
 
     index: int
-    """The first measurement of the level."""
+    """Index of the first entry of the level."""
     started_at: str
     commit: str | None
     ratio: float
-    """The figure after the change over the figure before."""
+    """The level after the change over the level before."""
     chance: float
     """Probability (p value) that noise alone looks like this change."""
 
@@ -59,7 +59,7 @@ class Series(_Frozen):
     axes: dict[str, Any]
     metric: str
     unit: str
-    """Of the values."""
+    """Unit of the values."""
     machine: int
     """Number of the machine, from 1, in the order of appearance."""
     measurements: tuple[HistoryEntry, ...]
@@ -80,10 +80,10 @@ class _Machine(NamedTuple):
 
 
 def history(recordings: Sequence[Sequence[Run]], name: str, threshold: float, confidence: float) -> list[Series]:
-    """Series of every case that has the figure `name`; kinds of work without it are left out. An entry is one run, or
-    several runs of the same in separate processes.
+    """Series of every case that has the figure `name`; kinds of work without this figure are left out. An entry is one
+    run, or several runs that measured the same experiment in separate processes.
 
-    Levels that differ by more than `threshold` are a change. `confidence` holds for all series together.
+    A change is a difference of two levels by more than `threshold`. `confidence` holds for all series together.
     """
     ordered = sorted(recordings, key=lambda runs: str(runs[0].manifest.started_at))
     machines: list[_Machine] = []
@@ -147,7 +147,8 @@ def _measurement(manifest: Manifest, cases: Sequence[Result], metric: Metric) ->
 
 
 def _number(machine: _Machine, known: list[_Machine]) -> int:
-    """Number of the machine, from 1, in the order of appearance. With other settings it counts as another machine."""
+    """Number of the machine, from 1, in the order of appearance. A machine with other settings counts as another
+    machine."""
     for number, other in enumerate(known, start=1):
         changes = differences(other.manifest, machine.manifest)
         if other.id == machine.id and not any(change.machine for change in changes):

@@ -35,12 +35,13 @@ from chunkbench.run_error import RunError
 
 _FEWEST_ROUNDS = 3
 _LEAST_ROUNDS = 0.25
-"""The rounds of a case in a pair last at least this share of the time that it took to reach the second round."""
+"""The rounds of a case in a pair last at least this share of the time from the start of the pair to the second
+round."""
 
 
 @dataclass(frozen=True)
 class InterleavedJob:
-    """An experiment to measure on this machine."""
+    """An experiment to measure on this machine, with the folder and the numbers of the measurement."""
 
     experiment: TimedExperiment
     target: Target
@@ -108,7 +109,7 @@ class Interleaved:
         return open_run(paths[0]), open_run(paths[1])
 
     def _report_failures(self, cases: tuple[TimedResult, TimedResult]) -> None:
-        """Say at once why a side does not measure a case, unless both sides lack it for the same reason."""
+        """Report at once why a side does not measure a case, unless both sides fail for the same reason."""
         if cases[0].status not in FAILED and cases[0].status == cases[1].status and cases[0].reason == cases[1].reason:
             return
         for side, case in zip(self._sides, cases, strict=True):
@@ -122,7 +123,7 @@ class Interleaved:
     @contextmanager
     def _parents(self, swept: str) -> Iterator[dict[str, WorkerProcess]]:
         """A new parent of each side, by its name, started at the same time. Raises `RunError`."""
-        # The pool stays open: a worker ends when the thread that started it ends (`chunkbench.lifetime`).
+        # The pool stays open: a worker ends together with the thread that started the worker (`chunkbench.lifetime`).
         with ThreadPoolExecutor(len(self._sides)) as pool:
             in_order = self._rng.sample(self._sides, len(self._sides))
             starting = {side.name: pool.submit(side.start, self._log(side.name), self._experiment) for side in in_order}
@@ -176,14 +177,14 @@ class Interleaved:
             for side in self._sides:
                 worker, traits = survey([case.implementation], point.device, start(side))
                 drivers.append(PointDriver(self._experiment, self._work, traits, worker, point, [case]))
-            # The side that allocates first gets other pages. If that were always the same side, it would differ by 1%.
+            # The side that allocates first gets other pages. If the same side always began, times would differ by 1%.
             in_order = self._rng.sample(drivers, len(drivers))
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
             began = monotonic() - parents_s
             with ThreadPoolExecutor(len(in_order)) as pool:
                 prepared = list(pool.map(lambda driver: self._attempt(self._prepare, driver, case, number), in_order))
-            # If one side fails, the other is measured alone: the verdict needs to know that it works.
+            # If one side fails, the other side is measured alone: the verdict depends on whether that side works.
             ready = [driver for driver, usable in zip(in_order, prepared, strict=True) if usable]
             self._pin([driver.worker for driver in ready], point)
             self._measure_rounds(ready, case, budget_s, rounds_share, began)
@@ -196,7 +197,8 @@ class Interleaved:
         return tuple(self._facts(driver, case, noise, started_at) for driver in drivers)  # type: ignore[return-value]
 
     def _pin(self, workers: Sequence[WorkerClient], point: SessionPoint) -> None:
-        """Let both sides use the same CPUs, drawn at random: CPUs differ in what they share with other CPUs."""
+        """Let both sides use the same CPUs, drawn at random: CPUs differ in the caches that they share with other
+        CPUs."""
         if point.device != "cpu" or point.threads is None or not hasattr(psutil.Process, "cpu_affinity"):
             return
         available = psutil.Process().cpu_affinity()
@@ -208,7 +210,7 @@ class Interleaved:
     def _attempt(
         self, step: Callable[[PointDriver, Case, int], None], driver: PointDriver, case: Case, number: int
     ) -> bool:
-        """Do a step; if it crashes the worker, record that. Returns whether the case can go on."""
+        """Do a step; if the step crashes the worker, record the crash. Returns whether the case can go on."""
         try:
             step(driver, case, number)
         except WorkerLost as lost:
@@ -231,7 +233,8 @@ class Interleaved:
     def _measure_rounds(
         self, drivers: Sequence[PointDriver], case: Case, budget_s: float, rounds_share: float, began: float
     ) -> None:
-        """Measure rounds, interleaved, until the time is used up. Who starts is random; a side that fails stops."""
+        """Measure interleaved rounds until the time is used up. The order of the sides is random; a side that fails
+        stops."""
         name, deadline = case.implementation, 0.0
         states = [driver.states[name] for driver in drivers]
         alive, number = list(drivers), 0

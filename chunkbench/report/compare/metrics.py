@@ -1,4 +1,4 @@
-"""The figures that can be compared: the latency of every kind of work, and those of its own."""
+"""The figures that can be compared: the latency, and the figures that a kind of work adds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATENCY = Metric("latency", "latency", lambda result: round_means(result.rounds)
 
 
 def metrics_of(kind: str) -> Mapping[str, Metric]:
-    """Name -> figure of a kind of work."""
+    """Name -> figure, for one kind of work."""
     return {LATENCY.name: LATENCY, **workload.get(kind).layout().metrics}
 
 
@@ -26,7 +26,8 @@ def exact_of(kind: str) -> list[Metric]:
 
 
 def metric_of(name: str, kinds: Iterable[str]) -> Metric:
-    """The figure with this name, of the first of these kinds that has it. Raises `RunError`, which lists all."""
+    """The figure with this name, of the first of these kinds that has this figure. Raises `RunError`, which lists all
+    figures."""
     names: dict[str, Metric] = {}
     for kind in kinds:
         names = {**metrics_of(kind), **names}

@@ -1,4 +1,4 @@
-"""By how much one set of values lies above another: confidence intervals that also hold for few values.
+"""Confidence intervals of the shift between two sets of values. The intervals also hold for few values.
 
 The intervals invert exact rank tests. They contain the true shift with at least the stated confidence, for any number
 of values and any noise, also skewed or with several peaks. If there are too few values for a confidence, there is no
@@ -77,7 +77,8 @@ def _signed_rank(n: int, confidence: float) -> int:
 
 @lru_cache(maxsize=1024)
 def _mann_whitney(m: int, n: int, confidence: float) -> int:
-    """The same for the ordered differences between m and n values."""
+    """Position, from both ends, of the ordered differences between m and n values that bound the interval. 0 if there
+    is no interval."""
     tail = (1 - confidence) / 2
     if m * n > _MOST_COUNTED:
         return _normal_rank(m * n / 2, m * n * (m + n + 1) / 12, tail)

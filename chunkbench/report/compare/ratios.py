@@ -15,7 +15,7 @@ from chunkbench.report.metric import MICROSECONDS, Metric
 
 Unit = Literal["pair", "process", "round"]
 FEWEST_PROCESSES = 5
-"""Processes are the unit of a comparison if each side has at least so many; else rounds are."""
+"""Processes are the unit of a comparison if each side has at least this many; else rounds are the unit."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class TimeRatio:
     """The time ratio of one case. Its shift is the logarithm of the ratio, head over base."""
 
     unit: Unit
-    """What is repeated."""
+    """The unit of repetition: pair, process or round."""
     shift: Shift | None
-    """None if nothing of one side can be compared with anything of the other."""
+    """The shift; None if the two sides have nothing to compare."""
     base_units: int
     head_units: int
     disturbed: str = ""
@@ -46,7 +46,7 @@ def interleaved_ratio(base: Sequence[Result], head: Sequence[Result], metric: Me
 
 
 def separate_ratio(base: Sequence[Result], head: Sequence[Result], metric: Metric, confidence: float) -> TimeRatio:
-    """Compare processes that were measured at other times. Those beside busy processes are left out."""
+    """Compare processes that were measured at different times. Measurements beside busy processes are left out."""
     steps = _common_steps(base, head)
     sides = [[_log_costs(case, metric, steps) for case in side if undisturbed(case)] for side in (base, head)]
     by_process = all(len(side) >= FEWEST_PROCESSES for side in (base, head))
@@ -66,12 +66,13 @@ def undisturbed(case: Result) -> bool:
 
 
 def counts_of(cases: Sequence[Result], metric: Metric) -> set[float | None]:
-    """What the processes state of an exact figure."""
+    """The values of an exact figure in these processes."""
     return {metric.value(case) for case in cases}
 
 
 def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
-    """The figure over all rounds of these processes; of an exact one, None if the processes state different counts."""
+    """The figure over all rounds of these processes; None if the figure is exact and the processes have different
+    values."""
     if metric.exact:
         counts = counts_of(cases, metric)
         return counts.pop() if len(counts) == 1 else None
@@ -80,7 +81,7 @@ def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
 
 
 def values_of(case: Result, metric: Metric) -> list[float]:
-    """[round] the figure; microseconds are at least 0.001, since a clock that did not advance gives 0."""
+    """[round] the figure. Microseconds are raised to at least 0.001, because a clock that did not advance gives 0."""
     known = metric.known(case)
     return [max(value, 1e-3) for value in known] if metric.unit is MICROSECONDS else known
 
@@ -91,8 +92,8 @@ def _common_steps(base: Sequence[Result], head: Sequence[Result]) -> set[int]:
 
 
 def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
-    """[round] logarithm of the figure, or of its inverse where higher is better. Of latency and token rate: the mean
-    time over the steps `steps`. Empty where a value is 0 or less."""
+    """[round] logarithm of the figure, or of its inverse if higher is better. Latency and token rate: logarithm of the
+    mean time over the steps `steps`. Empty if a value is 0 or less."""
     if metric.name in ("latency", "token_rate"):
         columns = [index for index, step in enumerate(case.round_steps) if step in steps]
         return [math.log(fmean(samples[index] for index in columns)) for samples in case.rounds] if columns else []
@@ -101,5 +102,5 @@ def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
 
 
 def sign_of(metric: Metric) -> int:
-    """The direction of a figure: a ratio of rates is the inverse of a ratio of costs."""
+    """1 for costs, -1 if higher is better: a ratio of rates is the inverse of a ratio of costs."""
     return -1 if metric.better == "higher" else 1

@@ -28,16 +28,17 @@ class RegressOutcome:
     """What `regress` found."""
 
     comparison: Comparison | None
-    """None if an interruption came before there was anything to compare."""
+    """The comparison; None if an interruption came before the first complete pair."""
     interrupted: bool
 
 
 def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> RegressOutcome:
-    """Measure pairs until each case has a verdict, or until the time is used up. There are at least `job.processes`.
+    """Measure pairs until each case has a verdict, or until the time is used up. At least `job.processes` pairs are
+    measured.
 
-    The verdicts are looked at more than once: then the looks share the error probability. A case with a verdict is not
-    measured again. `job.out` is there. `KeyboardInterrupt` keeps the complete pairs. Raises `RunError` and
-    `NothingToCompare`.
+    If the verdicts are looked at more than once, the looks share the error probability. A case with a verdict is not
+    measured again. The folder `job.out` has to exist. `KeyboardInterrupt` keeps the complete pairs. Raises `RunError`
+    and `NothingToCompare`.
     """
     pairs: list[tuple[Run, Run]] = []
     try:
@@ -48,10 +49,11 @@ def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> Re
 
 
 def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
-    """When to look at the verdicts, in seconds: the first time after the `pairs` of `first_s`, the last at `limit_s`.
+    """Times of the looks at the verdicts, in seconds from the start: the first at `first_s`, after `pairs` pairs, the
+    last at `limit_s`.
 
-    About twice as many pairs have been measured at a look as at the one before. Where the first look comes late, under
-    load, there is a second one all the same, unless twice the pairs are too few for a verdict.
+    Between two looks the number of pairs about doubles. If the first look comes late, under load, there is still a
+    second look, unless twice the pairs are too few for a verdict.
     """
     growth = limit_s / first_s
     if pairs >= FEWEST_PROCESSES:
@@ -61,7 +63,7 @@ def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
 
 
 def default_experiment(project: Path) -> str:
-    """The experiment that measures a project if none is named. Raises `RunError` if it has none."""
+    """The default experiment of a project. Raises `RunError` if the project has none."""
     if project.resolve() == PROJECT:
         return "gate"
     if not (project / "gate.yaml").is_file():
@@ -83,7 +85,7 @@ def _measure(
         unsettled = _unsettled(comparison)
         if not unsettled:
             break
-        # The last pair before a look may start if half of it fits: so the time is kept on average.
+        # The last pair before a look may start if half of its time is left: so looks are on time on average.
         while (monotonic() - began) * (1 + 0.5 / len(pairs)) < look_s:
             pairs.append(measuring.pair(1 + len(pairs), unsettled, swept))
         comparison = _compare(pairs, options)

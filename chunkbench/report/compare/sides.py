@@ -1,4 +1,5 @@
-"""The sides of a comparison: a Python interpreter each, and packages that take the place of its installed ones."""
+"""The sides of a comparison. Each side has a Python interpreter, and maybe packages that replace the installed
+packages."""
 
 from __future__ import annotations
 
@@ -57,26 +58,26 @@ _FACTS_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison. Both sides differ in what is said here and in nothing else."""
+    """One side of a comparison. Both sides differ only in these fields."""
 
     name: str
     """`base` or `head`."""
     title: str
-    """What messages call it."""
+    """The name of the side in messages."""
     python: str = sys.executable
-    """The interpreter of its workers."""
+    """The interpreter of the side's workers."""
     folder: Path | None = None
-    """Packages that take the place of the installed ones."""
+    """Folder with packages that replace the installed packages."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    """What the manifests of its runs say about it."""
+    """Values for the manifests of the side's runs."""
     own: bool = False
-    """Whether its interpreter has all packages itself."""
+    """Whether the interpreter uses only its own packages, without PYTHONPATH."""
     program: Sequence[str] = ()
-    """A script, with its arguments, that takes the place of the worker's program."""
+    """A script, with its arguments, that replaces the worker's program."""
 
     def start(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
         """Start a parent: a worker that has imported the implementations, and from which measuring processes are
-        forked. Its errors go to `log`. Raises `RunError`."""
+        forked. Errors of the parent go to `log`. Raises `RunError`."""
         try:
             return preloaded(lambda: self._worker(log, experiment), experiment)
         except LOST as error:
@@ -85,8 +86,8 @@ class Side:
     def _worker(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
         folder = self.folder.resolve() if self.folder is not None else None
         command = [self.python, *(self.program or ("-c", _LAUNCH, str(folder or "")))]
-        # PyTorch keeps the extensions that it compiles at their first use by name alone: in one folder for both sides,
-        # each side would overwrite the other's.
+        # PyTorch stores extensions that it compiles at first use under their name. With one folder for both sides, each
+        # side would overwrite the extensions of the other.
         extensions = {"TORCH_EXTENSIONS_DIR": f"{log.parent.resolve()}/torch-extensions-{self.name}"}
         environment = _own_packages() if self.own else dict(os.environ)
         worker = WorkerProcess(log, experiment.kind, experiment.pages, command, environment | extensions)
@@ -98,7 +99,8 @@ class Side:
 
 @contextmanager
 def revisions(project: Path, ref: str, experiment: TimedExperiment, log: Path) -> Iterator[tuple[Side, Side]]:
-    """The revision `ref` of a project, and its working tree, both built; the output of the builds goes to `log`.
+    """The sides for the revision `ref` of a project and for its working tree, both built. The output of the builds goes
+    to `log`.
 
     Raises `RunError`, also if the experiment measures nothing of the project.
     """
@@ -114,8 +116,8 @@ def _own_packages() -> dict[str, str]:
 
 
 def interpreters(python: str, say: Callable[[str], None]) -> tuple[Side, Side]:
-    """Another interpreter, which has ChunkBench and the project, and this one. `say` gets what is left out. Raises
-    `RunError`."""
+    """The sides for another interpreter, which has ChunkBench and the project, and for this interpreter. `say` receives
+    a warning if PYTHONPATH is left out. Raises `RunError`."""
     try:
         done = subprocess.run(
             [python, "-P", "-c", _FACTS],
@@ -132,7 +134,7 @@ def interpreters(python: str, say: Callable[[str], None]) -> tuple[Side, Side]:
     if facts is None:
         raise RunError(f"{python}: is no Python interpreter with ChunkBench: {problem}")
     if "PYTHONPATH" in os.environ:
-        say("PYTHONPATH is left out: both interpreters would import what lies there, instead of their own packages")
+        say("PYTHONPATH is left out: with it, both interpreters would import the same packages instead of their own")
     return Side("base", python, python, manifest=facts, own=True), Side("head", sys.executable, own=True)
 
 
@@ -176,9 +178,10 @@ def preloaded(start: Callable[[], WorkerProcess], experiment: TimedExperiment) -
 
 
 def warm(worker: WorkerProcess, seed: int, point: Point, sweep_file: str) -> None:
-    """Let a parent make what its children only read. Points of another dtype than this one make inputs of their own.
+    """Let a parent make the data that its children only read. The inputs fit points with the dtype of `point`; children
+    make other inputs themselves.
 
-    `sweep_file`: memory for the children's sweeps; empty if the parent is to take its own. Raises `LOST`.
+    `sweep_file`: memory for the children's sweeps; empty if the parent shall take its own memory. Raises `LOST`.
     """
     arguments = {"seed": seed, "dtype": point.dtype, "device": point.device, "sweep_file": sweep_file}
     worker.ask("warm", _IMPORT_LIMIT_S, **arguments)

@@ -1,7 +1,8 @@
-"""Speed-ups over a common implementation, compared between two measurements whose times cannot be compared.
+"""Compares speed-ups over a common implementation between two measurements whose times cannot be compared.
 
-Times of two machines, two dtypes or two implementations say little about each other. How much faster an implementation
-is than another one that was measured beside it, round by round, can be compared: what slows the machine slows both.
+Times of two machines, two dtypes or two implementations say little about each other. The speed-up over another
+implementation that was measured beside it, round by round, can be compared: a disturbance of the machine slows both
+implementations.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FREE_AXES: Mapping[Between, frozenset[str]] = {
 }
 """The axes in which two cases may differ."""
 _USUAL = "naive"
-"""The implementation that the paper's own speed-ups are over."""
+"""The implementation over which the paper states its speed-ups."""
 
 
 class Speedup(BaseModel):
@@ -45,11 +46,11 @@ class Speedup(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     axes: dict[str, Any]
-    """Of HEAD's case."""
+    """Axes of HEAD's case."""
     base_implementation: str
     head_implementation: str
     base: float
-    """Time of the common implementation over the time of this one, for BASE."""
+    """BASE's speed-up: time of the common implementation over the time of this implementation."""
     head: float
     ratio: float
     """HEAD's speed-up over BASE's."""
@@ -65,12 +66,12 @@ class Speedups(BaseModel):
 
     between: Between
     over: str
-    """The implementation that both measured."""
+    """The implementation that both sides measured."""
     base: SideSummary
     head: SideSummary
     threshold: float
     confidence: float
-    """Of all intervals together."""
+    """Confidence of all intervals together."""
     speedups: tuple[Speedup, ...]
 
 
@@ -80,7 +81,7 @@ def speedups(
     """Compare the speed-ups of two measurements over the implementation `over`; None: `naive` if both measured it, else
     the baseline of BASE's experiment.
 
-    Cases are at the same point, except for what `between` frees. Raises `NothingToCompare`.
+    Compared cases are at the same point, except for the axes that may differ for `between`. Raises `NothingToCompare`.
     """
     common = _common(base, head, over)
     sides = [_cases(runs, _FREE_AXES[between]) for runs in (base, head)]
@@ -170,20 +171,21 @@ def _names(cases: _Cases) -> set[str]:
 
 
 def _chosen(base: set[str], head: set[str], between: Between) -> Iterator[tuple[str, str]]:
-    """(BASE's, HEAD's) implementations to compare: the same, or those that only one side measured."""
+    """Pairs (BASE's implementation, HEAD's implementation) to compare: equal ids, or for `implementations` ids that
+    only one side measured."""
     if between != "implementations":
         yield from ((name, name) for name in sorted(base & head))
         return
     if not (base - head and head - base):
         raise NothingToCompare(
-            "both measured the same implementations, or one side measured none of its own: name runs that differ in "
-            "an implementation"
+            "at least one side measured no implementation that the other lacks: name runs that differ in an "
+            "implementation"
         )
     yield from ((mine, other) for mine in sorted(base - head) for other in sorted(head - base))
 
 
 def _apart(base: Sequence[Run], head: Sequence[Run], free: frozenset[str]) -> str:
-    """The axes that have other values on either side, so that no point is the same, with these values."""
+    """The axes that have no value in common, so that the sides share no point; with the values of both sides."""
     differences = []
     for axis in sorted(set(AXES) - free):
         sides = [sorted({show_value(case.axis(axis)) for run in runs for case in run.cases}) for runs in (base, head)]
@@ -193,7 +195,8 @@ def _apart(base: Sequence[Run], head: Sequence[Run], free: frozenset[str]) -> st
 
 
 def _log_speedups(processes: Sequence[Mapping[str, Result]], name: str, over: str) -> list[float]:
-    """Logarithms of the speed-up of `name` over `over`: of each round, or of each process if there are several."""
+    """Logarithms of the speed-up of `name` over `over`: one for each round, or one for each process if there are
+    several."""
     both = [members for members in processes if name in members and over in members]
     rounds = [[-math.log(value) for value in paired_ratios(members[name], members[over])] for members in both]
     rounds = [values for values in rounds if values]

@@ -53,7 +53,7 @@ def document(compared: Speedups) -> Output:
 
 
 def _means(compared: Speedups) -> Table:
-    """One row per implementation, or per pair: the ratio of its speed-ups over all points."""
+    """One row per implementation, or per pair of implementations: the ratio of the speed-ups over all points."""
     ratios: dict[str, list[float]] = {}
     for entry in compared.speedups:
         names = dict.fromkeys((entry.base_implementation, entry.head_implementation))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 Verdict = Literal["faster", "same", "slower", "inconclusive", "incorrect", "missing", "new"]
 VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive", "faster", "new", "same")
-"""Worst first, as reports list them."""
+"""All verdicts, worst first; reports list cases in this order."""
 Between = Literal["machines", "dtypes", "implementations"]
 """What differs between two measurements whose speed-ups are compared."""
 FailOn = Literal["slower", "incorrect", "missing", "inconclusive"]
@@ -35,23 +35,23 @@ class CaseVerdict(_Frozen):
     verdict: Verdict
     reason: str = ""
     base: float | None = None
-    """In the unit of the metric."""
+    """BASE's value, in the unit of the metric."""
     head: float | None = None
     ratio: float | None = None
-    """Head over base. Slower is above 1 for times, below 1 for token rates."""
+    """HEAD's value over BASE's. A slower case has a ratio above 1 for times, below 1 for token rates."""
     low: float | None = None
     high: float | None = None
     calibration_low: float | None = None
     calibration_high: float | None = None
-    """Set unless both sides were interleaved: the calibration ratio, least and most, in the direction of `ratio`. The
-    verdict is on the rest of the ratio."""
+    """`calibration_low`, `calibration_high`: the calibration ratio, lowest and highest, in the direction of `ratio`;
+    None if both sides were interleaved. The verdict is on `ratio` divided by the calibration ratio."""
     unit: Literal["pair", "process", "round"] = "round"
-    """What is repeated. The interval is made of these units."""
+    """The unit of repetition, from which the interval is computed."""
     base_units: int = 0
     head_units: int = 0
-    """How many of them were compared."""
+    """`base_units`, `head_units`: number of compared units of each side."""
     command: str = ""
-    """Command line that measures this implementation again, alone."""
+    """Command line that measures only this implementation again."""
     failed: bool = False
     """Whether HEAD was incorrect, raised an error, crashed or ran out of time."""
 
@@ -74,20 +74,20 @@ class EnvironmentDifference(_Frozen):
     base: str
     head: str
     machine: bool
-    """Whether it forbids to compare times. A different version does not."""
+    """Whether the difference forbids to compare times. A different version does not."""
 
 
 class FixedWork(_Frozen):
-    """How fast the machine itself was: one kind of work that does not depend on any implementation."""
+    """The speed of the machine itself: one kind of work that does not depend on any implementation."""
 
     work: str
-    """Arithmetic, memory sweep, read bandwidth or matrix rate."""
+    """The kind of work: arithmetic, memory sweep, read bandwidth or matrix rate."""
     speed: float
     """Speed while HEAD was measured over speed while BASE was measured."""
 
 
 class SideSummary(_Frozen):
-    """One of the two runs."""
+    """Facts about one side of a comparison."""
 
     path: str
     experiment: str
@@ -104,17 +104,17 @@ class Settings(_Frozen):
 
     metric: str
     unit: str = ""
-    """Of the metric."""
+    """Unit of the metric."""
     threshold: float
     confidence: float
-    """Of all verdicts together."""
+    """Confidence of all verdicts together."""
     case_confidence: float
-    """Of each interval: the error probability is divided among the timed cases (Bonferroni)."""
+    """Confidence of each interval: the error probability is divided among the timed cases (Bonferroni)."""
     timed_cases: int
     looks: int = 1
     """How many times the verdicts may be looked at: the looks share the error probability."""
     interleaved: bool
-    """Whether both sides were measured in interleaved pairs of processes. Then pairs are compared."""
+    """Whether both sides were measured in interleaved pairs of processes, so that pairs are compared."""
     cross_machine: bool
     fail_on: tuple[FailOn, ...]
 
@@ -129,14 +129,14 @@ class Comparison(_Frozen):
     exit_code: int
     counts: dict[Verdict, int]
     machine: tuple[FixedWork, ...] = ()
-    """Empty if both sides were interleaved, or if no fixed work was timed on both."""
+    """The speed of the machine; empty if both sides were interleaved, or if no fixed work was timed on both sides."""
     warnings: tuple[str, ...]
     differences: tuple[EnvironmentDifference, ...]
     summaries: tuple[Summary, ...]
     cases: tuple[CaseVerdict, ...]
-    """Worst first."""
+    """The verdicts on all cases, worst first."""
     unmeasured: int
-    """Number of cases that neither run measured."""
+    """Number of cases that neither side measured."""
     command: str
     """Command line that repeats the comparison."""
 

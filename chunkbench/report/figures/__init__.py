@@ -19,7 +19,7 @@ from chunkbench.report.figures.style import StyleName, plain, styled
 from chunkbench.report.layout import Report
 
 _SMALLER = 0.65
-"""Lines and marks of the style for papers."""
+"""Factor on the sizes of lines and marks in the style for papers."""
 
 
 def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Figure | None:
@@ -34,7 +34,7 @@ def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Fig
 
 
 def _plain_names(columns: Columns) -> Columns:
-    """The same columns, with names that matplotlib shows unchanged."""
+    """The columns, with names in a form that matplotlib shows unchanged."""
     styles = {
         name: style.model_copy(update={"name": plain(style.name), "heading": tuple(map(plain, style.heading))})
         for name, style in columns.styles.items()
@@ -43,7 +43,7 @@ def _plain_names(columns: Columns) -> Columns:
 
 
 def svg(figure: Figure) -> tuple[str, str]:
-    """The figure as SVG with text elements instead of outlines, and its caption, which the SVG lacks then."""
+    """The figure as SVG with text elements instead of outlines, without caption; and the caption."""
     caption = str(figure.get_label())
     for text in list(figure.texts):
         text.remove()

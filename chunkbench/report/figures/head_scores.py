@@ -1,4 +1,4 @@
-"""Picture of the scores of a model's heads: layers by heads, echo and induction."""
+"""Draws the scores of a model's heads, echo and induction: a row for each layer, a column for each head."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _SCORES = {"echo": "echo: to the same token", "induction": "induction: to what c
 
 
 def write_picture(path: Path, scores: Mapping[str, Any], full: Sequence[Sequence[bool]]) -> None:
-    """`scores`: model, tokens, and `[layer][query head]` for each kind. `full` `[layer][KV head]`: retrieval heads.
-    Raises OSError."""
+    """Write the picture. `scores`: model, tokens, and `[layer][query head]` for each kind of score. `full` `[layer][KV
+    head]`: whether a head is a retrieval head. Raises OSError."""
     with styled():
         words = f"{scores['model']}: {scores['tokens']} random tokens, read four times; framed: retrieval heads"
         page = sheet(words, [], len(_SCORES), across=2, colour_bar=True)

@@ -1,4 +1,4 @@
-"""What all figures share: colours, markers, and the sheet with panels, legend and caption."""
+"""Common parts of all figures: colours, markers, and the sheet with panels, legend and caption."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ StyleName = Literal["screen", "paper"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of figures, and what they carry besides their panels."""
+    """Sizes of figures, and whether the caption is part of a figure."""
 
     scale: float
-    """Inches of the figure for an inch of the sheet."""
+    """Scale factor: inches of the figure for an inch of the sheet."""
     least_inches: float
     """Width of a figure of one panel."""
     captioned: bool
     """Whether the caption is a part of the picture."""
     spacing: float = 1.0
-    """Room below the panels: fonts shrink less than the rest."""
+    """Factor on the room below the panels, because fonts shrink less than the rest."""
     settings: dict[Any, Any] = field(default_factory=dict)
     """matplotlib's settings besides STYLE."""
 
@@ -104,7 +104,8 @@ _LAYOUT: ContextVar[Layout] = ContextVar("layout", default=LAYOUTS["screen"])
 
 @contextmanager
 def styled(name: StyleName = "screen") -> Iterator[None]:
-    """Figures that are drawn or saved inside have this style, whatever the user's own `matplotlibrc` says."""
+    """Figures that are drawn or saved in this block have the style `name`; the user's own `matplotlibrc` has no
+    effect."""
     layout = LAYOUTS[name]
     token = _LAYOUT.set(layout)
     try:
@@ -117,18 +118,18 @@ def styled(name: StyleName = "screen") -> Iterator[None]:
 
 
 def plain(text: str) -> str:
-    """Text of a run as matplotlib shows it unchanged: a dollar begins no mathematics, and control characters, which an
+    """Text of a run in a form that matplotlib shows unchanged: dollars are escaped, and control characters, which an
     SVG cannot hold, are replaced."""
     return legal(text).replace("$", r"\$")
 
 
 def handle(style: LineStyle, label: str, here: bool = True) -> Line2D:
-    """A line of the legend: filled for this run (`here`), thin, dotted and hollow for the paper."""
+    """A line of the legend: with filled marks for this run (`here`); thin, dotted, with hollow marks for the paper."""
     return Line2D([], [], label=label, **(style.line2d(markersize=6, linewidth=1.6) if here else paper_line(style)))
 
 
 def paper_line(style: LineStyle) -> dict[str, Any]:
-    """The arguments of matplotlib's `plot` for what the paper printed."""
+    """The arguments of matplotlib's `plot` for lines with the paper's printed numbers."""
     return style.line2d(markersize=5, markerfacecolor="white", linewidth=0.9, linestyle=DOTS)
 
 
@@ -163,12 +164,12 @@ def sheet(
     right_axis: bool = False,
     colour_bar: bool = False,
 ) -> Sheet:
-    """A sheet of empty panels above legend and caption, as the present layout says.
+    """A sheet of empty panels above legend and caption, in the layout that `styled` has set.
 
     `right_axis` leaves room for a right y-axis, `colour_bar` for a bar at the right of the sheet.
     """
     layout = _LAYOUT.get()
-    caption = caption.replace(r"\$", "$")  # names in it are `plain`
+    caption = caption.replace(r"\$", "$")  # its names are `plain`
     across = min(across, panels)
     down = math.ceil(panels / across)
     columns = min(_LEGEND_COLUMNS if across == _ACROSS else 3, max(1, len(handles)))
@@ -250,7 +251,8 @@ def axis_label(axis: str) -> str:
 
 
 def sharing(most: bool) -> dict[str, Any]:
-    """How a line shows what is shared: filled marks where most is shared, thin and hollow for less."""
+    """The style of a line for a shared length: filled marks for the longest, thin lines with hollow marks for shorter
+    ones."""
     return {"linewidth": 1.6} if most else {"linewidth": 0.8, "markerfacecolor": "white"}
 
 

@@ -1,4 +1,5 @@
-"""One self-contained HTML file: it loads nothing, and works with a keyboard, with a screen reader and in print."""
+"""A report as one self-contained HTML file, which loads nothing and works with a keyboard, a screen reader and in
+print."""
 
 from __future__ import annotations
 
