@@ -38,8 +38,8 @@ def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) 
                 text = f"{columns.name(implementation)} at {_point(group, axes)}: {row.derived.probe_error}"
                 by_cache.setdefault(row.timed.cache, []).append((row.derived.roofline_fraction or 0.0, text))
     return [
-        f"{PROBE_MARK} In {count(len(cases), 'case')} the probe of the machine's limit erred, so the roofline fraction is "
-        f"no merit of the kernel; the worst is {max(cases)[1]}"
+        f"{PROBE_MARK} In {count(len(cases), 'case')} the probe of the machine's limit erred, so the roofline fraction "
+        f"is no merit of the kernel; the worst is {max(cases)[1]}"
         for cases in by_cache.values()
     ]
 
