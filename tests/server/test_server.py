@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -15,9 +15,11 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
+from chunkbench.server.build import ModelChoice
 from chunkbench.workloads.serving.servers.vllm import vllm_python
 from tests.server.engine.models import VOCABULARY, sharp_module, write_checkpoint
 from tests.server.processes import Served, serve
@@ -71,21 +73,18 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def test_greedy_tokens_are_those_of_transformers(client: openai.OpenAI) -> None:
-    import torch
-
     module = sharp_module("llama-grouped", "eager")
     expected = module.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 8:]
     answer = ask(client, return_token_ids=True)
     assert answer.choices[0].token_ids == expected.tolist()
+    assert ask(client, prompt=" ".join(f"w{token}" for token in PROMPT)).choices[0].text == answer.choices[0].text
+    assert ask(client, prompt=[PROMPT]).choices[0].text == answer.choices[0].text
+    stopped = ask(client, return_token_ids=True, stop_token_ids=[expected.tolist()[2]]).choices[0]
+    assert stopped.token_ids == expected.tolist()[: expected.tolist().index(expected.tolist()[2]) + 1]
+    assert stopped.finish_reason == "stop"
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].text == " ".join(f"w{token}" for token in expected.tolist())
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (8, 6, 14)
-
-
-def test_text_and_token_ids_are_the_same_prompt(client: openai.OpenAI) -> None:
-    text = " ".join(f"w{token}" for token in PROMPT)
-    assert ask(client, prompt=text).choices[0].text == ask(client).choices[0].text
-    assert ask(client, prompt=[PROMPT]).choices[0].text == ask(client).choices[0].text
 
 
 def test_a_stream_carries_the_same_tokens_one_by_one(client: openai.OpenAI) -> None:
@@ -97,13 +96,10 @@ def test_a_stream_carries_the_same_tokens_one_by_one(client: openai.OpenAI) -> N
     assert pieces[-1].choices == []
     assert pieces[-1].usage.completion_tokens == 6
     assert all(piece.usage is None for piece in ask(client, stream=True))
-
-
-def test_stop_token_ids_end_an_answer(client: openai.OpenAI) -> None:
-    tokens = ask(client, return_token_ids=True).choices[0].token_ids
-    answer = ask(client, return_token_ids=True, stop_token_ids=[tokens[2]])
-    assert answer.choices[0].token_ids == tokens[: tokens.index(tokens[2]) + 1]
-    assert answer.choices[0].finish_reason == "stop"
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = list(ask(client, stream=True, stream_options=options))
+    assert [piece.usage.completion_tokens for piece in pieces] == [1, 2, 3, 4, 5, 6, 6]
+    assert {piece.usage.prompt_tokens for piece in pieces} == {8}
 
 
 def test_stop_strings_end_an_answer_before_them(client: openai.OpenAI) -> None:
@@ -163,14 +159,6 @@ def test_usage_names_the_cached_tokens(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 128
 
 
-def test_sampling_with_a_seed_repeats(client: openai.OpenAI) -> None:
-    def hot(seed: int) -> str:
-        return str(ask(client, temperature=2, top_p=0.9, seed=seed, max_tokens=12).choices[0].text)
-
-    assert hot(1) == hot(1)
-    assert hot(1) != hot(2)
-
-
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1}, {"stream": True}], ids=str)
 def test_a_request_whose_logits_are_not_numbers_fails_alone(
     served: Served, client: openai.OpenAI, fields: dict[str, Any]
@@ -204,7 +192,11 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
     (model,) = json.loads(served.get("/v1/models"))["data"]
     assert (model["id"], model["server"]["attention"], model["server"]["dtype"]) == ("sharp", "two-phase", "float32")
     assert model["max_model_len"] == 2048
-    assert [listed.id for listed in client.models.list()] == ["sharp"]
+    assert client.models.retrieve("sharp").id == "sharp"
+    with pytest.raises(openai.NotFoundError, match="the model other/one does not exist"):
+        client.models.retrieve("other/one")
+    status, body = served.post("/v1/embeddings", {})
+    assert (status, body["error"]["message"]) == (404, "POST /v1/embeddings: Not Found")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +205,6 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
         ({"model": "other"}, 404, "the model other does not exist; this server has sharp", "model"),
         ({"prompt": [1] * 2100}, 400, "together 2106: this server takes at most 2048", "prompt"),
         ({"prompt": []}, 400, "the prompt is empty", "prompt"),
-        ({"prompt": ""}, 400, "the prompt is empty", "prompt"),
         ({"prompt": [VOCABULARY]}, 400, "token ids of the prompt must lie between 0 and 299", "prompt"),
         ({"prompt": [[1], [2]]}, 400, "2 prompts in one request", "prompt"),
         ({"prompt": {"a": 1}}, 400, "the field prompt is not valid", "prompt"),
@@ -221,36 +212,23 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
         ({"max_tokens": 0}, 400, "the field max_tokens is not valid", "max_tokens"),
         ({"max_tokens": 10**400}, 400, "the field max_tokens is not valid", "max_tokens"),
         ({"max_tokens": "6"}, 400, "the field max_tokens is not valid", "max_tokens"),
-        ({"max_tokens": True}, 400, "the field max_tokens is not valid", "max_tokens"),
         ({"temperature": -1}, 400, "temperature must lie between", "temperature"),
         ({"temperature": 10**400}, 400, "the field temperature is not valid", "temperature"),
         ({"top_p": 0}, 400, "top_p must be above 0", "top_p"),
         ({"seed": 2**64, "temperature": 1}, 400, "seed must lie between -2**63 and 2**64 - 1", "seed"),
-        ({"seed": -(2**63) - 1}, 400, "seed must lie between", "seed"),
         ({"top_k": -2}, 400, "top_k must be at least 1", "top_k"),
-        ({"top_k": 2**64}, 400, "top_k must be at least 1", "top_k"),
         ({"min_tokens": 7}, 400, "min_tokens must be at least 0 and at most max_tokens = 6, not 7", "min_tokens"),
-        ({"min_tokens": -1}, 400, "min_tokens must be at least 0", "min_tokens"),
         ({"stop_token_ids": [-1]}, 400, "the field stop_token_ids is not valid", "stop_token_ids"),
         ({"stop_token_ids": [1] * 1025}, 400, "the field stop_token_ids is not valid", "stop_token_ids"),
-        ({"prompt": [2**64]}, 400, "token ids of the prompt must lie between 0 and 299", "prompt"),
         ({"prompt": [1, True]}, 400, "the field prompt is not valid", "prompt"),
         ({"stream_options": {"include_usage": 1}}, 400, "the field stream_options is not valid", "stream_options"),
         ({"stream_options": {"odd": 1}}, 400, "the field stream_options.odd = 1 is not supp", "stream_options"),
         ({"model": "m" * 2000}, 400, "the field model is not valid", "model"),
         ({"n": 2}, 400, "the field n = 2 is not supported; leave it out", "n"),
-        ({"logprobs": 5}, 400, "the field logprobs = 5 is not supported", "logprobs"),
         ({"stop": ["w1", ""]}, 400, "the field stop is not valid: string should have at least 1 character", "stop"),
-        ({"stop": ["w1"] * 5}, 400, "the field stop is not valid: list should have at most 4 items", "stop"),
         ({"stop": "w" * 257}, 400, "the field stop is not valid: string should have at most 256 characters", "stop"),
-        ({"stop": 7}, 400, "the field stop is not valid: input should be a valid list", "stop"),
-        ({"include_stop_str_in_output": True}, 400, "is not supported", "include_stop_str_in_output"),
         ({"nonsense": 1}, 400, "the field nonsense = 1 is not supported", "nonsense"),
-        ({"logprobs": 0}, 400, "the field logprobs = 0 is not supported", "logprobs"),
-        ({"min_p": 0.1}, 400, "the field min_p = 0.1 is not supported", "min_p"),
         ({"presence_penalty": 0.5}, 400, "the field presence_penalty = 0.5 is not supported", "presence_penalty"),
-        ({"tools": [{}]}, 400, "the field tools = [{}] is not supported", "tools"),
-        ({"reasoning_effort": "high"}, 400, "the field reasoning_effort = 'high' is not supp", "reasoning_effort"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -285,22 +263,14 @@ def test_top_k_and_min_tokens_change_the_answer(served: Served, client: openai.O
     def hot(**others: Any) -> Any:
         return served.post("/v1/completions", {"model": "sharp", **fields, **others})[1]["choices"][0]["token_ids"]
 
-    assert hot(top_k=1) == greedy != hot()
+    assert hot(top_k=1) == greedy != hot() == hot()
+    assert hot(seed=4) != hot()
     longer = hot(top_k=1, min_tokens=5, stop_token_ids=[greedy[1]])
     assert (longer[0], len(longer) >= 5, greedy[1] in longer[:4]) == (greedy[0], True, False)
 
 
-def test_usage_in_every_chunk_where_it_is_asked_for(client: openai.OpenAI) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    pieces = list(ask(client, stream=True, stream_options=options))
-    assert [piece.usage.completion_tokens for piece in pieces] == [1, 2, 3, 4, 5, 6, 6]
-    assert {piece.usage.prompt_tokens for piece in pieces} == {8}
-
-
-def test_a_model_by_its_name(client: openai.OpenAI) -> None:
-    assert client.models.retrieve("sharp").id == "sharp"
-    with pytest.raises(openai.NotFoundError, match="the model other/one does not exist"):
-        client.models.retrieve("other/one")
+CALL = b'{"model": "sharp", "messages": [{"role": "user", "tool_calls": [{"id": 1}]}]}'
+IMAGE = b'{"model": "sharp", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}'
 
 
 @pytest.mark.parametrize(
@@ -308,22 +278,18 @@ def test_a_model_by_its_name(client: openai.OpenAI) -> None:
     [
         ("completions", b"[" * 100_000, "the body is not JSON: recursion limit exceeded", None),
         ("completions", b'{"model": "sharp", "prompt": "\\ud800 "}', "the body is not JSON: ", None),
-        ("completions", b'{"model": "\\udc00", "prompt": "w1"}', "the body is not JSON: ", None),
-        ("completions", b'{"\\ud800": 1}', "the body is not JSON: ", None),
         ("completions", b'{"model": "\xff"}', "the body is not JSON: ", None),
         ("completions", b'{"temperature": NaN}', "the body is not JSON: ", None),
         ("completions", b'{"model": "sharp", "prompt": "w1", "temperature": 1e999}', "must lie between", "temperature"),
         ("chat/completions", b'{"model": "sharp", "messages": [{"role": "\\ud800"}]}', "the body is not JSON: ", None),
         ("chat/completions", b'{"model": "sharp", "messages": []}', "the field messages is not valid", "messages"),
         ("chat/completions", b'{"model": "sharp", "messages": [[]]}', "the field messages is not valid", "messages"),
-        ("chat/completions", b'{"model": "sharp", "messages": [{"role": 1}]}', "the field messages is", "messages"),
-        (
-            "chat/completions",
-            b'{"model": "sharp", "messages": [{"role": "user", "tool_calls": [{"id": 1}]}]}',
-            "the field messages.tool_calls = [{'id': 1}] is not supported",
-            "messages",
-        ),
+        ("chat/completions", CALL, "the field messages.tool_calls = [{'id': 1}] is not supported", "messages"),
         ("chat/completions", b'{"model": "sharp", "messages": [{"role": "sum"}]}', "template refuses", "messages"),
+        ("chat/completions", b'{"model": "sharp", "messages": [{"role": "odd"}]}', "no odd roles", "messages"),
+        ("chat/completions", IMAGE, "a message has a part of type 'image_url'; text only", "messages"),
+        ("completions", b"{", "the body is not JSON", None),
+        ("completions", b"[]", "the body must be a JSON object", None),
     ],
 )
 def test_bodies_that_no_client_should_send(
@@ -359,21 +325,6 @@ def test_a_body_that_is_too_large_keeps_nobody_waiting(served: Served) -> None:
     assert "this server takes at most 2048" in by_status[400]
 
 
-def test_broken_bodies_and_routes(served: Served) -> None:
-    status, body = served.post("/v1/completions", b"{")
-    assert (status, body["error"]["message"][:20]) == (400, "the body is not JSON")
-    status, body = served.post("/v1/completions", [])
-    assert (status, body["error"]["message"]) == (400, "the body must be a JSON object")
-    status, body = served.post("/v1/embeddings", {})
-    assert (status, body["error"]["message"]) == (404, "POST /v1/embeddings: Not Found")
-    image = [{"role": "user", "content": [{"type": "image_url"}]}]
-    status, body = served.post("/v1/chat/completions", {"model": "sharp", "messages": image})
-    assert (status, body["error"]["message"]) == (400, "a message has a part of type 'image_url'; text only")
-    odd = [{"role": "odd", "content": "w1"}]
-    status, body = served.post("/v1/chat/completions", {"model": "sharp", "messages": odd})
-    assert (status, body["error"]["message"]) == (400, "the model's chat template refuses these messages: no odd roles")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_chunks(served: Served, stream: bool) -> None:
     dropped = 'requests_total{outcome="dropped"}'
@@ -399,27 +350,6 @@ def test_bad_requests_change_no_good_one(served: Served, tmp_path: Path, number:
 def test_a_stretch_of_load_leaves_nothing(served: Served, tmp_path: Path) -> None:
     """The short version of `make torture PART=soak`, without constraints: these tokens write no JSON."""
     Soak(served, different=4, requests=12, constrained=0)(Trial(0, random.Random(0), tmp_path))
-
-
-def test_many_clients_at_once_get_what_each_gets_alone(served: Served) -> None:
-    prompts = [[*PROMPT * 9, n, n + 1] for n in range(24)]
-    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-
-    async def one(prompt: list[int]) -> str:
-        answer = await client.completions.create(model="sharp", prompt=prompt, max_tokens=8, temperature=0)
-        return answer.choices[0].text
-
-    async def all_of(prompts: list[list[int]]) -> list[str]:
-        return await asyncio.gather(*map(one, prompts))
-
-    async def each(prompts: list[list[int]]) -> list[str]:
-        return [await one(prompt) for prompt in prompts]
-
-    async def both() -> tuple[list[str], list[str]]:
-        return await all_of(prompts), await each(prompts)
-
-    together, alone = asyncio.run(both())
-    assert together == alone
 
 
 def test_the_log_has_each_step_and_each_request(served: Served, client: openai.OpenAI) -> None:
@@ -479,12 +409,22 @@ def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, cl
         assert server.stop() == 0
 
 
+BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""`vllm bench serve`: the console program of vLLM's build for CPUs fails before it reads its arguments."""
+
+
 @pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM's client")
 def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     sizes = ["--random-input-len", "40", "--random-output-len", "6", "--num-prompts", "5", "--ignore-eos"]
-    script = Path(__file__).with_name("vllm_bench_serve.py")
-    command = [str(vllm_python()), str(script), "--backend", "openai"]
+    command = [str(vllm_python()), "-c", BENCH_SERVE, "--backend", "openai"]
     command += ["--base-url", served.url, "--model", str(checkpoint), "--served-model-name", "sharp", *sizes]
     command += ["--dataset-name", "random", "--save-result", "--save-detailed", "--result-filename", str(result)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -548,11 +488,7 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def test_a_checkpoint_is_served_under_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from chunkbench.server.build import ModelChoice
-
+def test_a_checkpoint_is_served_under_the_name_of_its_folder(tmp_path: Path) -> None:
     names = {"models/Llama-3.2-1B/": "Llama-3.2-1B", "small-llama": "small-llama", "shapes/tiny.json": "tiny"}
     names |= {"shapes/Llama-3.2-1B.json": "Llama-3.2-1B", "models/Llama-3.2-1B/config.json": "Llama-3.2-1B"}
     names |= {
@@ -561,7 +497,7 @@ def test_a_checkpoint_is_served_under_the_name_of_its_folder(tmp_path: Path, mon
         "odd.json": "odd.json",
         "mine-1.0/../mine-1.0/.": "mine-1.0",
     }
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.json").mkdir()
     (tmp_path / "mine-1.0").symlink_to(tmp_path / "odd.json")
-    assert {model: ModelChoice(model, torch.float32).name for model in names} == names
+    with contextlib.chdir(tmp_path):
+        assert {model: ModelChoice(model, torch.float32).name for model in names} == names
