@@ -184,10 +184,7 @@ def profile(*words: object) -> Done:
         ([], ["6 points are left", "n_p=64 n_s=64", "n_p=32 n_s=0"]),
         (
             ["n_p=96"],
-            [
-                "2 points are left; choose one with --where AXIS=VALUE (dtype):",
-                "n_p=96 n_s=48 batch_size=4 dtype=bfloat16",
-            ],
+            ["2 points are left; choose one with --where AXIS=VALUE (dtype):", "batch_size=4 dtype=bf"],
         ),
         (["n_p=32", "n_s=0"], ["(kv_heads):", "n_p=32 n_s=0 batch_size=4 kv_heads=1\n", "batch_size=4 kv_heads=2"]),
         (["n_p=128"], ["no point of", "has this n_p; there are 64, 96, 32"]),
@@ -267,18 +264,7 @@ def test_an_implementation_of_somebody_else(small: Path, tmp_path: Path, fakes: 
     ("implementation", "code", "told"),
     [
         ("fake_wrong", 3, "fake_wrong: incorrect: max_error"),
-        pytest.param(
-            *(
-                "xformers",
-                2,
-                "xformers: unavailable: xformers has no CPU operator: run on an NVIDIA GPU (device: cuda)",
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("fake_mends", 3, "fake_mends: error: in prepare: RuntimeError: out of order"), marks=pytest.mark.slow
-        ),
-        pytest.param(*("fake_dies", 3, "fake_dies: crashed: in check: the process was killed"), marks=pytest.mark.slow),
+        pytest.param("fake_dies", 3, "fake_dies: crashed: in check: the process was killed", marks=pytest.mark.slow),
     ],
 )
 def test_a_failure_has_its_reason_and_no_picture(

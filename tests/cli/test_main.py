@@ -173,7 +173,7 @@ def test_quick_takes_lengths_from_prompts(tmp_path: Path) -> None:
     (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     axes, told = quick._of_prompts((tmp_path / "ids.jsonl",), None)
     assert axes == {"tree": "[[96, [1, 1, 1]]]"}
-    assert told == "3 prompts, of 97 tokens, with what they share"
+    assert told == "3 prompts, of 97 tokens, with their shared prefixes"
     refused = CliRunner().invoke(cli, ["quick", "--prompts", str(tmp_path / "ids.jsonl"), "--batch", "3"])
     assert refused.exit_code == 2
     assert "--prompts states --n-p, --n-s and --batch" in refused.output

@@ -156,7 +156,7 @@ def test_no_experiment_is_written_that_cannot_be_read(trace: Path, tmp_path: Pat
     text, pipe, odd = trace.read_text(), tmp_path / "pipe", trace.rename(tmp_path / "b\udcff.jsonl")
     os.mkfifo(pipe)
     threading.Thread(target=pipe.write_text, args=(text,)).start()
-    for name, message in ((odd, "the name is not UTF-8"), (pipe, "is no file; a replay reads")):
+    for name, message in ((odd, "the name is not UTF-8"), (pipe, "is no regular file; a replay reads")):
         done = CliRunner().invoke(traces_command, [str(name), "--experiment", str(tmp_path / "r.yaml")])
         assert (done.exit_code, message in done.stderr) == (2, True), done.output
     assert {*tmp_path.iterdir()} == {odd, pipe}

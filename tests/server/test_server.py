@@ -149,16 +149,6 @@ def test_a_stop_string_ends_the_work(client: openai.OpenAI, served: Served) -> N
         time.sleep(0.02)
 
 
-def test_usage_names_the_cached_tokens(client: openai.OpenAI) -> None:
-    """The second request joins while the first still holds its chunks."""
-    prompt = [n % VOCABULARY for n in range(200)]
-    stream = ask(client, prompt=prompt, max_tokens=300, stream=True)
-    next(iter(stream))
-    answer = ask(client, prompt=[*prompt[:150], 9, 9])
-    stream.close()
-    assert answer.usage.prompt_tokens_details.cached_tokens == 128
-
-
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1}, {"stream": True}], ids=str)
 def test_a_request_whose_logits_are_not_numbers_fails_alone(
     served: Served, client: openai.OpenAI, fields: dict[str, Any]

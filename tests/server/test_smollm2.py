@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
 
-from chunkbench.cli.main import cli
 from chunkbench.llama import SHAPES, shape_of
 from chunkbench.pins import SMOLLM2_INSTALL
 from chunkbench.server import smollm2
@@ -205,27 +203,6 @@ def test_servers_say_what_its_weights_are(folder: Path) -> None:
         backend, _ = build_backend(ModelChoice(str(choice), torch.bfloat16), "chunk", options, said.append)
         assert backend.facts().get("weights") == expected
         assert said.count(f"{smollm2.NAME}: weights: {told}") == bool(expected)
-
-
-EXPERIMENT = """
-kind: serving
-implementations: [chunk_llama, chunk_llama_no_sharing]
-budget: 10h
-requests: 1
-arrival_seeds: 2
-defaults: {model: smollm2-135m, n_p: 64, n_c: 4, batch_size: 2, n_s: 0, rate: 600}
-sweep: [{}]
-"""
-
-
-@pytest.mark.slow
-def test_a_report_says_once_what_its_weights_are(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "real.yaml").write_text(EXPERIMENT)
-    told = CliRunner().invoke(cli, ["run", str(tmp_path / "real.yaml"), "--out", str(tmp_path / "run"), "--detail"])
-    assert told.exit_code == 0, told.output
-    report = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), "--detail"]).output
-    assert report.count("weights: 4-bit, dequantised") == 1
-    assert (tmp_path / "run" / "cases.jsonl").read_text().count('"weights":"4-bit, dequantised"') == 4  # rows, servers
 
 
 WIDTH, HEAD_DIM, WORD = 128, 64, 32

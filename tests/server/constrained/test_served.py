@@ -74,16 +74,6 @@ def test_schemas_regular_expressions_and_choices(client: TestClient, route: str)
     assert free["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_stream_is_the_same_text(client: TestClient) -> None:
-    fields = {"structured_outputs": {"regex": "[a-c]{5}-[0-9]{3}"}}
-    whole = text_of(ask(client, **fields))
-    lines = ask(client, stream=True, **fields).text.split("\n\n")
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert "".join(event["choices"][0]["text"] for event in events) == whole
-    assert events[-1]["choices"][0]["finish_reason"] == "stop"
-    assert re.fullmatch("[a-c]{5}-[0-9]{3}", whole)
-
-
 def test_constraints_are_compiled_one_at_a_time_and_not_for_clients_that_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,12 +136,12 @@ def test_a_bad_constraint_is_a_400_that_says_why(
     assert re.search(message, error["message"]), error["message"]
 
 
-@pytest.mark.parametrize("method", ["jump-retokenize", "interleaved"])
+@pytest.mark.parametrize("method", ["mask", "jump-retokenize", "interleaved"])
 def test_a_stream_never_changes_its_text_and_tells_the_final_tokens(tmp_path: Path, method: Method) -> None:
     regex = '\\{"name":"(xy|xa)z","no":[0-9]{3},"nap":"(yes|yet)"\\}'
     asked: dict[str, Any] = {"structured_outputs": {"regex": regex}, "return_token_ids": True, "temperature": 2.0}
     with TestClient(application(served(tmp_path, method))) as client:
-        for seed in range(8):
+        for seed in range(6):
             whole = ask(client, max_tokens=60, **asked | {"seed": seed}).json()
             (choice,) = whole["choices"]
             options = {"include_usage": True, "continuous_usage_stats": True}
@@ -170,9 +160,9 @@ def test_a_stream_never_changes_its_text_and_tells_the_final_tokens(tmp_path: Pa
     for line in told[:-1]:
         assert line["sampled"] + line["forced"] - line["rolled_back"] >= len(choice["token_ids"]) - 8
         spans = [choice["text"][begin:end] for begin, end in line["spans"]]
-        assert "".join(spans).startswith('{"name":"')
-        assert sum(map(len, spans)) > 20
-        assert line["pieces"] >= 3
+        assert "".join(spans).startswith('{"name":"') == (method != "mask")
+        assert (sum(map(len, spans)) > 20) == (method != "mask")
+        assert line["pieces"] >= 3 or method == "mask"
     assert any(line["rolled_back"] for line in told) == (method == "jump-retokenize")
 
 

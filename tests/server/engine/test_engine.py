@@ -19,7 +19,6 @@ from chunkbench.server.engine import (
     Model,
     ModelError,
     Request,
-    RequestRefused,
     Sampling,
 )
 from chunkbench.server.engine.llama import fits
@@ -60,51 +59,11 @@ def test_stop_ids_and_end_of_sequence() -> None:
         served.model.eos_ids = frozenset()
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request("a", [], 1), "empty"),
-        (Request("a", PROMPT, 0), "max_tokens must be at least 1"),
-        (Request("a", PROMPT, 2000), "8 tokens and max_tokens is 2000, together 2008: this server takes at most 256"),
-        (Request("a", [VOCABULARY], 1), f"between 0 and {VOCABULARY - 1}"),
-        (Request("a", [-1], 1), "between 0 and"),
-    ],
-)
-def test_a_request_that_cannot_be_answered_is_refused(request_: Request, message: str) -> None:
-    served = engine(chunks=4)
-    with pytest.raises(RequestRefused, match=message):
-        served.add(request_)
-    assert served.idle
-
-
 def test_options_and_memory_are_checked() -> None:
     with pytest.raises(ValueError, match="max_batch must be at least 1"):
         EngineOptions(max_batch=0)
     with pytest.raises(ValueError, match="does not hold one chunk"):
         Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES - 1))
-
-
-def test_first_come_first_served_within_the_batch() -> None:
-    served = engine(max_batch=2)
-    for name in "abc":
-        served.add(Request(name, PROMPT, 3))
-    first = served.step()
-    assert (first.batch, served.running, served.waiting) == (2, 2, 1)
-    assert [token.request for token in first.generated] == ["a", "b"]
-    served.step()
-    served.step()
-    assert [token.request for token in served.step().generated] == ["c"]
-    assert served.peak_batch == 2
-
-
-def test_prompts_are_computed_in_parts_beside_decoding_sequences() -> None:
-    served = engine(prompt_budget=20)
-    served.add(Request("a", PROMPT, 20))
-    served.step()
-    served.add(Request("b", list(range(50)), 2))
-    reports = [served.step() for _ in range(3)]
-    assert [report.prompt_tokens for report in reports] == [20, 20, 10]
-    assert [[token.request for token in report.generated] for report in reports] == [["a"], ["a"], ["a", "b"]]
 
 
 def test_only_what_is_not_cached_is_computed() -> None:
@@ -372,13 +331,3 @@ def test_later_prompts_are_computed_exactly_behind_what_others_lost() -> None:
     shared.add(long_requests(1)[0])
     report = shared.step()
     assert report.prompt_tokens < 120 - 5 * 16  # here the prefix is shared, with what is left of it
-
-
-def test_more_sequences_fit_into_the_same_memory() -> None:
-    batches = []
-    for full in (None, NONE):
-        served = windowed(full, chunks=32, max_batch=16)
-        answers = answers_of(served, *long_requests(10))
-        assert [len(answer) for answer in answers.values()] == [60] * 10
-        batches.append(served.peak_batch)
-    assert batches[1] > batches[0]

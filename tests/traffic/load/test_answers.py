@@ -66,17 +66,6 @@ def test_token_ids_are_tokens_without_text() -> None:
     assert (request.status, request.tokens) == ("ok", 2)
 
 
-def test_event_streams_of_other_servers() -> None:
-    contents = (
-        b'\xef\xbb\xbf: hello\r\rdata: {"choices":\rdata: [{"text":"a","finish_reason":"stop"}]}\r\rdata: [DONE]\r\r',
-        b'data: {"choices": [{"finish_reason": "stop", "text":\ndata: "a"}]}\n\nevent: end\ndata: [DONE]\n\n',
-        b'data:{"choices":[{"text":"a","finish_reason":"stop"}]}\r\n\r\ndata:\r\n\r\ndata:[DONE]\r\n\r\n',
-    )
-    answers = [raw(*(content[i : i + size] for i in range(0, 150, size))) for content in contents for size in (3, 150)]
-    for request in measure(in_turn(answers), plan(6, 0, 1), LoadOptions(clients=1)).requests:
-        assert (request.status, request.reason, request.tokens) == ("ok", "", 1)
-
-
 CACHED = {"prompt_tokens_details": {"cached_tokens": 9}}
 MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
     (chunk("a", "stop", usage={"completion_tokens": None, "prompt_tokens_details": None}), "ok", ""),
