@@ -82,9 +82,14 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other", [case("z")], dtype="bfloat16")
     empty = tmp_path / "empty"
     empty.mkdir()
+    torn, damaged = (write(tmp_path / name, [case("a"), case("b")]) / "cases.jsonl" for name in ("torn", "damaged"))
+    torn.write_bytes(torn.read_bytes()[:-50])
+    damaged.write_text("{" + damaged.read_text())
     for words, message in (
         (("compare", base, other), "no case in common (dtype: None and bfloat16)"),
         (("compare", base, write(tmp_path / "nothing", [])), "no case was measured, there is nothing to compare"),
+        (("compare", torn, base), "not fit for a BASE, since the last line of cases.jsonl is incomplete"),
+        (("compare", base, damaged), "cases.jsonl:1: damaged"),
         (("history", empty), "there is no run in it"),
         (("history", base, other, "--metric", "token_rates"), "no figure of kind: decode; did you mean token_rate?"),
     ):

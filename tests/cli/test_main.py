@@ -143,20 +143,8 @@ def test_quick_says_what_sharing_saves(tmp_path: Path, monkeypatch: pytest.Monke
         return load_experiment(*words).model_copy(update={"budget_s": 1.0})
 
     monkeypatch.setattr("chunkbench.bench.experiment.load_experiment", in_a_second)
-    words = [
-        "quick",
-        "--n-p",
-        "128",
-        "--n-s",
-        "64",
-        "--batch",
-        "4",
-        "--model",
-        "small-llama",
-        "--out",
-        str(tmp_path / "run"),
-        "-q",
-    ]
+    point = ["--model", "small-llama", "--n-p", "128", "--n-s", "64", "--batch", "4"]
+    words = ["quick", *point, "-q", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.exception is None, done.output
     first, memory, time, *_, last = done.output.splitlines()

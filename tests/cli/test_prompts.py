@@ -38,14 +38,11 @@ def test_values_of_each_group(traffic_file: Path) -> None:
     assert chat["ratio"] == pytest.approx(0.9)
     assert chat["tokens"] - chat["held"] == 3 * 896  # whole chunks of 64
     assert (odd["shared_max"], odd["saved"]) == (2, 0)
-
-
-@pytest.mark.parametrize("form", ["table", "markdown"])
-def test_tables_show_the_papers_values_too(traffic_file: Path, form: str) -> None:
-    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--format", form, "--model", "llama3-8b"])
-    assert done.exit_code == 0, done.output
-    for word in ("chat", "900", "Chameleon", "2,626", "llama3-8b", "128 KiB"):
-        assert word in done.stdout
+    for form in ("table", "markdown"):
+        done = CliRunner().invoke(prompts_command, [str(traffic_file), "--format", form, "--model", "llama3-8b"])
+        assert done.exit_code == 0, done.output
+        for word in ("chat", "900", "Chameleon", "2,626", "llama3-8b", "128 KiB"):  # the paper's, too
+            assert word in done.stdout
 
 
 def test_the_written_experiment_is_valid(traffic_file: Path, tmp_path: Path) -> None:
@@ -59,6 +56,12 @@ def test_the_written_experiment_is_valid(traffic_file: Path, tmp_path: Path) -> 
     again = CliRunner().invoke(prompts_command, [str(traffic_file), "--experiment", str(path)])
     assert again.exit_code == 2
     assert f"{path} exists already" in again.stderr
+    (tmp_path / "chain.jsonl").write_text("\n".join(json.dumps([*range(9 + number)]) for number in range(40)))
+    chain = tmp_path / "chain.yaml"
+    done = CliRunner().invoke(prompts_command, [str(tmp_path / "chain.jsonl"), "--experiment", str(chain)])
+    assert done.exit_code == 0, done.output
+    (point,) = load_experiment(chain).points("cpu", "float32")
+    assert point.batch_size == 32
 
 
 def test_the_written_trace_can_be_read(traffic_file: Path, tmp_path: Path) -> None:
@@ -93,15 +96,6 @@ def test_wrong_usage(traffic_file: Path, tmp_path: Path, arguments: list[str], m
     assert message in done.stderr
 
 
-def test_prompts_that_each_extend_the_one_before_make_a_valid_experiment(tmp_path: Path) -> None:
-    (tmp_path / "chain.jsonl").write_text("\n".join(json.dumps([*range(9 + number)]) for number in range(40)))
-    path = tmp_path / "chain.yaml"
-    done = CliRunner().invoke(prompts_command, [str(tmp_path / "chain.jsonl"), "--experiment", str(path)])
-    assert done.exit_code == 0, done.output
-    (point,) = load_experiment(path).points("cpu", "float32")
-    assert point.batch_size == 32
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.jsonl"
@@ -113,19 +107,14 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["table", "markdown"])
-def test_tables(trace: Path, form: str) -> None:
-    done = CliRunner().invoke(traces_command, [str(trace), "--format", form, "--cache", "3"])
-    assert done.exit_code == 0, done.output
-    text = " ".join(done.stdout.split())
-    for words in ("8 requests", "1.00 requests/s over 7 s", "1,100", "24 blocks of 512 tokens, 4 of them", "1,536"):
-        assert words in text, words
-
-
-def test_json(trace: Path) -> None:
-    done = CliRunner().invoke(traces_command, [str(trace), "--format", "json"])
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+def test_what_a_trace_shares(trace: Path) -> None:
+    for form in ("table", "markdown"):
+        done = CliRunner().invoke(traces_command, [str(trace), "--format", form, "--cache", "3"])
+        assert done.exit_code == 0, done.output
+        text = " ".join(done.stdout.split())
+        for words in ("8 requests", "1.00 requests/s over 7 s", "1,100", "24 blocks of 512 tokens, 4 of them", "1,536"):
+            assert words in text, words
+    told = json.loads(CliRunner().invoke(traces_command, [str(trace), "--format", "json"]).stdout)
     assert (told["format"], told["block_tokens"], told["requests"]) == ("Mooncake", 512, 8)
     assert [one["cache_blocks"] for one in told["hits"]] == [1000, 10000, 30000, 50000, 100000, None]
     assert told["hits"][-1]["blocks"] == pytest.approx(20 / 24)

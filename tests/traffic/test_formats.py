@@ -193,6 +193,16 @@ def test_drawn_tokens_share_exactly_what_the_ids_share(tmp_path: Path) -> None:
     assert draw_traffic(trace, 4, 300, seed=2)[0].prompt != prompts[0]
 
 
+def test_without_ids_prompts_share_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", AZURE + "\n".join(f"2023-11-16 18:15:4{n},374,4" for n in range(5)))
+    sent = draw_traffic(read_traffic(path), 5, 2048, seed=0)
+    assert len({request.prompt[0] for request in sent}) == 5
+    assert {len(request.prompt) for request in sent} == {374}
+    requests = read_replayed(path, 3)
+    assert [one.due for one in requests] == [0, 1, 2]
+    assert len({int(key) for one in requests for key in one.text.keys(2)}) == 3 * 378 / 2
+
+
 def test_ids_of_any_size_become_small_numbers(tmp_path: Path) -> None:
     """Ids that are equal modulo a power of two are different blocks, for all who use them."""
     lines = [mooncake(timestamp=n, input_length=1024, hash_ids=[5 + n * 2**40, -(2**64) - n]) for n in range(6)]

@@ -50,19 +50,14 @@ _LIST = {
     "$defs": {"node": _object(x=INTEGER, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})},
     "$ref": "#/$defs/node",
 }
+PATTERNS = [
+    "^(cat|dog)$", "^cat$|^dog$", "^[^a]{3,12}$", r'^a"b\\c$', '^[^"]{1,4}$', r'^[^"\\]{1,4}$', r"^[^ -~]{2}$",
+    r"^[\x00-!]{2}$", r"^[\x00-\x07]\[\^a\]$", "^[\\u00e9-\\u00ff]{2}$",
+]  # fmt: skip
 VALUES: list[Any] = [
-    _text(pattern="^(cat|dog)$"),
-    _text(pattern="^cat$|^dog$"),
-    _text(pattern="^[^a]{3,12}$"),
+    *(_text(pattern=pattern) for pattern in PATTERNS),
     _text(pattern=r"^\d{4}-\d{2}-\d{2}$", minLength=10, maxLength=10),
     _text(pattern="^[a-z]+$", minLength=2, maxLength=5),
-    _text(pattern=r'^a"b\\c$'),
-    _text(pattern='^[^"]{1,4}$'),
-    _text(pattern=r'^[^"\\]{1,4}$'),
-    _text(pattern=r"^[^ -~]{2}$"),
-    _text(pattern=r"^[\x00-!]{2}$"),
-    _text(pattern=r"^[\x00-\x07]\[\^a\]$"),
-    _text(pattern="^[\\u00e9-\\u00ff]{2}$"),
     _integer(minimum=-7, maximum=120),
     _integer(minimum=1.5, maximum=9.5),
     _integer(format="int32", minimum=0, maximum=9),
