@@ -1,4 +1,4 @@
-"""The experiment that a command line selects: a file, whose values the options replace."""
+"""The experiment that a command line selects: a file, in which options replace values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Choice = TypeVar("Choice")
 
 @dataclass(frozen=True)
 class Changes:
-    """What options change in an experiment; None or nothing: as the file says."""
+    """Changes that options make to an experiment. None or an empty value keeps the file's value."""
 
     sets: Sequence[str] = ()
     model: str | None = None
@@ -30,7 +30,8 @@ class Changes:
 
 
 def choose_experiment(experiment: str, options: Changes) -> Experiment:
-    """Load an experiment and apply the options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
+    """Load an experiment and apply the options. Raises `ExperimentError`, or `click.BadParameter` for a wrong
+    option."""
     from chunkbench.bench.experiment import TimedExperiment, load_experiment
     from chunkbench.bench.experiment.terms import Cache, Mode
     from chunkbench.text_file import did_you_mean
@@ -88,7 +89,7 @@ def parse_budget(budget: str) -> float:
 
 
 def axes_of(sets: Sequence[str], option: str) -> Mapping[str, str]:
-    """Axis -> text of its values, as the words of an option give them. Raises `click.BadParameter`."""
+    """Axis -> text of the axis's values, from the words of an option. Raises `click.BadParameter`."""
     axes = {}
     for text in sets:
         axis, equals, values = text.partition("=")

@@ -11,7 +11,7 @@ from chunkbench.cli.output import RUNS, fail, format_option, runs_in, show
 
 @click.command(
     "claims",
-    short_help="Judge the paper's claims by what was measured.",
+    short_help="Judge the paper's claims by measured results.",
     epilog="""\b
     Examples:
       chunkbench claims
@@ -26,9 +26,9 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 
     RUN can also be a folder with runs at any depth, such as results/recorded/epyc-zen3-2-cores. Without RUNs, the
-    newest run of each experiment below results/runs counts. Where two runs measured the same point, the run that is
-    named last counts; claims whose verdict differs between runs of one machine are listed. Claims that follow from
-    shapes, or from the paper's own numbers, need no run. The exit code is 0 whatever the verdicts are.
+    newest run of each experiment below results/runs counts. If two runs measured the same point, the run that is named
+    last counts. Claims whose verdict differs between runs of one machine are listed. Claims that follow from shapes, or
+    from the paper's own numbers, need no run. The exit code is 0 whatever the verdicts are.
     """
     from chunkbench.bench.analysis.derive import derive
     from chunkbench.bench.store import newest_runs, open_run

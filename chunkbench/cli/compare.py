@@ -1,4 +1,4 @@
-"""`chunkbench compare`: what changed from one run to another."""
+"""`chunkbench compare`: the changes from one run to another."""
 
 from __future__ import annotations
 
@@ -53,10 +53,12 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option(
     "--between",
     type=click.Choice(get_args(Between)),
-    help="Compare speed-ups over one implementation that both measured, where times cannot be compared.",
+    help="Compare speed-ups over one implementation that both runs measured, if times cannot be compared.",
 )
 @click.option(
-    "--over", metavar="IMPL", help="With --between: that implementation.  [default: naive, or BASE's baseline]"
+    "--over",
+    metavar="IMPL",
+    help="With --between: the implementation over which speed-ups are computed.  [default: naive, or BASE's baseline]",
 )
 @click.option(
     "--schema",
@@ -64,7 +66,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
     is_eager=True,
     expose_value=False,
     callback=_print_schema,
-    help="Print the JSON schema.",
+    help="Print the JSON schema of a comparison.",
 )
 @quiet_option
 @click.pass_context
@@ -83,8 +85,8 @@ def command(
     (kv_bytes, work_items, ...) is a verdict of its own. Exit code: 0; 1 slower or missing; 2 wrong usage, or nothing
     to compare; 3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
 
-    With --between, a table of speed-ups takes the place of the verdicts on times, and the exit code is 0 or 2.
-    `--between machines` also takes one run that measured on several kinds of machines.
+    With --between, a table of speed-ups replaces the verdicts on times, and the exit code is 0 or 2. `--between
+    machines` also takes one run that measured on several kinds of machines.
     """
     if head is None and between != "machines":
         raise click.UsageError("HEAD is missing; one run alone can be compared with --between machines")
@@ -110,7 +112,7 @@ def command(
 
 
 def _compare_machines(base: str, over: str | None, options: ComparisonOptions) -> None:
-    """Compare the kinds of machines of one run with the first of them."""
+    """Compare the kinds of machines of one run, each with the first kind."""
     from chunkbench.bench.store import open_run
     from chunkbench.run_error import RunError
 

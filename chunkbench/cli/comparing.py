@@ -1,4 +1,5 @@
-"""What `compare`, `regress` and `history` share: their options, each declared once, and how they write and print."""
+"""Common parts of `compare`, `regress` and `history`: options, each declared once, and functions that write and
+print."""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ metric_option = click.option(
     default="latency",
     show_default=True,
     metavar="NAME",
-    help="What to compare: latency, or another figure of this kind of work; a wrong name lists them.",
+    help="The figure to compare: latency, or another figure of this kind of work; a wrong name lists all figures.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code is the result.")
 
 
 def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
-    """`--confidence` of all `subject` together."""
-    text = f"Of all {subject} together, 0.5 to 1."
+    """The option `--confidence`, for all `subject` together."""
+    text = f"Confidence of all {subject} together, 0.5 to 1."
     return click.option("--confidence", type=float, default=0.99, show_default=True, help=text)
 
 
@@ -46,7 +47,7 @@ def out_option(text: str, file_okay: bool = True) -> Callable[[Decorated], Decor
 
 
 def judging_options(command: Decorated) -> Decorated:
-    """Options of `compare` and `regress` that say how to compare, and what to print."""
+    """Options of `compare` and `regress` for the comparison and for printing."""
     options = (
         threshold_option,
         confidence_option("verdicts"),
@@ -100,7 +101,7 @@ class ComparisonOptions(ReportOptions):
     quiet: bool
 
     def compare_options(self) -> Options:
-        """The same as options of `compare()`. Raises `click.BadParameter`."""
+        """These options as arguments of `compare()`. Raises `click.BadParameter`."""
         from chunkbench.report.compare.compare import Options
 
         self.check_confidence()
@@ -125,9 +126,9 @@ class ComparisonOptions(ReportOptions):
 
 
 def show_comparison(comparison: Comparison, options: ComparisonOptions, folder: Path | None) -> None:
-    """Write all reports into the folder, then print one. It is printed even if writing fails.
+    """Write all reports into the folder, then print one report, also if writing fails.
 
-    With the format for GitHub, the table is also added to the summary of the workflow's step, if there is one.
+    With the format for GitHub, also add the table to the summary of the workflow's step, if there is such a summary.
     """
     from chunkbench.report.compare.document import output, step_summary, write_all
 

@@ -1,4 +1,5 @@
-"""`chunkbench demo`: sixteen users with one system prompt on a real model, with and without sharing."""
+"""`chunkbench demo`: sixteen users of a real model share one system prompt; the K/V is stored with and without
+sharing."""
 
 from __future__ import annotations
 
@@ -21,35 +22,35 @@ USERS = 16
 SYSTEM = "coding-assistant"
 """The bundled system prompt."""
 MOST_TOKENS = 48
-"""Of an answer."""
+"""Most tokens of an answer."""
 ABOUT = "Answers are greedy, in float32; both sides compute the same tokens with the same kernels and weights."
 
 
 @dataclass
 class Answered:
-    """What one side did. Times in seconds since all requests arrived."""
+    """The results of one side, with or without sharing. Times are seconds since all requests arrived."""
 
     name: str
     computed_tokens: int = 0
-    """Of prompts."""
+    """Number of computed prompt tokens."""
     kv_bytes: int = 0
-    """The most at a time."""
+    """Most bytes of K/V at any time."""
     answers: dict[str, list[int]] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
-    """Request -> time of its first token."""
+    """Request -> time of the request's first token."""
     gaps: list[float] = field(default_factory=list)
-    """Times of the steps that computed no prompt."""
+    """Durations of the steps that computed no prompt."""
     seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """Number of tokens of all answers."""
         return sum(map(len, self.answers.values()))
 
 
 @click.command(
     "demo",
-    short_help="Sixteen users of a real model, with and without sharing.",
+    short_help="Answer sixteen users with and without sharing.",
     epilog="""\b
     Examples:
       chunkbench demo
@@ -57,7 +58,7 @@ class Answered:
       chunkbench demo --format json
     """,
 )
-@click.option("--user", type=click.IntRange(1, USERS), default=1, show_default=True, help="Whose answer is shown.")
+@click.option("--user", type=click.IntRange(1, USERS), default=1, show_default=True, help="User whose answer is shown.")
 @format_option("documents", "data")
 def command(user: int, form: str) -> None:
     """Answer sixteen questions under one long system prompt, first without sharing, then with it.
@@ -96,7 +97,7 @@ def command(user: int, form: str) -> None:
 
 
 def _answer(name: str, engine: Engine, requests: Sequence[Request]) -> Answered:
-    """All requests arrive at once."""
+    """Answer all requests, which arrive at once."""
     side = Answered(name, answers={request.id: [] for request in requests})
     started = perf_counter()
     for request in requests:

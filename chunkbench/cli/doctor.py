@@ -1,4 +1,4 @@
-"""`chunkbench doctor`: what this machine has, what is missing, and what disturbs measurements."""
+"""`chunkbench doctor`: checks what this machine has and lacks, and what disturbs measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Examples:
 
 @click.command(name="doctor", epilog=EPILOG)
 @format_option("documents", "records", "data")
-@click.option("-q", "--quiet", is_flag=True, help="Show only what needs attention.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only checks that need attention.")
 @click.pass_context
 def command(context: click.Context, form: str, quiet: bool) -> None:
     """Check whether this machine can measure, and how well.
@@ -36,7 +36,7 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
     from chunkbench.report.model import Cell, Column, Output, Table
 
     findings = diagnose()
-    if any(finding.title == "memory" for finding in findings):  # otherwise not even PyTorch is here
+    if any(finding.title == "memory" for finding in findings):  # without PyTorch there is nothing more to check
         findings += [*_plugin(), _table3()]
     shown = [finding for finding in findings if not quiet or finding.level != "ok"]
     columns: tuple[Column[Diagnosis], ...] = (
@@ -55,7 +55,7 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
 
 
 def _plugin() -> Iterator[Diagnosis]:
-    """Whether vLLM, if it is here, would take our plug-in."""
+    """The check whether an installed vLLM accepts our plug-in."""
     from chunkbench.bench.environment import Diagnosis
     from chunkbench.bench.environment.software import read_gpus
     from chunkbench.plugins.vllm import plugin
@@ -70,7 +70,7 @@ def _plugin() -> Iterator[Diagnosis]:
 
 
 def _table3() -> Diagnosis:
-    """What a run of Table 3 would take here, as its dry run says."""
+    """The check of the memory and time that a run of Table 3 would take here, from its dry run."""
     from chunkbench.bench import workload
     from chunkbench.bench.environment import Diagnosis
     from chunkbench.bench.experiment import load_experiment
@@ -84,5 +84,5 @@ def _table3() -> Diagnosis:
     grouping = None if isinstance(expected, str) else expected.grouping
     if grouping is None or not grouping.too_large:
         return Diagnosis(level="ok", title="chunkbench run table3", detail=detail)
-    remedy = "free some memory or raise the limit; what does not fit becomes rows with status oom"
+    remedy = "free some memory or raise the limit; points that do not fit become rows with status oom"
     return Diagnosis(level="warn", title="chunkbench run table3", detail=detail, remedy=remedy)

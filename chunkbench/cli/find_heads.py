@@ -1,4 +1,4 @@
-"""`chunkbench find-heads`: which heads of a model look back at earlier occurrences of a token."""
+"""`chunkbench find-heads`: finds the heads of a model that look back at earlier occurrences of a token."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ Examples:
 """
 
 
-@click.command("find-heads", epilog=_EXAMPLES, short_help="Retrieval heads of a model.")
+@click.command("find-heads", epilog=_EXAMPLES, short_help="Find the retrieval heads of a model.")
 @click.argument("model")
 @click.option(
     "--tokens",
     type=click.IntRange(2),
-    help="Random tokens, which are read four times.  [default: 2500, or as many as the model has positions for]",
+    help="Number of random tokens, which the model reads four times.  [default: 2500, or a quarter of the positions]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws the tokens.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random tokens.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="bfloat16",
     show_default=True,
-    help="Of the weights; attention is computed in float32.",
+    help="Dtype of the weights; attention is computed in float32.",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("heads.json"),
     show_default=True,
-    help="The file of scores, which `serve --heads` takes; the picture lies beside it, with the ending .png.",
+    help="File for the scores, which `serve --heads` reads. The picture has the same name with the ending .png.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only what was found.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, quiet: bool) -> None:
     """Find the retrieval heads of MODEL by RazorAttention's test, and write their scores to a file.
 
-    MODEL is smollm2-135m or the folder of a checkpoint. It reads random tokens that are repeated four times. Echo is a
-    head's attention to earlier occurrences of the same token, induction its attention to the tokens after those.
-    Retrieval heads are the best 14% of the KV heads by induction and the best 1% by echo, over all layers; a KV head
-    counts as the best of its query heads.
+    MODEL is smollm2-135m or the folder of a checkpoint. The model reads random tokens that are repeated four times.
+    Echo is a head's attention to earlier occurrences of the same token, induction is its attention to the tokens after
+    these occurrences. Retrieval heads are the best 14% of the KV heads by induction and the best 1% by echo, over all
+    layers; a KV head has the score of its best query head.
     """
     if out.suffix == ".png":
         fail(f"--out {out}: names the scores; the picture is written beside them")
@@ -66,7 +66,7 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
     try:
         choice.check()
         if choice.folder is None:
-            fail(f"{model} has random weights here, whose heads look for nothing; give the folder of a checkpoint")
+            fail(f"{model} has random weights here, so its heads look for nothing; give the folder of a checkpoint")
         module = load_module(choice.folder, choice.dtype, INTERFACE).eval()
     except ModelError as error:
         fail(error)

@@ -1,4 +1,4 @@
-"""`chunkbench history`: a figure of each case over many recorded runs."""
+"""`chunkbench history`: shows a figure of each case over many recorded runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Examples:
 """
 
 
-@click.command("history", epilog=_EXAMPLES, short_help="Figures over many runs, and where they changed.")
+@click.command("history", epilog=_EXAMPLES, short_help="Show a figure over many runs, and where the figure changed.")
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @metric_option
 @threshold_option
@@ -39,11 +39,11 @@ Examples:
 @out_option("Write table, JSON and picture into this folder.", file_okay=False)
 @gathered(ReportOptions)
 def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> None:
-    """Order the runs in DIR by time and show where the latency of a case, or another figure, changed and stayed so.
+    """Order the runs in DIR by time and show where the latency of a case, or another figure, changed for at least three
+    runs.
 
-    DIR is a run, a folder of `chunkbench regress --out` (its HEAD counts), or a folder that holds them at any depth.
-    Each machine has a series of its own. A new level has to last for three runs. With fewer than about ten runs,
-    chance cannot be ruled out.
+    DIR is a run, a folder of `chunkbench regress --out` (its HEAD counts), or a folder that holds runs at any depth.
+    Each machine has a series of its own. With fewer than about ten runs, the test cannot rule out chance.
     """
     from chunkbench.report.compare.history import history
     from chunkbench.report.compare.history_document import document, draw
@@ -73,7 +73,7 @@ def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> N
 
 
 def _measurements(folder: Path) -> list[list[Run]]:
-    """The measurement that the folder is, or else all measurements below it, at any depth."""
+    """The measurement in this folder itself, or else all measurements below the folder, at any depth."""
     from chunkbench.bench.store import open_runs
     from chunkbench.run_error import RunError
 

@@ -1,4 +1,4 @@
-"""`chunkbench list`: the experiments, the implementations, and the axes of a sweep."""
+"""`chunkbench list`: lists experiments, implementations, and the axes of a sweep."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def _words(value: str | int | bool) -> str:
     """,
 )
 @click.argument("subject", type=click.Choice(list(_SUBJECTS)), default="experiments")
-@click.option("--kind", default="", help="Only those of this kind of work.  [default: all; implementations: decode]")
+@click.option(
+    "--kind", default="", help="List only entries of this kind of work.  [default: all; implementations: decode]"
+)
 @format_option("documents", "records", "data")
 def command(subject: str, kind: str, form: str) -> None:
     """List bundled experiments (the default), implementations with their state on this machine, or the axes of a

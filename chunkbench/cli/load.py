@@ -32,20 +32,24 @@ Examples:
 """
 
 _MOST_REASONS = 5
-"""So many reasons of failures are printed."""
+"""Most reasons of failures that are printed."""
 
 
 @click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
 @click.argument("url")
-@click.option("--model", help="The model's name.  [default: the one that the server has]")
-@click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second, open loop.")
-@click.option("--clients", type=click.IntRange(1), help="Closed loop: clients that send one request after the other.")
+@click.option("--model", help="The model's name in requests.  [default: the server's only model]")
+@click.option("--rate", type=FiniteRange(0, min_open=True), help="Open loop: requests per second.")
+@click.option(
+    "--clients",
+    type=click.IntRange(1),
+    help="Closed loop: number of clients, each of which sends one request after the other.",
+)
 @click.option(
     "--arrivals",
     type=click.Choice(["poisson", "gamma", "constant"]),
     default="poisson",
     show_default=True,
-    help="Gaps between requests of the open loop.",
+    help="Open loop: distribution of the gaps between requests.",
 )
 @click.option(
     "--spread",
@@ -60,41 +64,57 @@ _MOST_REASONS = 5
     type=click.IntRange(1),
     default=64,
     show_default=True,
-    help="Requests to send; of a published trace or of texts the first so many (of texts: lines).",
+    help="Number of requests to send. From a trace: its first N requests; from a text file: its first N lines.",
 )
-@click.option("--n-p", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
-@click.option("--n-s", type=click.IntRange(0), default=0, show_default=True, help="Leading tokens that prompts share.")
-@click.option("--prompts", type=click.IntRange(1), default=1, show_default=True, help="Different shared prefixes.")
+@click.option("--n-p", type=click.IntRange(1), default=1024, show_default=True, help="Number of tokens of a prompt.")
+@click.option(
+    "--n-s", type=click.IntRange(0), default=0, show_default=True, help="Number of leading tokens that prompts share."
+)
+@click.option(
+    "--prompts", type=click.IntRange(1), default=1, show_default=True, help="Number of different shared prefixes."
+)
 @click.option(
     "--n-c",
     type=click.IntRange(1),
-    help="Tokens to generate.  [default: 64; of texts as many as the model makes, at most 512]",
+    help="Number of tokens to generate.  [default: 64; for texts: until the model stops, at most 512]",
 )
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Requests from a file: JSON objects with prompt (token ids), max_tokens and maybe due (seconds), one a line; "
-    "or a published trace (see `chunkbench traces`), with drawn tokens.",
+    help="Read requests from a file: one JSON object per line with prompt (token ids), max_tokens and maybe due "
+    "(seconds); or a published trace (see `chunkbench traces`), whose tokens are drawn.",
 )
 @click.option(
     "--texts",
     metavar="NAME|FILE",
-    help="Real text: a bundled set (questions, conversations), or a file of JSON objects with text, messages or turns, "
-    "one a line.",
+    help="Send real text: a bundled set (questions, conversations), or a file with one JSON object per line, with "
+    "text, messages or turns.",
 )
 @click.option(
     "--control",
     is_flag=True,
-    help="Begin each request with a word of its own (token ids: other first ids), so that no cache helps.",
+    help="Begin each request with a different word (with token ids: different first ids), so that no cache helps.",
 )
-@click.option("--longest", type=click.IntRange(2), help="Leave out longer requests of a published trace (tokens).")
-@click.option("--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Token ids are below this.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws arrivals and prompts.")
-@click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Other requests sent before.")
-@click.option("--objective", type=FiniteRange(0, min_open=True), help="Most ms per token, for the goodput.")
+@click.option(
+    "--longest", type=click.IntRange(2), help="Leave out requests of a published trace with more tokens than this."
+)
+@click.option(
+    "--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Draw token ids below this number."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and prompts.")
+@click.option(
+    "--warm-up",
+    type=click.IntRange(0),
+    default=4,
+    show_default=True,
+    help="Number of other requests to send before the measurement.",
+)
+@click.option("--objective", type=FiniteRange(0, min_open=True), help="Objective of the goodput: most ms per token.")
 @click.option("--timeout", type=FiniteRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
 @click.option("--keep-eos", is_flag=True, help="Do not send ignore_eos, for servers that refuse it.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a line of JSON for each request.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write one line of JSON per request into this file."
+)
 @format_option("documents", "data")
 @gathered(PlanOptions)
 def command(
@@ -109,14 +129,14 @@ def command(
 ) -> None:
     """Measure the server at URL, which speaks OpenAI's protocol and takes token ids as prompts, or text (--texts).
 
-    Due times and prompts are drawn before the first request is sent. Latency counts from when a request was due, not
-    from when it was sent: a request that waited in the client has waited. Prompts differ from seed to seed; a server
-    that keeps prefixes finds those of an earlier call with the same seed, so give each call its own. What the server
-    found in its cache is printed beside what the requests share by themselves; --control sends them with nothing to
-    find.
+    Due times and prompts are drawn before the first request is sent. Latency counts from the due time of a request, not
+    from the time when it was sent: time that a request waits in the client counts, too. Prompts differ from seed to
+    seed. A server that keeps prefixes finds the prefixes of an earlier call with the same seed, so give each call its
+    own seed. The output compares the tokens that the server found in its cache with the tokens that the requests share.
+    With --control the requests share nothing.
 
-    Ctrl-C prints what was measured so far. The key in OPENAI_API_KEY is sent. Exit code 3 if a request failed, 2 if
-    --out could not be written.
+    Ctrl-C prints the results so far. The key in OPENAI_API_KEY is sent. Exit code 3 if a request failed, 2 if --out
+    could not be written.
     """
     try:
         from chunkbench.traffic.load import LoadError, LoadOptions

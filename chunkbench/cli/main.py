@@ -53,7 +53,7 @@ class _Commands(click.Group):
             from chunkbench.text_file import did_you_mean
 
             ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], list(_COMMANDS))}")
-        # Here and not when this module is imported: Ctrl-C during the imports ends like Ctrl-C later.
+        # Import here, not at the top of the module: Ctrl-C during the imports then ends like Ctrl-C later.
         from chunkbench import workloads
         from chunkbench.bench.environment import bind_no_threads, respect_quota
 
@@ -74,10 +74,10 @@ def cli() -> None:
     Examples:
       chunkbench quick                         what shared prefixes gain here, in a minute
       chunkbench run table3                    the paper's Table 3 on this machine
-      chunkbench reproduce                     all that this machine can measure of the paper, on one page
+      chunkbench reproduce                     everything of the paper that this machine can measure, on one page
       chunkbench run experiments/smoke.yaml    every implementation, in seconds
       chunkbench report latest                 the last run's table again
-      chunkbench doctor                        what this machine can run, and how to mend the rest
+      chunkbench doctor                        what this machine can run, and how to enable the rest
     """
 
 
@@ -85,7 +85,9 @@ def main() -> None:
     """Entry point of the script."""
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # an encoding may lack the lines of tables, and names be no UTF-8
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # the encoding may lack the lines of tables, and file names may not be UTF-8
     try:
         _main()
     except (KeyboardInterrupt, click.Abort):  # also during imports
@@ -94,10 +96,10 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Let standard streams that are closed lead nowhere: else the next file that is opened is one of them."""
+    """Open closed standard streams as the null device, else the next opened file would become a standard stream."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # It takes the lowest number that is free, and stays open.
+            # The null device takes the lowest free number, and stays open.
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
 
 

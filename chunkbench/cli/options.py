@@ -14,7 +14,7 @@ Decorated = Callable[..., Any]
 
 
 class FiniteRange(click.FloatRange):
-    """A number of a range, without `inf` and `nan`, which click takes for numbers."""
+    """A number in a range. Refuses `inf` and `nan`, which click accepts as numbers."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -25,13 +25,14 @@ class FiniteRange(click.FloatRange):
 
 def with_options(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
     """The command with these options, which `--help` lists in this order."""
-    for option in reversed(options):  # click lists the option that decorates last as the first
+    for option in reversed(options):  # click lists options in the reverse order of their decorators
         command = option(command)
     return command
 
 
 def without(words: Sequence[str], valued: Collection[str], flags: Collection[str] = ()) -> list[str]:
-    """A command line without these options: those that take a value, and those that take none."""
+    """The words of a command line without some options. `valued`: options that take a value; `flags`: options without
+    value."""
     kept: list[str] = []
     skip = False
     for word in words:

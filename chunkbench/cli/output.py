@@ -1,4 +1,4 @@
-"""What commands share: folders of runs, error messages, exit codes, colour."""
+"""Common functions of commands: folders of runs, error messages, exit codes, colour."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ _REMEDY_OPTIONS: Mapping[Remedy, str] = {
 
 
 class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
-    """A format of what a command prints. The names are looked up when they are needed, because reports load slowly."""
+    """The type of the option `--format`. The names of formats are looked up when needed, because reports load
+    slowly."""
 
     name = "format"
 
     def __init__(self, *parts: Part) -> None:
         self._parts = parts
-        """The parts that the output has."""
+        """The parts of the output, which decide the formats."""
 
     @property
     def _choice(self) -> click.Choice[str]:
@@ -65,19 +66,20 @@ class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
 
 
 def format_option(*parts: Part) -> Callable[[Decorated], Decorated]:
-    """`--format` of an output with these parts."""
+    """The option `--format` for an output with these parts."""
     return click.option("--format", "form", type=OutputFormat(*parts), default="table", show_default=True)
 
 
 def show(output: Document, form: str) -> None:
-    """Print what a command found."""
+    """Print the output of a command in a format."""
     from chunkbench.report.formats import render
 
     click.echo(render(output, form, screen()), nl=False)
 
 
 def runs_in(words: Sequence[str | Path]) -> list[Run]:
-    """The runs that these words name, in their order: run directories, folders of runs at any depth, `latest`.
+    """The runs that these words name, in the order of the words: run directories, folders of runs at any depth,
+    `latest`.
 
     The runs of a folder are in the paper's order, and those of one experiment from the oldest to the newest. Raises
     `RunError`.
@@ -95,7 +97,7 @@ def runs_in(words: Sequence[str | Path]) -> list[Run]:
 
 
 def stderr_log(quiet: bool) -> Callable[[str], None]:
-    """Prints messages to standard error; with -q nothing."""
+    """A function that prints messages to standard error; with -q it prints nothing."""
 
     def log(text: str) -> None:
         if not quiet:
@@ -110,13 +112,13 @@ def new_run(name: str) -> Path:
 
 
 def fail(problem: str | Exception) -> NoReturn:
-    """Print what is wrong, with the name of the running command, and exit with code 2."""
+    """Print a problem with the name of the running command, and exit with code 2."""
     click.echo(f"chunkbench {click.get_current_context().info_name}: {explain(problem)}", err=True)
     raise SystemExit(2)
 
 
 def explain(problem: str | Exception) -> str:
-    """The message, with the options that solve the problem, as a terminal can show it."""
+    """The message in a form that a terminal can show, with the options that solve the problem."""
     from chunkbench.report.model import legal
 
     remedy = problem.remedy if isinstance(problem, RunError) else None
@@ -124,12 +126,12 @@ def explain(problem: str | Exception) -> str:
 
 
 def command_line() -> list[str]:
-    """The words of this process's command line, as text: with `?` in place of what is not."""
+    """The words of this process's command line, with `?` in place of bytes that are no text."""
     return ["chunkbench", *(word.encode(errors="replace").decode() for word in sys.argv[1:])]
 
 
 def typed_command() -> list[str]:
-    """`command_line` as it can be typed here, also where the environment of `chunkbench` is not active."""
+    """`command_line` in a form that the user can type, also if the environment of `chunkbench` is not active."""
     program = ["chunkbench"]
     if Path(sys.argv[0]).name == "__main__.py":
         program = [sys.executable, "-m", "chunkbench"]
@@ -147,7 +149,7 @@ def run_exit_code(statuses: Iterable[Status]) -> int:
 
 
 def on_terminal() -> bool:
-    """Whether standard output is a terminal. It can also be closed."""
+    """Whether standard output is a terminal; False if standard output is closed."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -157,14 +159,14 @@ def colour_wanted() -> bool:
 
 
 def status_line(text: str) -> None:
-    """Show on a terminal what happens now, in place of what was shown before; empty: nothing."""
+    """Replace the status line of a terminal by a text; an empty text removes the line."""
     if colour_wanted():
         click.echo(f"\r\033[K{text}", nl=False, err=True)
 
 
 @contextmanager
 def serving_libraries() -> Iterator[None]:
-    """End with a message if the block imports what the extra `serving` installs, and it is missing."""
+    """End with a message if the block imports a library of the extra `serving` that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -174,7 +176,7 @@ def serving_libraries() -> Iterator[None]:
 
 
 def screen(brief: bool = False) -> Screen:
-    """Where a command prints: the terminal with its width, or a pipe."""
+    """The screen of a command's output: the terminal with its width, or a pipe."""
     from chunkbench.report.text_table import Screen
 
     width = max(60, shutil.get_terminal_size().columns) if on_terminal() else Screen().width
@@ -190,12 +192,13 @@ def open_page(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda path: None) -> None:
-    """Write a file that the user named, whole or not at all, or end with a message. `check` reads it first."""
+    """Write a file that the user named, whole or not at all, or end with a message. `check` reads the file before it
+    gets its name."""
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device, which no file can replace
+        if path.exists() and not path.is_file():  # a pipe or a device cannot be replaced by a file
             path.write_text(text, encoding="utf-8")
             return
-        place = path.resolve()  # a link stays one
+        place = path.resolve()  # a link stays a link
         temporary = place.with_name(f".{place.name[:60]}.{os.getpid()}.tmp")
         try:
             temporary.write_text(text, encoding="utf-8")
@@ -208,7 +211,7 @@ def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda p
 
 
 def refuse_existing(path: Path) -> None:
-    """End with a message if the file that is to be written exists. A pipe or a device may exist."""
+    """End with a message if the file to be written exists. A pipe or a device may exist."""
     from chunkbench.text_file import is_stream
 
     if path.is_file() and not is_stream(path):
@@ -216,8 +219,8 @@ def refuse_existing(path: Path) -> None:
 
 
 def new_experiment(path: Path) -> Path:
-    """The file of an experiment that is to be written: with `.yaml`, if the path has no suffix of YAML. It must not
-    exist."""
+    """The path of an experiment file to be written, with `.yaml` added if the path has no suffix of YAML. The file must
+    not exist."""
     if path.suffix not in (".yaml", ".yml"):
         path = path.with_name(f"{path.name}.yaml")
     refuse_existing(path)
@@ -225,10 +228,10 @@ def new_experiment(path: Path) -> Path:
 
 
 def write_experiment(path: Path, text: str) -> None:
-    """Write an experiment, which has to be valid, or end with a message."""
+    """Write an experiment, or end with a message if the experiment is not valid."""
     from chunkbench.bench.experiment import ExperimentError, load_experiment
 
     try:
         write_text(path, text, load_experiment)
     except ExperimentError as error:
-        fail(f"{path} is not written, it would not be valid: {error.problems[0].message}")
+        fail(f"{path} is not written, because the experiment would not be valid: {error.problems[0].message}")

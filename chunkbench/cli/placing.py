@@ -1,4 +1,4 @@
-"""The options that say where to measure: on this machine, or on the machines of a Ray cluster."""
+"""Options for the place of measurement: this machine, or the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from chunkbench.plugins.ray.nodes import Machines
 
     ExecutorFor = Callable[[Experiment, Path | None], Executor]
-    """Makes the executor of an experiment; the path is that of the run if it is resumed."""
+    """Makes the executor of an experiment. The path is the folder of a run to resume, or None."""
 
 LOCAL, RAY = "local", "ray"
 VALUED, FLAGS = ("--on", "--machines", "--machine"), ("--alone", "--ship")
-"""The options, for those who remove them from a command line."""
+"""These options, for callers that remove them from a command line."""
 
 
 def _place(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -54,9 +54,11 @@ def placing_options(command: Decorated) -> Decorated:
             metavar="NAME",
             help="With --on ray: only machines whose GPU, processor or id has this in its name, e.g. a100.",
         ),
-        click.option("--alone", is_flag=True, help="With --on ray: measure one GPU of a node at a time."),
+        click.option("--alone", is_flag=True, help="With --on ray: measure on one GPU of a node at a time."),
         click.option(
-            "--ship", is_flag=True, help="With --on ray: send this ChunkBench to the nodes, and measure with it there."
+            "--ship",
+            is_flag=True,
+            help="With --on ray: send this ChunkBench to the nodes, and measure there with this version.",
         ),
     )
     return with_options(command, options)
@@ -64,7 +66,7 @@ def placing_options(command: Decorated) -> Decorated:
 
 @dataclass(frozen=True)
 class Placing:
-    """Where to measure, as the user typed it."""
+    """The place of measurement, from the options that the user typed."""
 
     on: str
     machines: Machines | None
@@ -79,9 +81,9 @@ class Placing:
 
     @contextmanager
     def executors(self, log: Callable[[str], None], describing: bool = False) -> Iterator[ExecutorFor]:
-        """What makes the executors of experiments, as long as the `with` block runs. Raises `RunError`.
+        """A function that makes the executors of experiments while the `with` block runs. Raises `RunError`.
 
-        `log` receives warnings; `describing`: nothing is going to be measured.
+        `log` receives warnings; `describing`: only a plan is printed, nothing is measured.
         """
         from chunkbench.bench.runner.executor import LocalExecutor
         from chunkbench.bench.runner.target import resolve_target
@@ -96,7 +98,7 @@ class Placing:
             yield lambda experiment, run: RayExecutor(fleet, experiment, self.machines, self.machine, run)
 
     def fleet(self, log: Callable[[str], None]) -> AbstractContextManager[Fleet]:
-        """The machines of the cluster. Raises `RunError` when it is entered."""
+        """The machines of the cluster, as a context. Entering the context may raise `RunError`."""
         from chunkbench.plugins.ray.fleet import connected
 
         return connected(None if self.on == RAY else self.on, self.machine, self.alone, self.ship, log)

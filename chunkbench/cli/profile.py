@@ -1,4 +1,4 @@
-"""`chunkbench profile`: why a case is where it is."""
+"""`chunkbench profile`: shows what limits the speed of a case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROFILES = Path("results/profiles")
 
 @click.command(
     "profile",
-    short_help="Why a case is as fast as it is, and no faster.",
+    short_help="Show what limits the speed of a case.",
     epilog="""\b
     Examples:
       chunkbench profile cpu-kernels chunk_attn --where n_p=4096 --where n_s=3072 --where dtype=bfloat16
@@ -33,19 +33,21 @@ PROFILES = Path("results/profiles")
     "--where",
     multiple=True,
     metavar="AXIS=VALUE",
-    help="Take the points that have this value. Repeatable; one is left.",
+    help="Select the points with this value. Repeatable; exactly one point must be left.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
-    help="Use this dtype, not the experiment's.",
+    help="Use this dtype instead of the experiment's.",
 )
 @click.option("--threads", type=click.IntRange(1, 4096), help="CPU threads.  [default: the point's, or the machine's]")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Calls of each kind.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Number of calls of each kind."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="The picture (.svg, .png, .pdf), or a folder for it.  [default: results/profiles]",
+    help="File of the picture (.svg, .png, .pdf), or a folder for the picture.  [default: results/profiles]",
 )
 @format_option("documents", "data")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -62,12 +64,12 @@ def command(
     form: str,
     quiet: bool,
 ) -> None:
-    """Say what limits IMPLEMENTATION at one point of EXPERIMENT (of `kind: decode`), on this machine's CPU.
+    """Show what limits IMPLEMENTATION at one point of EXPERIMENT (of `kind: decode`), on this machine's CPU.
 
-    Its decode is timed with cold and warm caches and with one thread, beside the machine's peaks. This project's CPU
-    kernels also say what each thread did when, and how long reading alone and computing alone take. The step in the
-    middle of n_c is profiled. Nothing is added to a run. Exit code: 2 also if the implementation cannot run here, or
-    not at this point; 3 if it is incorrect, raised, crashed or ran out of time.
+    The command times decode with cold and warm caches and with one thread, beside the machine's peaks. This project's
+    CPU kernels also record what each thread did when, and how long reading alone and computing alone take. The step in
+    the middle of n_c is profiled. No run is changed. Exit code: 2 also if the implementation cannot run here, or not at
+    this point; 3 if it is incorrect, raised, crashed or ran out of time.
     """
     from chunkbench.bench import workload
     from chunkbench.bench.experiment.load import read_selection

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, one line per point elsewhere; with `--quiet` problems alone."""
+"""Progress of a run: a bar on a terminal, one line per point elsewhere; with `--quiet` only problems."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class RunProgress:
             )
 
     def problem(self, text: str) -> None:
-        """Print the text, also with `--quiet`: it is no progress."""
+        """Print the text, also with `--quiet`, because a problem is no progress."""
         self._print(text)
 
     def _print(self, text: str) -> None:

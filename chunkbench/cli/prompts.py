@@ -1,4 +1,4 @@
-"""`chunkbench prompts`: the shared prefixes of a set of prompts."""
+"""`chunkbench prompts`: counts the shared prefixes of a set of prompts."""
 
 from __future__ import annotations
 
@@ -27,23 +27,37 @@ Examples:
 """
 
 
-@click.command("prompts", epilog=_EXAMPLES, short_help="Shared prefixes of a set of prompts (the paper's Table 2).")
+@click.command("prompts", epilog=_EXAMPLES, short_help="Count the shared prefixes of prompts (the paper's Table 2).")
 @click.argument("paths", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--tokenizer", metavar="NAME|FILE", help="tokenizer.json, tiktoken encoding or Hugging Face model; ids need none."
+    "--tokenizer",
+    metavar="NAME|FILE",
+    help="A tokenizer.json, tiktoken encoding or Hugging Face model; token ids need no tokenizer.",
 )
 @click.option("--group-by", metavar="FIELD", help="JSON field that names a prompt's group.  [default: group]")
 @click.option(
-    "--n-c", type=click.IntRange(0, 1 << 20), default=512, show_default=True, help="Completion tokens of a prompt."
+    "--n-c",
+    type=click.IntRange(0, 1 << 20),
+    default=512,
+    show_default=True,
+    help="Number of completion tokens after each prompt.",
 )
-@click.option("--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a chunk.")
-@click.option("--model", default="llama2-7b", show_default=True, help="Model, or its config.json: for bytes of K/V.")
+@click.option(
+    "--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Number of tokens of a chunk."
+)
+@click.option(
+    "--model", default="llama2-7b", show_default=True, help="Model, or its config.json, for the bytes of K/V."
+)
 @click.option(
     "--trace",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the prompts as requests of --n-c tokens, for replays and `chunkbench load --trace`.",
 )
-@click.option("--experiment", type=click.Path(dir_okay=False, path_type=Path), help="Write this traffic as YAML.")
+@click.option(
+    "--experiment",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write an experiment with these prompts, as YAML.",
+)
 @format_option("documents", "records", "data")
 def command(
     paths: tuple[Path, ...],
@@ -60,7 +74,8 @@ def command(
 
     A .jsonl file holds a prompt in every line, a .json file a list of them: a text, a list of token ids, a list of chat
     messages, or an object with prompt, token_ids or messages, and maybe a group. Any other file is one prompt. Groups
-    are files, or folders of text files, unless prompts name theirs. Nothing is downloaded if the tokenizer is here.
+    are files, or folders of text files, unless prompts name theirs. If the tokenizer is on this machine, nothing is
+    downloaded.
     """
     from chunkbench.bench.analysis.sharing import sharing
     from chunkbench.llama import ShapeError, shape_of
@@ -91,5 +106,5 @@ def command(
     if trace is not None:
         lines = [json.dumps({"prompt": ids, "max_tokens": max(1, n_c)}) for group in groups.values() for ids in group]
         write_text(trace, "\n".join(lines) + "\n")
-        click.echo(f"wrote {trace}; see what it asks for: chunkbench traces {trace}", err=True)
+        click.echo(f"wrote {trace}; describe it: chunkbench traces {trace}", err=True)
     show(document(stats, shape, chunk_size, n_c), form)

@@ -1,4 +1,5 @@
-"""`chunkbench quick`: what shared prefixes gain on this machine, for your model and your prompts, in a minute."""
+"""`chunkbench quick`: measures in a minute what shared prefixes gain on this machine, for your model and your
+prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from chunkbench.cli.output import command_line, fail, new_run, open_page, run_ex
 
 @click.command(
     "quick",
-    short_help="What shared prefixes gain on this machine, in a minute.",
+    short_help="Measure in a minute what shared prefixes gain on this machine.",
     epilog="""\b
     Examples:
       chunkbench quick
@@ -21,19 +22,23 @@ from chunkbench.cli.output import command_line, fail, new_run, open_page, run_ex
       chunkbench quick --prompts traffic.jsonl --tokenizer cl100k_base
     """,
 )
-@click.option("--model", default="llama2-7b", show_default=True, metavar="NAME", help="Known model, or a config.json.")
-@click.option("--n-p", type=click.IntRange(1, 1 << 17), help="Tokens of a prompt.  [default: 1280]")
 @click.option(
-    "--n-s", type=click.IntRange(0, 1 << 17), help="Leading tokens that all share.  [default: four fifths of --n-p]"
+    "--model", default="llama2-7b", show_default=True, metavar="NAME", help="Name of a known model, or a config.json."
 )
-@click.option("--batch", type=click.IntRange(1, 256), help="Sequences decoded together.  [default: 32]")
+@click.option("--n-p", type=click.IntRange(1, 1 << 17), help="Number of tokens of a prompt.  [default: 1280]")
+@click.option(
+    "--n-s",
+    type=click.IntRange(0, 1 << 17),
+    help="Number of leading tokens that all prompts share.  [default: four fifths of --n-p]",
+)
+@click.option("--batch", type=click.IntRange(1, 256), help="Number of sequences decoded together.  [default: 32]")
 @click.option(
     "--prompts",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="File of prompts: their lengths, and what they share, replace --n-p, --n-s and --batch. Repeatable.",
+    help="File of prompts. Their lengths and shared tokens replace --n-p, --n-s and --batch. Repeatable.",
 )
-@click.option("--tokenizer", metavar="NAME|FILE", help="For --prompts of text: as for `chunkbench prompts`.")
+@click.option("--tokenizer", metavar="NAME|FILE", help="Tokenizer for --prompts of text, as for `chunkbench prompts`.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/quick-TIME].")
 @click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -52,7 +57,7 @@ def command(
 ) -> None:
     """Measure decode attention at one point: the shape of your model, and prompts like yours.
 
-    Says how much K/V memory sharing saves in all layers of the model, and how much faster decode attention becomes.
+    Prints how much K/V memory sharing saves in all layers of the model, and how much faster decode attention becomes.
     Exit codes are those of `chunkbench run`.
     """
     from chunkbench.bench.experiment import load_experiment
@@ -106,8 +111,7 @@ def command(
 
 
 def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[str, object], str]:
-    """The axes of the forest that the first prompts of the largest group in these files form, and what these are in
-    words."""
+    """(axes, description) of the forest of prompts: the first prompts of the largest group in these files."""
     from chunkbench.report.numbers import count
     from chunkbench.report.sharing import MOST_SEQUENCES
     from chunkbench.traffic.live import forest_of
@@ -125,5 +129,5 @@ def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[st
     group = f" in {name}, the largest of {len(groups)} groups" if len(groups) > 1 else ""
     shortest, longest = min(map(len, chosen)), max(map(len, chosen))
     lengths = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-    description = f"{count(len(chosen), 'prompt')}{part}{group}, of {lengths} tokens, with what they share"
+    description = f"{count(len(chosen), 'prompt')}{part}{group}, of {lengths} tokens, with their shared prefixes"
     return {"tree": json.dumps(forest_of(chosen))}, description

@@ -33,7 +33,7 @@ Examples:
 
 @dataclass(frozen=True)
 class RegressOptions(ComparisonOptions):
-    """The options of `regress` that say how to compare, what to measure, and how often."""
+    """The options of `regress` for the comparison and the measurement."""
 
     budget: str | None
     processes: int
@@ -54,31 +54,33 @@ class RegressOptions(ComparisonOptions):
         return experiment
 
 
-@click.command("regress", epilog=_EXAMPLES, short_help="Measure another revision, or another Python, beside this one.")
+@click.command("regress", epilog=_EXAMPLES, short_help="Measure this code beside another revision, or another Python.")
 @click.argument("experiment", metavar="[EXPERIMENT]", required=False)
 @click.option("--base", metavar="REV", help="Compare with this git revision: a branch, tag or commit.")
 @click.option(
     "--base-python",
     metavar="PYTHON",
-    help="Compare with another interpreter, which has ChunkBench and the project: a new torch, a new compiler.",
+    help="Compare with another interpreter, which has ChunkBench and the project, "
+    "for example with a new torch or compiler.",
 )
 @click.option(
     "--project",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     metavar="PATH",
-    help="The git repository to compare revisions of.  [default: that of the current folder]",
+    help="The git repository whose revisions are compared.  [default: the repository of the current folder]",
 )
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Time for the fewest pairs, e.g. 20s; pairs go on for at most six times as long.  [default: the experiment's]",
+    help="Time for the fewest pairs, e.g. 20s; all pairs together take at most six times as long.  "
+    "[default: the experiment's]",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1, 1000),
     default=12,
     show_default=True,
-    help="Fewest pairs of processes that measure a case.",
+    help="Fewest pairs of processes for each case.",
 )
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @judging_options
@@ -97,18 +99,18 @@ def command(
     options: RegressOptions,
     placing: Placing,
 ) -> None:
-    """Is this code slower than that of REV, or than in another PYTHON?
+    """Is this code slower than the code of REV, or slower than in another PYTHON?
 
     With --base, the project is a git repository with implementations of its own. Both sides are built in temporary
-    folders: the working tree, with files that are not committed, and REV. They are measured with the ChunkBench that is
-    installed. In a checkout of ChunkBench itself, the installed checkout is compared with REV. With --base-python, the
-    other interpreter is compared with the one that runs this command, each with what is installed there; the report
-    lists the versions that differ.
+    folders: the working tree, with files that are not committed, and REV. The installed ChunkBench measures both sides.
+    In a checkout of ChunkBench itself, the installed checkout is compared with REV. With --base-python, the other
+    interpreter is compared with the interpreter that runs this command, each with its own packages; the report lists
+    the versions that differ.
 
     EXPERIMENT lists implementations of the project. The default is gate.yaml in its top folder, or ChunkBench's own.
 
     Both sides of a case are measured in pairs of processes that take turns, round by round. So a disturbance of the
-    machine affects both. Pairs go on until each case has a verdict, or until six budgets are used up.
+    machine affects both sides. Pairs go on until each case has a verdict, or until six budgets are used up.
 
     All reports are written before the exit code is decided: 0; 1 slower or missing; 2 wrong usage, or REV is too old
     for this command; 3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on names it; 130 interrupted.
@@ -164,7 +166,7 @@ def command(
 
 
 def _alone(implementation: str) -> str:
-    """The command that measures one implementation alone."""
+    """The command line that measures only one implementation."""
     return shlex.join([*without(command_line(), ("--only", "--out")), "--only", implementation])
 
 

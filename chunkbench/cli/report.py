@@ -1,4 +1,4 @@
-"""`chunkbench report RUN`: tables and figure of a run, without measuring again."""
+"""`chunkbench report RUN`: rebuilds tables and figure of a run without measuring again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 _HELP = """Rebuild the tables and the figure of RUN from its facts; nothing is measured.
 
-RUN is a run directory, the cases.jsonl inside it, a folder with runs at any depth, or `latest`: the newest one below
+RUN is a run directory, the cases.jsonl inside it, a folder with runs at any depth, or `latest`: the newest run below
 results/runs.
 
 Without --format and --out, report.md, report.html, table.csv, table.tex, report.json, figure.png and figure.svg are
-written into the run directory and the table is printed. With either, only that one format is produced and the
-directory is left as it is. Without --format, FILE's ending chooses: .txt, .md, .html, .csv, .tex, .json; .png, .svg or
-.pdf for the figure.
+written into the run directory and the table is printed. With --format or --out, only one format is produced, and the
+run directory does not change. Without --format, FILE's ending chooses the format: .txt, .md, .html, .csv, .tex, .json;
+.png, .svg or .pdf for the figure.
 
-Several RUNs make one report, with the paper's claims judged by all of them. `--format html` is one self-contained page,
-also of a single run.
+Several RUNs make one report, with the paper's claims judged by all of them. `--format html` gives one self-contained
+page, also for a single run.
 """
 
 _EXAMPLES = """\b
@@ -56,11 +56,11 @@ _FIGURES = (".png", ".svg", ".pdf")
     type=click.Choice(["screen", "paper"]),
     default="screen",
     show_default=True,
-    help="paper: figures as wide as a column with embedded fonts, LaTeX with the first table alone.",
+    help="paper: figures as wide as a column, with embedded fonts; LaTeX with only the first table.",
 )
-@click.option("--detail", is_flag=True, help="Print all tables, and how it was measured.")
+@click.option("--detail", is_flag=True, help="Print all tables, and the details of the measurement.")
 @click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not print the table, nor which files were written.")
+@click.option("-q", "--quiet", is_flag=True, help="Print neither the table nor the names of written files.")
 def command(
     runs: tuple[str, ...],
     form: str | None,

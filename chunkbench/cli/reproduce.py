@@ -1,4 +1,5 @@
-"""`chunkbench reproduce`: all experiments of the paper that this machine can measure, on one page."""
+"""`chunkbench reproduce`: runs all experiments of the paper that this machine can measure, and reports them on one
+page."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "reproduce",
-    short_help="Measure all that this machine can of the paper.",
+    short_help="Measure everything of the paper that this machine can.",
     epilog="""\b
     Examples:
       chunkbench reproduce
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
     help="Folder of the runs and the report.",
 )
 @click.option(
-    "--budget", metavar="TIME", help="For all experiments together; each has its share.  [default: their own]"
+    "--budget",
+    metavar="TIME",
+    help="Time for all experiments together, e.g. 60m; each experiment gets a share.  [default: their own budgets]",
 )
-@click.option("--only", multiple=True, metavar="EXPERIMENT", help="Only this one. Repeatable.")
+@click.option("--only", multiple=True, metavar="EXPERIMENT", help="Run only this experiment. Repeatable.")
 @placing_options
-@click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, the memory and the time; measure nothing.")
 @click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_context
@@ -58,8 +61,8 @@ def command(
 ) -> None:
     """Run the experiments of the paper's tables and figures one after the other and write report.html and report.md.
 
-    What is finished below --out is not measured again: the same command goes on after Ctrl-C or a crash, and costs
-    nothing once all is done. Exit codes are those of `chunkbench run`.
+    Finished experiments below --out are not measured again: after Ctrl-C or a crash the same command continues. Exit
+    codes are those of `chunkbench run`.
     """
     from chunkbench.bench.experiment import load_experiment, reading_order
     from chunkbench.bench.runner.reproduce import EXPERIMENTS, reproduce, within

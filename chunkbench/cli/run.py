@@ -26,7 +26,7 @@ from chunkbench.cli.placing import Placing, placing_options
 
 @dataclass(frozen=True)
 class Printing:
-    """What a run prints at its end."""
+    """Options for the output at the end of a run."""
 
     form: str | None
     detail: bool
@@ -36,41 +36,53 @@ class Printing:
 
 @click.command("run", short_help="Measure an experiment and print its table.")
 @click.argument("experiment", metavar="EXPERIMENT")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Use this device, not the experiment's.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Use this device instead of the experiment's."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
-    help="Use this dtype, not the experiment's.",
+    help="Use this dtype instead of the experiment's.",
 )
-@click.option("--set", "sets", multiple=True, metavar="AXIS=V1,V2", help="Replace an axis in every block. Repeatable.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="AXIS=V1,V2",
+    help="Replace the values of an axis in every block. Repeatable.",
+)
 @click.option(
     "--model", metavar="NAME", help="The model whose layer `kind: modules` measures: llama3-8b, ... or a config.json."
 )
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @click.option(
-    "--modes", metavar="M1,M2", help="How to time on a GPU: events, graph, eager.  [default: the file's, or all]"
+    "--modes", metavar="M1,M2", help="Modes of timing on a GPU: events, graph, eager.  [default: the file's, or all]"
 )
-@click.option("--caches", metavar="C1,C2", help="cold, warm.  [default: the file's, or the protocol's own]")
-@click.option("--budget", metavar="TIME", help="About how long to measure, e.g. 90s, 5m, 1h30m.")
+@click.option(
+    "--caches",
+    metavar="C1,C2",
+    help="States of the hardware caches: cold, warm.  [default: the file's, or the protocol's]",
+)
+@click.option("--budget", metavar="TIME", help="Approximate time of the run, e.g. 90s, 5m, 1h30m.")
 @click.option(
     "--full", is_flag=True, help="Time every step in the least number of rounds, even if the budget is exceeded."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out, or the latest run of the experiment.")
 @click.option(
     "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with one of these statuses."
 )
 @placing_options
-@click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, the memory and the time; measure nothing.")
 @click.option(
     "--format",
     "form",
     type=OutputFormat("documents", "records", "data"),
-    help="What to print at the end.  [default: table, or nothing with -q]",
+    help="Format of the output at the end.  [default: table, or nothing with -q]",
 )
-@click.option("--detail", is_flag=True, help="Print all tables, and how it was measured.")
+@click.option("--detail", is_flag=True, help="Print all tables, and the details of the measurement.")
 @click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress, and no table unless --format is given.")
 @click.pass_context
 @gathered(Placing, "placing")
 @gathered(Changes, "changes")

@@ -40,94 +40,112 @@ Examples:
     type=click.Choice(["two-phase", "sequence-first", "no-sharing"]),
     default="two-phase",
     show_default=True,
-    help="Of our engine: two-phase partition, the same cache without it, or no shared chunks.",
+    help="Our engine's attention: two-phase partition, the same cache without this partition, or no shared chunks.",
 )
 @click.option(
     "--cache",
     type=click.Choice(["radix", "live"]),
-    help="Of our engine: chunks are kept for later requests until their memory is needed, or are those of running"
-    " requests only, as in the paper.  [default: radix; live with --attention no-sharing, which keeps nothing]",
+    help="Our engine's cache. radix: keeps chunks for later requests until their memory is needed; live: holds only the"
+    " chunks of running requests, as in the paper.  [default: radix; live with --attention no-sharing]",
 )
 @click.option(
     "--schedule",
     type=click.Choice(["fcfs", "prefix"]),
     default="fcfs",
     show_default=True,
-    help="Of our engine: order of the queue, by arrival or longest cached prefix first.",
+    help="Our engine's order of the queue: by arrival, or longest cached prefix first.",
 )
 @click.option(
     "--constrained",
     type=click.Choice(["mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"]),
     default="mask",
     show_default=True,
-    help="Of our engine: how answers follow a constraint. mask: tokens that would break it cannot be chosen. The others"
-    " also append what it leaves no choice about, at once and without the model. interleaved: the fixed texts of a"
-    " template; jump: bytes without a choice, as their canonical tokens; jump-retokenize: the same, and the whole"
-    " answer is tokenised again; forced-tokens: tokens that llguidance finds.",
+    help="Our engine's way to make answers follow a constraint. mask: the model cannot choose tokens that break the"
+    " constraint. The other ways also append text without a choice at once, without the model. interleaved appends the"
+    " fixed texts of a template; jump appends bytes without a choice, as their canonical tokens; jump-retokenize does"
+    " the same, then tokenises the whole answer again; forced-tokens appends the tokens that llguidance finds.",
 )
 @click.option(
     "--compiled",
     type=click.IntRange(0),
     default=128,
     show_default=True,
-    help="Of our engine: compiled constraints that are kept for later requests. 0: each request compiles its own.",
+    help="Our engine: number of compiled constraints to keep for later requests. 0: each request compiles its own.",
 )
 @click.option(
     "--heads",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Of our engine: a file of `chunkbench find-heads`. Its retrieval heads keep all K/V; the others keep a few"
-    " first tokens, a window, and one token in place of the rest (RazorAttention).",
+    help="Our engine: a file that `chunkbench find-heads` wrote. Its retrieval heads keep all K/V; the other"
+    " heads keep a few first tokens, a window, and one token in place of the rest (RazorAttention).",
 )
 @click.option(
     "--window",
     type=click.IntRange(1),
-    help="With --heads: tokens of the window.  [default: a fifth of the sequence, at least 4000]",
+    help="With --heads: number of tokens of the window.  [default: a fifth of the sequence, at least 4000]",
 )
 @click.option(
     "--compress",
     type=click.Choice(["own", "all"]),
     default="own",
     show_default=True,
-    help="With --heads: what the other heads lose. own: only what one sequence alone covers, so prompts are computed"
-    " exactly. all: also shared prefixes; a later prompt then sees in these heads what is left.",
+    help="With --heads: the tokens that the other heads lose. own: only tokens of a single sequence, so prompts are"
+    " computed exactly. all: also tokens of shared prefixes; a later prompt then sees only the remaining tokens.",
 )
-@click.option("--layers", type=click.IntRange(1), help="Of a shape: number of layers.  [default: the shape's]")
-@click.option("--vocabulary", type=click.IntRange(2), help="Of a shape: number of token ids.  [default: 32000]")
-@click.option("--max-length", type=click.IntRange(2), help="Of a shape: most tokens of a sequence.  [default: 16384]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws random weights.")
+@click.option(
+    "--layers", type=click.IntRange(1), help="For a shape without checkpoint: number of layers.  [default: the shape's]"
+)
+@click.option(
+    "--vocabulary",
+    type=click.IntRange(2),
+    help="For a shape without checkpoint: number of token ids.  [default: 32000]",
+)
+@click.option(
+    "--max-length",
+    type=click.IntRange(2),
+    help="For a shape without checkpoint: most tokens of a sequence.  [default: 16384]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="bfloat16",
     show_default=True,
-    help="Of weights and K/V.",
+    help="Dtype of weights and K/V.",
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Most sequences of a step.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the model: cpu or cuda.")
+@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Most sequences in a step.")
 @click.option(
     "--prompt-budget",
     type=click.IntRange(1),
     default=2048,
     show_default=True,
-    help="Most prompt tokens of a step, beside the sequences that decode.",
+    help="Most prompt tokens in a step, besides the tokens of sequences that decode.",
 )
 @click.option("--kv-memory", default="1GiB", show_default=True, metavar="SIZE", help="Memory for K and V, all layers.")
-@click.option("--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a chunk.")
+@click.option(
+    "--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Number of tokens of a chunk."
+)
 @click.option(
     "--max-waiting",
     type=click.IntRange(1),
     default=1024,
     show_default=True,
-    help="Requests in the queue above which new ones get status 429.",
+    help="Most requests in the queue; further requests get status 429.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 takes a free port.",
+)
 @click.option(
     "--shutdown-timeout",
     type=click.IntRange(1),
     default=30,
     show_default=True,
-    help="Most seconds after SIGTERM or Ctrl-C in which running requests are answered.",
+    help="Most seconds that the server still answers running requests after SIGTERM or Ctrl-C.",
 )
 @click.option("--served-name", help="The model's name in requests.  [default: MODEL, or its folder's name]")
 @click.option(
@@ -163,11 +181,11 @@ def command(context: click.Context, options: ServeOptions) -> None:
         ("--constrained", options.constrained, "mask"),
     ):
         if options.engine == "transformers" and value not in (None, usual):
-            fail(f"{option} is for our engine; --engine transformers has its own")
+            fail(f"{option} works only with our engine, not with --engine transformers")
     if options.heads is None and (options.window is not None or options.compress != "own"):
         fail("--window and --compress say what heads keep; give --heads FILE, too")
     if options.heads is not None and options.engine == "transformers":
-        fail("--heads is for our engine")
+        fail("--heads works only with our engine")
     with serving_libraries():
         from chunkbench.server.engine import EngineError
         from chunkbench.server.records import Log
@@ -191,6 +209,6 @@ def command(context: click.Context, options: ServeOptions) -> None:
 
 
 def _say(message: str, err: bool = False) -> None:
-    """Print a line. A full disk behind the output does not end a server."""
+    """Print a line. A server survives an error of the output, such as a full disk."""
     with contextlib.suppress(OSError):
         click.echo(message, err=err)

@@ -1,4 +1,4 @@
-"""`chunkbench traces`: what a trace of requests asks for."""
+"""`chunkbench traces`: describes a trace of requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
 _TOKEN_S = 0.05
 
 
-@click.command("traces", epilog=_EXAMPLES, short_help="Lengths, rate and sharing of a trace of requests.")
+@click.command("traces", epilog=_EXAMPLES, short_help="Describe lengths, rate and sharing of a trace of requests.")
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--cache",
@@ -42,7 +42,7 @@ _TOKEN_S = 0.05
     metavar="BLOCKS",
     type=click.IntRange(1),
     multiple=True,
-    help="Count hits in a cache of this size; may be repeated.  [default: 1000, 10000, 30000, 50000, 100000]",
+    help="Count hits in a cache of this many blocks. Repeatable.  [default: 1000, 10000, 30000, 50000, 100000]",
 )
 @click.option(
     "--experiment",
@@ -55,15 +55,20 @@ _TOKEN_S = 0.05
     help="Write the forest of the prompts that are live at one instant, as JSON for the axis tree.",
 )
 @click.option(
-    "--at", type=FiniteRange(), metavar="SECONDS", help="That instant.  [default: when most requests are live]"
+    "--at",
+    type=FiniteRange(),
+    metavar="SECONDS",
+    help="Instant for --trees, in seconds.  [default: when most requests are live]",
 )
 @click.option(
     "--token-time",
     type=FiniteRange(1e-6, 1e3),
     metavar="SECONDS",
-    help="Seconds that a token of an answer takes: how long requests are live.  [default: 0.05]",
+    help="Seconds per token of an answer, which decide how long requests are live.  [default: 0.05]",
 )
-@click.option("--most", type=click.IntRange(1), help="Take the first of the live requests only, by arrival.")
+@click.option(
+    "--most", type=click.IntRange(1), help="Take at most this many of the live requests, the first by arrival."
+)
 @format_option("documents", "data")
 def command(
     path: Path,
@@ -91,9 +96,9 @@ def command(
         raise click.UsageError("--at, --token-time and --most belong to --trees")
     if experiment is not None:
         if is_stream(path):
-            fail(f"{path} is no file; a replay reads the trace again: save it first")
+            fail(f"{path} is no regular file; a replay reads the trace again, so save the trace first")
         if not is_text(str(path)):
-            fail(f"{path}: the name is not UTF-8, and an experiment is; rename the file")
+            fail(f"{path}: the name is not UTF-8, as an experiment requires; rename the file")
         experiment = new_experiment(experiment)
     try:
         trace = read_traffic(path)
@@ -110,7 +115,7 @@ def command(
 
 
 def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, most: int | None) -> None:
-    """Write the forest at an instant, which has to be a valid tree, or end with a message."""
+    """Write the forest at an instant, or end with a message if the forest is no valid tree."""
     from chunkbench.bench.experiment.findings import Findings
     from chunkbench.bench.experiment.tree_reader import read_forest
     from chunkbench.report.trace_document import cut_lines
@@ -121,7 +126,7 @@ def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, mo
         path = path.with_name(f"{path.name}.json")
     refuse_existing(path)
     if not is_text(str(path)):
-        fail(f"{path}: the name is not UTF-8, and an experiment is; give another name")
+        fail(f"{path}: the name is not UTF-8, as an experiment requires; give another name")
     try:
         at, live = live_at(trace.requests, token_s, at, most)
     except ValueError as error:
@@ -131,6 +136,6 @@ def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, mo
         read_forest(forest)
     except ValueError as error:
         problem = error.findings[0].message if isinstance(error, Findings) else error
-        fail(f"{path} is not written, it would be no valid tree: {problem} (--at and --most take other requests)")
+        fail(f"{path} is not written, it would be no valid tree: {problem} (--at and --most select other requests)")
     write_text(path, json.dumps(forest) + "\n")
     click.echo("\n".join(cut_lines(path, forest, at)), err=True)

@@ -1,4 +1,4 @@
-"""`chunkbench tune`: find the best tile sizes and launch sizes of the Triton kernels for this machine's GPU."""
+"""`chunkbench tune`: finds the best tile sizes and launch sizes of the Triton kernels for this machine's GPU."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     "head_dims",
     type=click.Choice(["64", "128", "256"]),
     multiple=True,
-    help="Only this one; can be given several times.  [default: all]",
+    help="Tune only this head dimension. Repeatable.  [default: all]",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("tuning.json"),
     show_default=True,
-    help="The table to write; rows of other GPUs that it, or else the packaged table, holds are kept.",
+    help="The table to write. Rows of other GPUs are kept: from this file, or else from the packaged table.",
 )
 @placing_options
-@click.option("-q", "--quiet", is_flag=True, help="Do not name every candidate.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no line for every candidate.")
 @gathered(Placing, "placing")
 def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing) -> None:
     """Time the Triton kernels' candidates on this machine's GPU and write the best to a tuning table.
 
-    Takes some minutes for each head dimension, most of it compiling. The table is written after each of them, so that
-    Ctrl-C loses the one at work alone. Runs use a table that the variable CHUNKBENCH_TUNING names.
+    Each head dimension takes some minutes, mostly for compiling. The table is written after each head dimension, so
+    Ctrl-C loses only the current one. Runs use the table that the variable CHUNKBENCH_TUNING names.
 
-    With --on ray, a node of the cluster does it; with --machines each, one node of every kind after the other.
+    With --on ray, a node of the cluster does the work; with --machines each, one node of every kind after the other.
     """
     if placing.remote:
         _on_cluster(out, quiet, placing)
@@ -64,7 +64,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
 
     obstacle = why_unavailable(torch.device("cuda"))
     if obstacle:
-        fail(f"candidates can be timed on an NVIDIA GPU alone: {obstacle}")
+        fail(f"candidates can be timed only on an NVIDIA GPU: {obstacle}")
     from chunkbench.bench.measure.tune import Stopwatch, fit_all, search
 
     try:
@@ -89,7 +89,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
 
 
 def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
-    """Tune on nodes of a cluster; the table of each is the start of the next one's."""
+    """Tune on nodes of a cluster. Each node starts from the table of the node before."""
     from chunkbench.plugins.ray.remote import OUT
     from chunkbench.plugins.ray.remote_commands import run_remote_command
 
@@ -100,7 +100,7 @@ def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
         with_gpu = [node for node in nodes if node.environment.gpus]
         if not with_gpu:
             kinds = "; ".join(node.kind for node in nodes)
-            fail(f"candidates can be timed on an NVIDIA GPU alone, and PyTorch sees none on {kinds}")
+            fail(f"candidates can be timed only on an NVIDIA GPU, and PyTorch sees none on {kinds}")
         for node in with_gpu:
             files = {f"{OUT}/{out.name}": out.read_bytes()} if out.exists() else {}
             done = run_remote_command(fleet.cluster, node, words, files, None, log)

@@ -1,4 +1,4 @@
-"""`chunkbench validate`: is this experiment file valid, and how much does it measure?"""
+"""`chunkbench validate`: checks experiment files, and counts their points and cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chunkbench.bench.experiment.terms import Device
 
 
 def _counts(experiment: Experiment) -> tuple[int, int]:
-    """Numbers of points and cases. They are the same for every device and dtype that `auto` can mean."""
+    """Numbers of points and cases, which are the same for every device and dtype that `auto` can mean."""
     device: Device = "cpu" if experiment.device == "auto" else experiment.device
     points = experiment.points(device, "float32")
     return len(points), sum(len(experiment.cases(point)) for point in points)
@@ -39,7 +39,7 @@ def _plural(count: int, noun: str) -> str:
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing about valid files.")
 def command(files: tuple[str, ...], schema: bool, form: str, quiet: bool) -> None:
-    """Check experiment files and say what they ask for.
+    """Check experiment files and count their points and cases.
 
     FILE is a YAML file or the name of a bundled experiment. Every problem of every file is printed with its place;
     the exit code is then 2.
