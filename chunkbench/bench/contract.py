@@ -1,9 +1,9 @@
 """The contract of an implementation: what an adapter file must provide.
 
-An adapter is one file with one or more subclasses of `Implementation`. Ours are named by rows of
-`baselines/registry.py`, others by the entry point group `chunkbench.baselines` (`name = "package.module:Class"`). All
-implementations of a point get the same token ids and the same K/V values. Each one chooses its own layout. No
-implementation is told how many tokens are shared.
+An adapter is one file with one or more subclasses of `Implementation`. Rows of `baselines/registry.py` name our
+adapters, the entry point group `chunkbench.baselines` names others (`name = "package.module:Class"`). All
+implementations of a point get the same token ids and the same K/V values. Each implementation chooses its own layout.
+No implementation is told how many tokens are shared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a kind of work is, and which kinds there are.
+"""The definition of a kind of work, and the registry of all kinds.
 
 A kind is one class. It names the classes of its experiments, points and results, and it has what the other rooms ask a
 kind for: the run loop, the worker, and the reports. `chunkbench.workloads.register` makes the kinds known; the command

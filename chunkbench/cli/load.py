@@ -111,7 +111,7 @@ _MOST_REASONS = 5
 )
 @click.option("--objective", type=FiniteRange(0, min_open=True), help="Objective of the goodput: most ms per token.")
 @click.option("--timeout", type=FiniteRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
-@click.option("--keep-eos", is_flag=True, help="Do not send ignore_eos, for servers that refuse it.")
+@click.option("--keep-eos", is_flag=True, help="Do not send the field ignore_eos, which some servers refuse.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write one line of JSON per request into this file."
 )

@@ -22,7 +22,7 @@ _SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': "''",  # the font encoding OT1 has no other
+    '"': "''",  # the font encoding OT1 lacks the character itself
     "\ufffd": "?",
     "\u2013": "--",
     "\u2014": "---",

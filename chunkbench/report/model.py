@@ -12,7 +12,8 @@ Emphasis = Literal["plain", "best", "noisy", "failed", "absent", "quiet"]
 T = TypeVar("T")
 U = TypeVar("U")
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 forbids (control characters, halves of surrogate pairs), and the control characters that it allows."""
+"""Characters that XML 1.0 forbids (control characters, halves of surrogate pairs), and control characters that XML 1.0
+allows."""
 
 
 def legal(text: str) -> str:

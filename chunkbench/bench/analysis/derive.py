@@ -15,7 +15,7 @@ from chunkbench.bench.store.results import Result, SessionResult, TimedResult
 
 @dataclass(frozen=True)
 class Derived:
-    """Figures of one case; None where the case was not measured or the figure does not apply."""
+    """Figures of one case. A figure is None if the case was not measured, or if the figure does not apply."""
 
     rounds: int = 0
     latency_us: float | None = None
@@ -50,12 +50,12 @@ class Row:
 
     @property
     def timed(self) -> TimedResult | None:
-        """The facts, if rounds of sessions were timed."""
+        """The facts, if they have timed rounds of sessions; else None."""
         return self.facts if isinstance(self.facts, TimedResult) else None
 
     @property
     def session(self) -> SessionResult | None:
-        """The facts, if they are of a session in a worker."""
+        """The facts, if a session in a worker produced them; else None."""
         return self.facts if isinstance(self.facts, SessionResult) else None
 
     @property

@@ -53,7 +53,7 @@ class Nvml:
         return Clock(mhz, reasons or 0)
 
     def condition(self) -> Condition:
-        """All other values that a round records."""
+        """The values that a round records besides the clock."""
         nvml, handle = self._library, self._handle
         milliwatts = self._query(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         others, held = self._others()

@@ -57,7 +57,7 @@ def git(path: Path, *arguments: str, **environment: str) -> subprocess.Completed
 
 
 def git_output(path: Path, *arguments: str) -> str | None:
-    """What git prints in the repository that holds `path`; None if it fails or there is no git."""
+    """The output of git in the repository that holds `path`; None if the command fails or there is no git."""
     try:
         done = git(path, *arguments)
     except OSError:

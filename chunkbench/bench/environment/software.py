@@ -155,7 +155,7 @@ def read_native() -> Native:
 
 
 def _mkl_note() -> str:
-    """Which path MKL takes on a CPU that is not Intel's."""
+    """A note on the path that MKL takes on a CPU that is not Intel's."""
     forced = hasattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true")  # from a preloaded library
     return MKL_FORCED_NOTE if forced else MKL_NOTE
 

@@ -98,7 +98,7 @@ def _values_of(text: str, place: str) -> YamlDocument:
 
 def _located(error: ValidationError, document: YamlDocument) -> Iterator[Problem]:
     """The findings of an experiment's class at their places in the file."""
-    # A value that could not be read already has its problem; what the class says about it adds nothing.
+    # A value that could not be read already has its problem; further findings about this value add nothing.
     refused = {(problem.line, problem.column) for problem in document.problems if problem.line}
     for detail in error.errors():
         findings = detail["ctx"]["error"]

@@ -83,7 +83,7 @@ def _not_here(axis: str) -> str:
 
 
 def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
-    """The answers, over all trees, to: does the tree have private lengths, so that n_p follows from it? Empty without
+    """Whether trees have private lengths, so that n_p follows from them: {True}, {False}, both, or an empty set without
     trees."""
     return {has_lengths(cast(Forest, tree)) for _, tree in trees}
 

@@ -29,7 +29,7 @@ Line = Literal["solid", "dashed", "dotted", "dashdot"]
 
 
 class Style(BaseModel):
-    """What reports need to know about an implementation. A run records the styles of its implementations."""
+    """The look of an implementation in reports. A run records the styles of its implementations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

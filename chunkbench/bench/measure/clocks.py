@@ -17,7 +17,7 @@ _PAUSES_S = (0.0, 0.01, 0.1)
 
 
 class ClockReader(Protocol):
-    """What the guard reads from a device (`chunkbench.bench.environment.gpu.Nvml`)."""
+    """Reads a device's clock and condition for the guard (`chunkbench.bench.environment.gpu.Nvml`)."""
 
     def clock(self) -> Clock: ...
 

@@ -81,7 +81,7 @@ class CudaDevice:
         self._failed.append(graph)  # keep the graph: the allocator still asks it which stream was captured
         names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # the name depends on the version
         end = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
-        with contextlib.suppress(RuntimeError):  # the allocator knows already
+        with contextlib.suppress(RuntimeError):  # the allocator is already informed
             end(torch.cuda.current_device(), pool)
         with contextlib.suppress(RuntimeError):  # on an error here, the worker finds out that the device is lost
             clean = torch.cuda.CUDAGraph()

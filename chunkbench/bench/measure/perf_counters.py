@@ -1,4 +1,4 @@
-"""What Linux's `perf stat` counts in a process while it works."""
+"""Counts events of a process with Linux's `perf stat`, while the process works."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class ImplementationState(Failable):
 
 @dataclass(frozen=True)
 class Context(Generic[PointT, ResultT]):
-    """What the cases of one point have in common."""
+    """Values that the cases of one point have in common."""
 
     experiment: str
     machine: str

@@ -97,9 +97,9 @@ class WorkerProcess(WorkerClient):
     ) -> None:
         """Start a worker for a kind of work; append its standard error to `log`.
 
-        `pages`: the pages of its memory. `command` replaces the program, `environment` the environment of this
-        process. The worker does not
-        import packages from the current folder: a checkout there would hide the intended revision.
+        `pages`: the kind of memory pages. `command` replaces the program, `environment` replaces the environment of
+        this process. The worker does not import packages from the current folder: a checkout there would hide the
+        intended revision.
         """
         self._log = log
         variables = environment or os.environ

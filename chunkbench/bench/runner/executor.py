@@ -1,4 +1,4 @@
-"""Where the passes of a run are measured. `LocalExecutor` measures them on this machine, one after the other."""
+"""Executors, which measure the passes of a run. `LocalExecutor` measures them on this machine, one after the other."""
 
 from __future__ import annotations
 

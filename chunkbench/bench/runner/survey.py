@@ -15,7 +15,7 @@ _LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Traits:
-    """What a worker reports about an implementation."""
+    """The properties of an implementation that a worker reports."""
 
     label: str
     ok: bool

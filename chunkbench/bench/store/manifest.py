@@ -76,7 +76,7 @@ class MachineFacts(_Part):
 
 
 class ExpectationFacts(_Part):
-    """What the experiment expects of some points."""
+    """An expectation of the experiment about some points."""
 
     where: dict[str, Any] = {}
     implementation: str

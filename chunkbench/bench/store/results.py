@@ -178,8 +178,8 @@ class SessionResult(Result):
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
     deviation: NonNegativeFloat | None = None
-    """For an implementation that does not attend to all tokens: the distance of the last checked output from attention
-    over all tokens, relative to the length of the latter."""
+    """For an implementation that does not attend to all tokens: the length of (last checked output - attention over all
+    tokens), divided by the length of attention over all tokens."""
     isa: str | None = None
 
 
@@ -194,7 +194,7 @@ class TimedResult(SessionResult):
     steps: tuple[Annotated[Count, Field(ge=1)], ...] = ()
     """Timed steps s, 1..n_c."""
     append_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
-    """[round][step], every step."""
+    """[round][step] microseconds of `append`, for every step."""
     plan_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
     groups: tuple[Count, ...] = ()
     """[round] memory group in which the round ran; ratios are formed only inside one group."""
@@ -215,7 +215,7 @@ class TimedResult(SessionResult):
     read_bytes: tuple[Count, ...] = ()
     """[timed step] bytes that the implementation itself must read and write."""
     flops: tuple[Count, ...] = ()
-    """[timed step]"""
+    """[timed step] FLOPs of the call."""
 
     @classmethod
     def of_case(cls, case: Case[Any], **values: Any) -> Self:

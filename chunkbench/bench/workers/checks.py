@@ -38,8 +38,8 @@ class Check:
         return float((compared - self.expected).abs().max() / self.expected.abs().max())
 
     def deviation(self, out: torch.Tensor) -> float | None:
-        """Distance of `out` from attention over all tokens, relative to the length of the latter; None if `expected` is
-        attention over all tokens."""
+        """Length of (`out` - attention over all tokens), divided by the length of attention over all tokens; None if
+        `expected` is attention over all tokens."""
         if self.of_all is None:
             return None
         return float((self._compared(out) - self.of_all).norm() / self.of_all.norm())

@@ -1,8 +1,9 @@
-"""Memory of a worker: its heap, reserved once, kept when it is freed, returned to the system only when memory is short;
-and the tensor memory that a session holds, to check its `kv_bytes`.
+"""Memory of a worker. The heap is reserved once; freed memory stays in the heap, and returns to the system only when
+memory is short. The module also adds up a session's tensor memory, to check its `kv_bytes`.
 
-On a virtual machine the first touch of a page can cost seconds per gigabyte. It costs less than half of that if two
-threads let the kernel populate whole ranges, a fifth if the page's mapping was kept, and nothing if the page was kept.
+On a virtual machine the first touch of a page can cost seconds per gigabyte. The touch costs less than half of that if
+two threads let the kernel populate whole ranges, a fifth if the page's mapping was kept, and nothing if the page was
+kept.
 """
 
 from __future__ import annotations

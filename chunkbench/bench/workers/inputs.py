@@ -22,7 +22,7 @@ _STRIDE = 16  # rows start at multiples of 16 elements, so that copies stay alig
 
 
 class PointInputs(Feed, Protocol):
-    """What a worker needs of the inputs of a point, whatever the kind of work."""
+    """The inputs of a point in the form that a worker needs, for every kind of work."""
 
     @property
     def point(self) -> SessionPoint: ...

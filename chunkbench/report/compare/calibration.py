@@ -72,7 +72,7 @@ def work_ratios(base: Sequence[Result], head: Sequence[Result]) -> dict[str, flo
 
 
 def calibration_ratio(base: Sequence[Result], head: Sequence[Result]) -> CalibrationRatio | None:
-    """The calibration ratio, from the fixed work that both sides did. None if they have none in common.
+    """The calibration ratio, from the fixed work that both sides did. None if the sides have no fixed work in common.
 
     Each kind of fixed work gives a ratio. An implementation depends on some kinds and not on others, so the result has
     the lowest and the highest ratio.

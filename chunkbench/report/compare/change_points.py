@@ -1,4 +1,4 @@
-"""Where a series of values changed to a new level and stayed there."""
+"""Finds the places where a series of values changed to a new level and stayed there."""
 
 from __future__ import annotations
 

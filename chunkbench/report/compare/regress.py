@@ -25,7 +25,7 @@ LIMIT = 6
 
 @dataclass(frozen=True)
 class RegressOutcome:
-    """What `regress` found."""
+    """The result of `regress`."""
 
     comparison: Comparison | None
     """The comparison; None if an interruption came before the first complete pair."""

@@ -23,7 +23,7 @@ from chunkbench.report.compare.rank_intervals import between as shift_between
 from chunkbench.report.compare.verdicts import Between, SideSummary, judge
 
 Change = Literal["larger", "same", "smaller", "inconclusive"]
-_CHANGES: Mapping[str, Change] = {  # the rules judge times: a larger value is "slower"
+_CHANGES: Mapping[str, Change] = {  # the rules are made for times, so a larger value is "slower"
     "slower": "larger",
     "same": "same",
     "faster": "smaller",

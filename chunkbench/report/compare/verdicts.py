@@ -12,7 +12,7 @@ Verdict = Literal["faster", "same", "slower", "inconclusive", "incorrect", "miss
 VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive", "faster", "new", "same")
 """All verdicts, worst first; reports list cases in this order."""
 Between = Literal["machines", "dtypes", "implementations"]
-"""What differs between two measurements whose speed-ups are compared."""
+"""The difference between two measurements whose speed-ups are compared."""
 FailOn = Literal["slower", "incorrect", "missing", "inconclusive"]
 
 COMPARISON_SCHEMA = 2
