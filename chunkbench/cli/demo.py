@@ -121,7 +121,7 @@ def _output(sides: Sequence[Answered], prompts: Sequence[Sequence[int]], questio
     from chunkbench.report.numbers import megabytes, times
 
     without, shared = sides
-    same = sum(without.answers[name] == shared.answers[name] for name in shared.answers)
+    equal = sum(without.answers[name] == shared.answers[name] for name in shared.answers)
     facts: list[dict[str, Any]] = [
         {
             "side": side.name,
@@ -156,10 +156,10 @@ def _output(sides: Sequence[Answered], prompts: Sequence[Sequence[int]], questio
     lengths = sorted(map(len, prompts))
     return Output(
         title=f"{USERS} users of smollm2-135m with one system prompt: prompts of {lengths[0]} to {lengths[-1]} tokens",
-        headline=f"With sharing {times(gain)} the tokens per second; the same answers: {same} of {USERS}.",
+        headline=f"With sharing {times(gain)} the tokens per second; the same answers: {equal} of {USERS}.",
         tables=(Table("", columns, rows),),
         legend=(f"Question: {question}", f"Answer: {answer.strip()}", ABOUT),
-        data={"sides": facts, "same_answers": same, "users": USERS, "question": question, "answer": answer},
+        data={"sides": facts, "same_answers": equal, "users": USERS, "question": question, "answer": answer},
     )
 
 

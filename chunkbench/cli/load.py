@@ -179,14 +179,14 @@ def _document(measured: Measurement, numbers: LoadNumbers, control: bool, interr
     from chunkbench.report.model import Column, Output, Table
     from chunkbench.report.numbers import percent, significant
 
-    found, cpu = measured.cache_hits, measured.client_cpu
+    hits, cpu = measured.cache_hits, measured.client_cpu
     planned = len(measured.plan.requests)
     lines = (
         ("normalized latency, ms/token", numbers.normalized_latency, 1e3),
         ("latency, s", numbers.latency, 1.0),
         ("time to first token, ms", numbers.time_to_first_token, 1e3),
         ("time per token, ms", numbers.time_per_token, 1e3),
-        ("sent after due, ms", numbers.sending_delay, 1e3),
+        ("delay of sending, ms", numbers.sending_delay, 1e3),
     )
 
     def quantile(of: str) -> Column[tuple[str, Quantiles, float]]:
@@ -200,14 +200,14 @@ def _document(measured: Measurement, numbers: LoadNumbers, control: bool, interr
         headline.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
     if numbers.cached_share is not None:
         headline.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
-    failed = (one for one in measured.requests if one.status not in ("ok", "cancelled"))
-    failures = Counter(f"{one.status}: {one.reason}" for one in failed)
+    failed = (request for request in measured.requests if request.status not in ("ok", "cancelled"))
+    failures = Counter(f"{request.status}: {request.reason}" for request in failed)
     named = [f"failed, {reason} ({count} of {planned})" for reason, count in failures.most_common(_MOST_REASONS)]
     if len(failures) > _MOST_REASONS:
         named.append(f"failed for {len(failures) - _MOST_REASONS} other reasons: --format json names all")
     if numbers.cancelled:
         headline.append(f"{numbers.cancelled} were not answered when the load was interrupted")
-    doubt = found.doubt(control) if found else ""
+    doubt = hits.doubt(control) if hits else ""
     bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
     doubts = (doubt, bottleneck if numbers.client_late or cpu > 0.9 else "")
     return Output(
@@ -216,37 +216,37 @@ def _document(measured: Measurement, numbers: LoadNumbers, control: bool, interr
         headline="; ".join(headline),
         tables=(
             *([Table("", columns, [line for line in lines if line[1] is not None])] if numbers.answered else []),
-            *([_hits(found)] if found else []),
+            *([_hits(hits)] if hits else []),
         ),
         statuses=tuple(named),
         data={
             **dataclasses.asdict(numbers),
             "failures": dict(failures.most_common()),
-            "prompt_cache": dataclasses.asdict(found) if found else None,
+            "prompt_cache": dataclasses.asdict(hits) if hits else None,
             "client_cpu": cpu,
             "interrupted": interrupted,
         },
     )
 
 
-def _hits(found: CacheHits) -> Table:
+def _hits(hits: CacheHits) -> Table:
     from chunkbench.report.model import Column, Table
     from chunkbench.report.numbers import percent
 
     def part(tokens: int | None) -> tuple[int | None, float | None]:
-        return tokens, None if tokens is None else tokens / found.prompt_tokens
+        return tokens, None if tokens is None else tokens / hits.prompt_tokens
 
-    named = f"found in the server's cache ({found.source or 'it does not say'})"
+    named = f"found in the server's cache ({hits.source or 'source unknown'})"
     lines: list[tuple[str, int | None, float | None]] = [
-        (named, *part(found.cached_tokens)),
-        ("most of one request", found.most_cached, None),
-        (f"shared by the requests themselves ({found.unit})", None, found.shared),
-        ("computed by this server", *part(found.computed_tokens)),
-        ("computed by a server that shares nothing", *part(found.prompt_tokens)),
+        (named, *part(hits.cached_tokens)),
+        ("found for one request, at most", hits.most_cached, None),
+        (f"shared by the requests themselves ({hits.unit})", None, hits.shared),
+        ("computed by this server", *part(hits.computed_tokens)),
+        ("computed by a server that shares nothing", *part(hits.prompt_tokens)),
     ]
     columns: tuple[Column[tuple[str, int | None, float | None]], ...] = (
         Column("tokens of prompts", lambda line: line[0], align="left"),
         Column("tokens", lambda line: "-" if line[1] is None else f"{line[1]:,}"),
-        Column("of all", lambda line: "-" if line[2] is None else percent(line[2])),
+        Column("share", lambda line: "-" if line[2] is None else percent(line[2])),
     )
     return Table("", columns, lines)

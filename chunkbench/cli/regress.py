@@ -189,12 +189,12 @@ def _on_cluster(experiment: str | None, project: Path, base: str, options: Regre
 
     folder = _empty_folder(options.out, f"regress-{project.name}")
     commit = commit_of(project, base)
-    words = without(command_line()[1:], (*VALUED, "--out", "--project", "--base"), FLAGS)
-    words += ["--base", commit, "--project", PROJECT, "--out", OUT]
+    arguments = without(command_line()[1:], (*VALUED, "--out", "--project", "--base"), FLAGS)
+    arguments += ["--base", commit, "--project", PROJECT, "--out", OUT]
     files = {}
     if experiment is not None and Path(experiment).is_file():
         files[Path(experiment).name] = Path(experiment).read_bytes()
-        words[words.index(experiment)] = Path(experiment).name
+        arguments[arguments.index(experiment)] = Path(experiment).name
     checkout = None if project.resolve() == OURS else packed_checkout(project, commit)
     log = stderr_log(options.quiet)
     codes = []
@@ -202,7 +202,7 @@ def _on_cluster(experiment: str | None, project: Path, base: str, options: Regre
         nodes = fleet.one_of_each(placing.machines, placing.machine)
         for number, node in enumerate(nodes, start=1):
             log(f"[{number}/{len(nodes)}] on {node.name}: {node.kind}")
-            done = run_remote_command(fleet.cluster, node, words, files, checkout, log)
+            done = run_remote_command(fleet.cluster, node, arguments, files, checkout, log)
             done.unpack(folder / node.machine)
             if done.code not in (0, 1, 3, 4):
                 click.echo(done.stderr, err=True, nl=False)

@@ -147,7 +147,7 @@ def _spell_below(children: Children) -> str:
 def _levels(forest: Forest) -> str:
     """The levels of a balanced forest with numbers of sequences: `1x8 4x256 256`; empty for other forests."""
     level: Sequence[TreeNode] = forest
-    words: list[str] = []
+    levels: list[str] = []
     while True:
         below = [children for _, children in level]
         counts = [children for children in below if isinstance(children, int)]
@@ -156,7 +156,7 @@ def _levels(forest: Forest) -> str:
         alike = len(sizes) == len(level) and len({tokens for tokens, _ in level}) == 1
         if not alike or sizes != shares(len(level), sum(sizes)):
             return ""
-        words.append(f"{len(level)}x{level[0][0]}")
+        levels.append(f"{len(level)}x{level[0][0]}")
         if counts:
-            return " ".join([*words, str(sum(counts))])
+            return " ".join([*levels, str(sum(counts))])
         level = nodes

@@ -42,8 +42,8 @@ def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: s
         raise RunError("\n  ".join([heading, *lines]))
     for axis, values in accepted.items():
         if not any(selects({axis: values}, axes[point]) for point in points):
-            there = ", ".join(dict.fromkeys(show_value(axes[point][axis]) for point in points))
-            raise RunError(f"no point of {experiment} has this {axis}; there are {there}")
+            values_there = ", ".join(dict.fromkeys(show_value(axes[point][axis]) for point in points))
+            raise RunError(f"no point of {experiment} has this {axis}; there are {values_there}")
     if not left:
         lists = f"`chunkbench run {experiment} --dry-run` lists points"
         raise RunError(f"no point of {experiment} has all of these values; {lists}")

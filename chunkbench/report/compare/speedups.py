@@ -99,12 +99,12 @@ def speedups(
             f"were measured (compared between {between}){_apart(base, head, _FREE_AXES[between])}"
         )
     each = 1 - (1 - confidence) / len(matched)
-    found = []
+    results = []
     for places, names, (base_values, head_values) in matched:
         shift = shift_between(base_values, head_values, each)
         verdict = judge(shift.low, shift.high, threshold)
         case = next(members[names[1]] for members in sides[1][places] if names[1] in members)
-        found.append(
+        results.append(
             Speedup(
                 axes={axis: case.axis(axis) for axis in AXES},
                 base_implementation=names[0],
@@ -124,7 +124,7 @@ def speedups(
         head=side_of(head),
         threshold=threshold,
         confidence=confidence,
-        speedups=tuple(found),
+        speedups=tuple(results),
     )
 
 
@@ -150,7 +150,7 @@ def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:
 def _cases(runs: Sequence[Run], free: Collection[str]) -> _Cases:
     """Raises `NothingToCompare` if one run measured a point with two values of a free axis."""
     fixed = [axis for axis in AXES if axis not in free]
-    found: _Cases = {}
+    cases: _Cases = {}
     for run in runs:
         by_point: dict[_Point, dict[str, Result]] = {}
         for case in filter(measured, run.cases):
@@ -162,8 +162,8 @@ def _cases(runs: Sequence[Run], free: Collection[str]) -> _Cases:
                 )
             members[case.implementation] = case
         for point, members in by_point.items():
-            found.setdefault(point, []).append(members)
-    return found
+            cases.setdefault(point, []).append(members)
+    return cases
 
 
 def _names(cases: _Cases) -> set[str]:
