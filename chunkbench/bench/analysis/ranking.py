@@ -1,4 +1,4 @@
-"""How implementations rank over many points: each against the fastest one of the same point."""
+"""Ranks implementations over many points: each is compared with the fastest implementation of the same point."""
 
 from __future__ import annotations
 

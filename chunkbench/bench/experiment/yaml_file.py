@@ -60,11 +60,11 @@ class YamlDocument:
         return self.values_at.get(path, self.place(0, 0))
 
     def place(self, line: int, column: int) -> Mark:
-        """A mark from pyyaml's zero-based line and column."""
+        """The place for pyyaml's line and column, which count from zero."""
         return Mark(self.path, line + 1, column + 1) if self.fixed_line is None else Mark(self.path, self.fixed_line)
 
     def place_of(self, mark: Any) -> Mark:
-        """A mark from pyyaml's mark, or the start of the file if pyyaml gives none."""
+        """The place of one of pyyaml's marks, or the start of the file if pyyaml gives no mark."""
         return self.place(mark.line, mark.column) if mark is not None else self.place(0, 0)
 
     def problem(self, mark: Mark, message: str, key: str = "") -> None:

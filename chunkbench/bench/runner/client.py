@@ -188,7 +188,7 @@ class WorkerProcess(WorkerClient):
         return line
 
     def _crash(self, code: int | None = None) -> WorkerCrashed:
-        """How the worker ended."""
+        """The error that says how the worker ended."""
         code = self._process.wait() if code is None else code
         if code == OUT_OF_MEMORY:
             return WorkerCrashed("memory ran out between two requests", "oom")

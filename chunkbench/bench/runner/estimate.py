@@ -45,11 +45,11 @@ class Estimate:
     point: SessionPoint
     """The point that needs most memory."""
     together_bytes: int
-    """K/V of all implementations at that point."""
+    """Bytes of K/V of all implementations together at the point `point`."""
     room: int | None
     """Bytes available for K/V; None if this machine does not have the device."""
     grouping: memory_guard.Grouping | None
-    """The implementations that are in memory together at that point."""
+    """The implementations that are in memory together at the point `point`; None if `room` is None."""
 
 
 def estimate(

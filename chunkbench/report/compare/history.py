@@ -51,7 +51,7 @@ class Change(_Frozen):
 
 
 class Series(_Frozen):
-    """One case on one machine, in time order."""
+    """The figure of one case on one machine, in time order."""
 
     name: str
     implementation: str

@@ -19,7 +19,7 @@ _MOST_LINES = 8
 
 
 def document(all_series: Sequence[Series], metric: Metric, threshold: float, confidence: float) -> Output:
-    """The table, with the changed cases first."""
+    """A history as a document: a table with the changed cases first."""
     ordered = sorted(all_series, key=lambda series: (not series.changes, series.implementation, series.name))
     axes = varying([(series.axes, []) for series in ordered])
     many_machines = len({series.machine for series in ordered}) > 1

@@ -148,7 +148,7 @@ def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:
 
 
 def _cases(runs: Sequence[Run], free: Collection[str]) -> _Cases:
-    """Raises `NothingToCompare` if one run measured a point with two values of a free axis."""
+    """The measured cases by point. Raises `NothingToCompare` if one run has a point with two values of a free axis."""
     fixed = [axis for axis in AXES if axis not in free]
     cases: _Cases = {}
     for run in runs:
