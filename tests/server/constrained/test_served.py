@@ -215,12 +215,8 @@ def test_what_cannot_be_followed_further_fails_with_its_reason(
     assert "the constraint allows no token: Parser Error" in answer.json()["error"]["message"]
 
 
-def test_unknown_formats_are_notes_and_other_keywords_are_named_with_their_place(client: TestClient) -> None:
-    for format in ("path", "password", "binary"):
-        value = {"type": "string", "format": format, "maxLength": 2}
-        schema = {"type": "object", "properties": {"v": value}, "required": ["v"], "additionalProperties": False}
-        assert isinstance(json.loads(text_of(ask(client, structured_outputs={"json": schema})))["v"], str)
-    schema["properties"]["v"] = {"type": "array", "uniqueItems": True}  # type: ignore[index]
+def test_keywords_that_are_not_followed_are_named_with_their_place(client: TestClient) -> None:
+    schema = {"type": "object", "properties": {"v": {"type": "array", "uniqueItems": True}}}
     error = ask(client, structured_outputs={"json": schema}).json()["error"]
     assert 'Unimplemented keys: ["uniqueItems"] at #/properties/v' in error["message"]
 

@@ -70,12 +70,9 @@ CACHED = {"prompt_tokens_details": {"cached_tokens": 9}}
 MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
     (chunk("a", "stop", usage={"completion_tokens": None, "prompt_tokens_details": None}), "ok", ""),
     (chunk("a", usage="x"), "error", "usage: Input should be a valid dictionary"),
-    (chunk("a", usage=[]), "error", "usage: Input should be a valid dictionary"),
     (chunk("a", usage={"completion_tokens": "1"}), "error", "usage.completion_tokens: Input should be a valid int"),
-    (chunk("a", usage={"completion_tokens": 1.5}), "error", "usage.completion_tokens: Input should be a valid int"),
     (chunk("a", usage={"completion_tokens": -1}), "error", "usage.completion_tokens: Input should be greater"),
     (chunk("a", usage={"completion_tokens": 10**30}), "error", "usage.completion_tokens: Input should be less"),
-    (chunk("a", usage={"prompt_tokens_details": [1]}), "error", "usage.prompt_tokens_details: Input should be"),
     (
         chunk("a", usage=CACHED | {"prompt_tokens_details": {"cached_tokens": -1}}),
         "error",
@@ -84,7 +81,6 @@ MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
     (chunk("a", "stop", usage=CACHED), "wrong", "the server counts 9 cached tokens in a prompt of 4"),
     ({"choices": "x"}, "error", "choices: Input should be a valid list"),
     ({"choices": [None]}, "error", "choices.0: Input should be a valid dictionary"),
-    ({"choices": [{"text": 5}]}, "error", "choices.0.text: Input should be a valid string"),
     ({"error": {"message": "half \ud800 and \x1b[31m red\n"}}, "error", "half ? and ?[31m red"),
     ({"object": "error", "message": "out of memory", "code": 500}, "error", "out of memory"),
     ({"error": "generation failed", "error_type": "generation"}, "error", "generation failed"),
@@ -122,13 +118,10 @@ ENDS: list[tuple[tuple[bytes | dict[str, object], ...], str]] = [
     ((delta(None, ""), DONE), CUT_OFF),
     ((delta(None, "abort"), DONE), BROKEN_OFF + "abort"),
     ((delta(None, "error"),), BROKEN_OFF + "error"),
-    ((delta(None, "content_filter"), DONE), BROKEN_OFF + "content_filter"),
     ((delta(None, {"type": "abort"}), DONE), BROKEN_OFF + "{'type': 'abort'}"),
     ((delta(None, "stop"),), ""),
     ((delta(None, "stop"), delta(None), DONE), ""),
     ((delta(None, "length"), DONE), ""),
-    ((delta(None, "tool_calls"), DONE), ""),
-    ((delta(None, "eos_token"), DONE), ""),
     ((delta(None, "STOP"), DONE), ""),
 ]
 
