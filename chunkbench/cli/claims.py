@@ -26,14 +26,15 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 
     RUN can also be a folder with runs at any depth, such as results/recorded/epyc-zen3-2-cores. Without RUNs, the
-    newest run of each experiment below results/runs counts. If two runs measured the same point, the run that is named
-    last counts. Claims whose verdict differs between runs of one machine are listed. Claims that follow from shapes, or
-    from the paper's own numbers, need no run. The exit code is 0 whatever the verdicts are.
+    newest run of each experiment below results/runs counts. Each machine is judged by its own runs. Where two runs of a
+    machine measured the same point, the run that is named last counts; claims whose verdict differs between runs of one
+    machine are listed. Claims that follow from shapes, or from the paper's own numbers, need no run. The exit code is 0
+    whatever the verdicts are.
     """
     from chunkbench.bench.analysis.derive import derive
     from chunkbench.bench.store import newest_runs, open_run
-    from chunkbench.report.claims import claims, differing
-    from chunkbench.report.claims.document import document
+    from chunkbench.report.claims import claims_by_machine, differing
+    from chunkbench.report.claims.document import by_machine, document
     from chunkbench.run_error import RunError
 
     try:
@@ -41,4 +42,5 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     except RunError as error:
         fail(error)
     rows = {run.path.name: derive(run.cases) for run in opened}
-    show(document(claims(list(rows.values())), list(rows), differing(rows)), form)
+    of_machines = [part for run in opened for part in by_machine(run.manifest, rows[run.path.name])]
+    show(document(claims_by_machine(of_machines), list(rows), differing(rows)), form)

@@ -70,7 +70,7 @@ def command(
     from chunkbench.cli.choosing import parse_budget
     from chunkbench.cli.progress import RunProgress
     from chunkbench.report.book import build_book
-    from chunkbench.report.claims.document import headline
+    from chunkbench.report.claims.document import summary
     from chunkbench.report.formats import render
     from chunkbench.run_error import RunError
     from chunkbench.text_file import did_you_mean
@@ -95,7 +95,7 @@ def command(
             with writing(out):
                 for form, name in (("html", "report.html"), ("markdown", "report.md")):
                     (out / name).write_text(render(book, form), encoding="utf-8")
-            click.echo(headline(book.claims))
+            click.echo(summary(book.claims))
             for chapter in book.chapters:
                 minutes = f"{chapter.minutes:5.1f} min" if chapter.minutes is not None else "        -"
                 click.echo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
@@ -14,8 +14,8 @@ from chunkbench.bench.analysis.ranking import contests, standings
 from chunkbench.bench.store import Manifest, Run
 from chunkbench.report import ranking
 from chunkbench.report.build import build
-from chunkbench.report.claims import Claim, claims
-from chunkbench.report.claims.document import document, headline
+from chunkbench.report.claims import Claim, claims_by_machine
+from chunkbench.report.claims.document import by_machine, document, summary
 from chunkbench.report.layout import Report
 from chunkbench.report.model import Document, Table
 from chunkbench.report.unmeasured import tables
@@ -55,8 +55,8 @@ class Book:
     machine: str
     version: str
     chapters: Sequence[Chapter]
-    claims: Sequence[Claim]
-    """All claims; in a book of one chapter, only the claims for which the run has rows."""
+    claims: Mapping[str, Sequence[Claim]]
+    """Machine -> all claims, judged by its runs; in a book of one chapter, only the claims for which it has rows."""
     unmeasured: Sequence[Table]
     """Tables of the paper that no run measures."""
     rankings: Sequence[Table] = ()
@@ -84,7 +84,7 @@ class Book:
             for chapter in self.leading
         ]
         if len(self.chapters) > 1 and self.claims:
-            sentences.append(headline(self.claims))
+            sentences.append(summary(self.claims))
         return " ".join(filter(None, sentences))
 
     @property
@@ -128,7 +128,10 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
             )
         )
     experiments = dict.fromkeys(run.manifest.experiment.name for run in runs)
-    first, judged_claims = runs[0].manifest, claims([chapter.report.rows for chapter in chapters])
+    first = runs[0].manifest
+    of_machines = [part for chapter in chapters for part in by_machine(chapter.manifest, chapter.report.rows)]
+    judged = claims_by_machine(of_machines)
+    decided = {claim.id for claims in judged.values() for claim in claims if claim.rows or len(experiments) > 1}
     commit = first.git.named(10)
     return Book(
         title=first.experiment.heading if len(experiments) == 1 else "The ChunkAttention paper, rerun",
@@ -137,7 +140,9 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
         chapters=chapters,
         unmeasured=tables(list(experiments)) if len(experiments) > 1 else (),
         rankings=_rankings(chapters),
-        claims=[claim for claim in judged_claims if claim.rows or len(experiments) > 1],
+        claims={machine: [claim for claim in claims if claim.id in decided] for machine, claims in judged.items()}
+        if decided
+        else {},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from chunkbench.bench import workload
 from chunkbench.bench.analysis.derive import Row
@@ -13,12 +13,17 @@ from chunkbench.report.claims.evidence import Evidence, Judge, RunRows
 from chunkbench.report.claims.judgement import Bound, ClaimVerdict
 from chunkbench.report.printed import paper_rows
 
-__all__ = ["Claim", "ClaimVerdict", "claims", "differing"]
+__all__ = ["Basis", "Claim", "ClaimVerdict", "claims", "claims_by_machine", "differing"]
 
 
 _EXPERIMENT = {"T3": "table3", "ABS": "table3", "F3": "figure3", "F4": "figure4"}
 """First part of a claim's id -> the experiment that measures the claim. Other experiments may measure the same
 points."""
+
+
+Basis = Literal["timed", "counted", "replayed", "arithmetic", "remark"]
+"""What a verdict rests on: measured times; counts of a run; a virtual clock; shapes and printed numbers alone. A remark
+is ours: a text that disagrees with itself, or a question of our own. Remarks are not counted."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,10 @@ class Claim:
 
     id: str
     source: str
+    """The text and the place in it."""
+    basis: Basis
+    read: str
+    """Where the stated figure was read: paper, transcription, repository, discussion, or ours."""
     statement: str
     quantity: str
     """A short name of the figure that decides the claim."""
@@ -42,6 +51,13 @@ class Claim:
     rows: tuple[str, ...]
     """Keys of the cases that the verdict rests on."""
     bound: Bound
+    experiment: str
+    """The experiment that would measure what is missing; empty if none does, or if nothing is missing."""
+
+    @property
+    def text(self) -> str:
+        """The text that makes the claim."""
+        return self.source.partition(" ")[0]
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "rows": list(self.rows)}
@@ -66,12 +82,39 @@ def differing(runs: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, ClaimVer
     return found
 
 
-def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
-    """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
+def claims(runs: Sequence[Sequence[Row]], everywhere: Sequence[Sequence[Row]] = ()) -> list[Claim]:
+    """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs.
+
+    `everywhere`: runs that count for replayed claims alone, because a virtual clock is the same on all machines.
+    """
     evidence = Evidence([RunRows(rows) for rows in runs])
+    of_all = Evidence([RunRows(rows) for rows in (*everywhere, *runs)])
     stated: Sequence[dict[str, Any]] = paper_rows("claims")
     known: dict[str, Judge] = dict(judges.JUDGES)
     for kind in workload.all_kinds():
         known |= kind.layout().claims
     preferred = {name: evidence.preferring(experiment) for name, experiment in _EXPERIMENT.items()}
-    return [Claim(**row, **vars(known[row["id"]](preferred.get(row["id"].split("-")[0], evidence)))) for row in stated]
+
+    def judged(row: Mapping[str, Any]) -> Claim:
+        rows = of_all if row["basis"] == "replayed" else preferred.get(row["id"].split("-")[0], evidence)
+        return Claim(**row, **vars(known[row["id"]](rows)))
+
+    return [judged(row) for row in stated]
+
+
+def claims_by_machine(runs: Sequence[tuple[str, Sequence[Row]]]) -> dict[str, list[Claim]]:
+    """Machine -> all claims, judged by the runs of this machine alone; `runs` are pairs (machine, rows).
+
+    Machines whose runs decide only replayed claims are left out if another machine remains.
+    """
+    rows_of: dict[str, list[Sequence[Row]]] = {}
+    for machine, rows in runs:
+        rows_of.setdefault(machine, []).append(rows)
+    everywhere = [rows for _, rows in runs]
+    judged = {machine: claims(own, everywhere) for machine, own in rows_of.items()}
+    deciding = {
+        machine: found
+        for machine, found in judged.items()
+        if any(claim.rows and claim.basis != "replayed" for claim in found)
+    }
+    return deciding or dict([*judged.items()][:1]) or {"": claims([])}

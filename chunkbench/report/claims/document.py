@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import get_args
+from typing import Any, get_args
 
-from chunkbench.report.claims import Claim, ClaimVerdict
+from chunkbench.bench.analysis.derive import Row
+from chunkbench.bench.store import Manifest
+from chunkbench.report.claims import Basis, Claim, ClaimVerdict
 from chunkbench.report.claims.judgement import WORDS
 from chunkbench.report.model import Cell, Column, Emphasis, Output, Table
 from chunkbench.report.numbers import NOTHING, count, ratio, significant
 
 EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "holds": "best",
+    "more than stated": "best",
     "does not hold": "failed",
     "different here": "noisy",
     "cannot tell": "noisy",
     "replayed": "quiet",
     "not measured": "absent",
 }
-
-
-_COLUMNS: tuple[Column[Claim], ...] = (
-    Column("claim", lambda claim: claim.id, align="left"),
-    Column("quantity", lambda claim: claim.quantity, align="left"),
-    Column("here", lambda claim: measured(claim)),
-    Column("paper", lambda claim: Cell(claim.paper, "quiet")),
-    Column("verdict", lambda claim: Cell(WORDS[claim.verdict].word, EMPHASIS[claim.verdict]), align="left"),
-)
+PAPER = "ChunkAttention"
+_BASES: tuple[Basis, ...] = ("timed", "counted", "replayed", "arithmetic")
 
 
 def document(
-    claims: Sequence[Claim],
+    judged: Mapping[str, Sequence[Claim]],
     runs: Sequence[str],
     differing: Mapping[str, Mapping[str, ClaimVerdict]] = MappingProxyType({}),
 ) -> Output:
-    """The document of these claims; `runs` are the names of the runs by which the claims were judged.
+    """The document of claims; `judged`: machine -> all claims; `runs` are the names of the runs that decided.
 
-    `differing`: claim -> run -> verdict, where single runs differ.
+    `differing`: claim -> run -> verdict, where single runs of one machine differ.
     """
     between = [
         f"{name}: {', '.join(f'{WORDS[verdict].word} in {run}' for run, verdict in verdicts.items())}"
         for name, verdicts in differing.items()
     ]
+    known = [same for same in zip(*judged.values(), strict=True) if any(c.verdict != "not measured" for c in same)]
     return Output(
         title="The paper's claims",
-        headline=headline(claims),
-        tables=(Table("Verdicts", _COLUMNS, claims),),
-        statuses=tuple(map(_status, claims)),
+        headline=summary(judged),
+        tables=(_counts(judged), Table("Verdicts", _columns(list(judged)), known)),
+        statuses=(*_statuses(judged), *missing(judged)),
         footer=(
             (
                 "judged by",
@@ -56,17 +53,104 @@ def document(
             ),
             *([("differs between runs", "; ".join(between))] if between else []),
             ("against", "claims about PagedAttn and PagedAttn* use the faster of this project's kernel and vLLM's"),
+            ("read", "figures marked (t) are from a transcription, (r) from a repository, (d) from a discussion"),
         ),
         headings=("Claims and reasons", "Columns", "How they were judged"),
-        data=[claim.as_dict() for claim in claims],
+        data={machine: [claim.as_dict() for claim in claims] for machine, claims in judged.items()}
+        if len(judged) > 1
+        else [claim.as_dict() for claims in judged.values() for claim in claims],
     )
 
 
+def by_machine(manifest: Manifest, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """(Name of a machine, its rows) for each machine of a run; machines of one kind have one name."""
+    names = {id: machine.name or "machine not recorded" for id, machine in manifest.machines.items()}
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(names.get(row.facts.machine, "machine not recorded"), []).append(row)
+    return list(parts.items())
+
+
+def summary(judged: Mapping[str, Sequence[Claim]]) -> str:
+    """The headline of each machine."""
+    if len(judged) == 1:
+        return "".join(map(headline, judged.values()))
+    return " ".join(f"{machine}: {headline(claims)}" for machine, claims in judged.items())
+
+
 def headline(claims: Sequence[Claim]) -> str:
-    """The number of claims with each verdict."""
+    """The verdicts on the paper's timed claims: what a reader wants to know first."""
+    timed = [claim for claim in claims if claim.text == PAPER and claim.basis == "timed"]
+    return f"Of the paper's {count(len(timed), 'timed claim')} {_tally(timed)}."
+
+
+def _tally(claims: Sequence[Claim]) -> str:
     tally = Counter(claim.verdict for claim in claims)
-    parts = [_counted(verdict, tally[verdict]) for verdict in get_args(ClaimVerdict) if tally[verdict]]
-    return f"{count(len(claims), 'claim')}: {', '.join(parts)}."
+    return ", ".join(_counted(verdict, tally[verdict]) for verdict in get_args(ClaimVerdict) if tally[verdict])
+
+
+def _counts(judged: Mapping[str, Sequence[Claim]]) -> Table:
+    """How many claims there are of each text, by what their verdict rests on; remarks are left out."""
+    entries = []
+    for machine, claims in judged.items():
+        for text in (PAPER, "PagedAttention", "other texts"):
+            named = {PAPER, "PagedAttention"}
+            own = [c for c in claims if (c.text == text if text in named else c.text not in named)]
+            entries.append((machine, text, {basis: [c for c in own if c.basis == basis] for basis in _BASES}))
+
+    def column(basis: Basis) -> Column[Any]:
+        return Column(basis, lambda entry: _tally(entry[2][basis]) or NOTHING, align="left", wrap=True)
+
+    named: tuple[Column[Any], ...] = (Column("machine", lambda entry: entry[0], align="left"),)
+    texts: tuple[Column[Any], ...] = (Column("claims of", lambda entry: entry[1], align="left"),)
+    return Table("What the verdicts rest on", (*named[: len(judged) > 1], *texts, *map(column, _BASES)), entries)
+
+
+def _columns(machines: Sequence[str]) -> tuple[Column[tuple[Claim, ...]], ...]:
+    """Columns over the same claim of every machine."""
+
+    def here(place: int, both: bool) -> Callable[[tuple[Claim, ...]], Cell]:
+        def show(same: tuple[Claim, ...]) -> Cell:
+            claim = same[place]
+            text = WORDS[claim.verdict].word
+            figure = measured(claim)
+            shown = f"{text}, {figure}" if both and figure != NOTHING else text
+            return Cell(NOTHING if both and claim.verdict == "not measured" else shown, EMPHASIS[claim.verdict])
+
+        return show
+
+    one = len(machines) == 1
+    return (
+        Column("claim", lambda same: same[0].id, align="left"),
+        Column("quantity", lambda same: same[0].quantity, align="left", wrap=True),
+        *((Column[tuple[Claim, ...]]("here", lambda same: measured(same[0])),) if one else ()),
+        Column("paper", lambda same: Cell(f"{same[0].paper}{_MARKS[same[0].read]}", "quiet")),
+        *(
+            Column[tuple[Claim, ...]]("verdict" if one else machine, here(place, not one), align="left")
+            for place, machine in enumerate(machines)
+        ),
+    )
+
+
+_MARKS = {"paper": "", "ours": "", "transcription": " (t)", "repository": " (r)", "discussion": " (d)"}
+
+
+def _statuses(judged: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
+    for machine, claims in judged.items():
+        start = f"{machine}: " if len(judged) > 1 else ""
+        yield from (start + _status(claim) for claim in claims if claim.verdict != "not measured")
+
+
+def missing(judged: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
+    """A line for each experiment that would decide claims which no run has decided; then what nothing decides."""
+    everywhere = [same for same in zip(*judged.values(), strict=True) if all(c.verdict == "not measured" for c in same)]
+    lacking: dict[str, list[str]] = {}
+    for claim, *_ in everywhere:
+        if claim.experiment:
+            lacking.setdefault(claim.experiment, []).append(claim.id)
+    for experiment, ids in lacking.items():
+        yield f"Not measured: {', '.join(ids)}. `chunkbench run {experiment}` measures that."
+    yield from (f"{claim.id} is not measured: {claim.reason}." for claim, *_ in everywhere if not claim.experiment)
 
 
 def _status(claim: Claim) -> str:

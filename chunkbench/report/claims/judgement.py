@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple
 
 from chunkbench.bench.analysis.derive import Row
 
-ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "replayed", "not measured"]
+ClaimVerdict = Literal[
+    "holds", "more than stated", "does not hold", "different here", "cannot tell", "replayed", "not measured"
+]
 """cannot tell: the figure was measured, but its interval allows more than one verdict. replayed: the figure comes from
 a virtual clock, which proves nothing; the reason says whether the figure agrees with the text."""
 
@@ -25,6 +27,7 @@ class Words(NamedTuple):
 
 WORDS: Mapping[ClaimVerdict, Words] = {
     "holds": Words("holds", "hold", "It holds"),
+    "more than stated": Words("more than stated", "more than stated", "It is more than stated"),
     "does not hold": Words("does not hold", "do not hold", "It does not hold"),
     "different here": Words("different here", "different here", "It is different here"),
     "cannot tell": Words("cannot tell", "cannot tell", "These runs cannot tell"),
@@ -49,6 +52,8 @@ class Judgement:
     high: float | None = None
     rows: tuple[str, ...] = ()
     bound: Bound = ""
+    experiment: str = ""
+    """The experiment that would measure what is missing; empty if none does, or if nothing is missing."""
 
 
 @dataclass(frozen=True)
@@ -90,26 +95,37 @@ def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
 @dataclass(frozen=True)
 class Stated:
     """A bound that a text states for a figure. `decimals`: decimals of the printed bound; of a share, decimals of the
-    fraction."""
+    fraction. `most`: the upper end, if the text states a range; a figure above it is more than stated."""
 
     direction: Bound
     bound: float
     decimals: int
+    most: float = inf
 
-    def verdict(self, low: float, high: float) -> Literal["holds", "cannot tell", "wrong"]:
+    def verdict(self, low: float, high: float) -> Literal["holds", "more than stated", "cannot tell", "wrong"]:
         """Round both ends of the interval to the decimals of the text, then compare both with the bound. All claims use
         this rule.
 
-        A counted figure is a point: both ends are equal. `wrong`: the whole interval lies on the wrong side.
+        A counted figure is a point: both ends are equal. `wrong`: the whole interval lies on the wrong side. `more than
+        stated`: the whole interval lies above the stated range.
         """
         low, high = round(low, self.decimals), round(high, self.decimals)
         if self.direction == "at most":
             return "holds" if high <= self.bound else "wrong" if low > self.bound else "cannot tell"
-        return "holds" if low >= self.bound else "wrong" if high < self.bound else "cannot tell"
+        if low >= self.bound:
+            return "more than stated" if low > self.most else "holds"
+        return "wrong" if high < self.bound else "cannot tell"
 
     def worst_first(self, figures: Iterable[Figure]) -> list[Figure]:
-        """Sort figures by their distance from the bound on the wrong side, the largest distance first."""
-        return sorted(figures, key=lambda figure: figure.value, reverse=self.direction == "at most")
+        """Sort figures: those on the wrong side first, then those that cannot be told, then the others; within each by
+        the end of the interval that lies furthest on the wrong side. So the interval decides, not the value alone."""
+        severity = ("wrong", "cannot tell", "holds", "more than stated")
+        at_most = self.direction == "at most"
+
+        def badness(figure: Figure) -> tuple[int, float]:
+            return severity.index(self.verdict(figure.low, figure.high)), -figure.high if at_most else figure.low
+
+        return sorted(figures, key=badness)
 
 
 UNCLEAR = "the interval lies on both sides of the bound"
@@ -126,13 +142,13 @@ def decided(
     """The judgement of a bound by the figure of the worst point.
 
     `cause`: another explanation of a figure on the wrong side, used if the interval reaches above `cause_above`; empty
-    without such an explanation.
+    without such an explanation. An explanation counts only for an effect with the stated sign.
     """
     found = stated.verdict(worst.low, worst.high)
     if found == "cannot tell":
         return judged("cannot tell", f"{words}: {UNCLEAR}", [worst, *figures])
-    if found == "holds":
-        return judged("holds", words, [worst, *figures])
+    if found != "wrong":
+        return judged(found, words, [worst, *figures])
     if cause and worst.high > cause_above:
         return judged("different here", f"{words}; {cause}", [worst, *figures])
     return judged("does not hold", words, [worst, *figures])
@@ -159,4 +175,5 @@ def replayed(words: str, figures: Sequence[Figure], agrees: bool | None = None) 
 
 def absent(what: str, experiment: str) -> Judgement:
     """The judgement of a claim that no run can decide: the claim needs `what`, which the named experiment measures."""
-    return Judgement("not measured", f"it needs {what}, which `chunkbench run {experiment}` measures")
+    reason = f"it needs {what}, which `chunkbench run {experiment}` measures"
+    return Judgement("not measured", reason, experiment=experiment)

@@ -13,12 +13,13 @@ from markupsafe import Markup
 
 from chunkbench.report import figures, ranking
 from chunkbench.report.book import Book, Chapter
-from chunkbench.report.claims.document import EMPHASIS, headline, measured
+from chunkbench.report.claims.document import EMPHASIS, measured, missing, summary
 from chunkbench.report.claims.judgement import WORDS
 from chunkbench.report.model import Cell, Table
 
 _MARKS = {
     "holds": "✓",
+    "more than stated": "✓",
     "does not hold": "✗",
     "different here": "≠",
     "cannot tell": "?",
@@ -42,7 +43,14 @@ def render(book: Book) -> str:
     return template.render(
         book=book,
         pictures=pictures,
-        tally=headline(book.claims),
+        tally=summary(book.claims),
+        judged=[
+            (machine, claim)
+            for machine, claims in book.claims.items()
+            for claim in claims
+            if claim.verdict != "not measured"
+        ],
+        missing=list(missing(book.claims)),
         ranking_title=ranking.TITLE,
         ranking_legend=ranking.LEGEND,
         marks=_MARKS,
