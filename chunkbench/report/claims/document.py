@@ -94,8 +94,8 @@ def _counts(judged: Mapping[str, Sequence[Claim]]) -> Table:
     entries = []
     for machine, claims in judged.items():
         for text in (PAPER, "PagedAttention", "other texts"):
-            named = {PAPER, "PagedAttention"}
-            own = [c for c in claims if (c.text == text if text in named else c.text not in named)]
+            texts_of = {PAPER, "PagedAttention"}
+            own = [c for c in claims if (c.text == text if text in texts_of else c.text not in texts_of)]
             entries.append((machine, text, {basis: [c for c in own if c.basis == basis] for basis in _BASES}))
 
     def column(basis: Basis) -> Column[Any]:
