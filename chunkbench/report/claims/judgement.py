@@ -129,6 +129,7 @@ class Stated:
 
 
 UNCLEAR = "the interval lies on both sides of the bound"
+NO_SIGN = "the interval lies on both sides of no effect"
 
 
 def decided(
@@ -141,16 +142,18 @@ def decided(
 ) -> Judgement:
     """The judgement of a bound by the figure of the worst point.
 
-    `cause`: another explanation of a figure on the wrong side, used if the interval reaches above `cause_above`; empty
-    without such an explanation. An explanation counts only for an effect with the stated sign.
+    `cause`: another explanation of a figure on the wrong side, used if the whole interval lies above `cause_above`;
+    empty without such an explanation. An explanation counts only for an effect with the stated sign.
     """
     found = stated.verdict(worst.low, worst.high)
     if found == "cannot tell":
         return judged("cannot tell", f"{words}: {UNCLEAR}", [worst, *figures])
     if found != "wrong":
         return judged(found, words, [worst, *figures])
-    if cause and worst.high > cause_above:
+    if cause and worst.low > cause_above:
         return judged("different here", f"{words}; {cause}", [worst, *figures])
+    if cause and worst.high > cause_above:
+        return judged("cannot tell", f"{words}: {NO_SIGN}", [worst, *figures])
     return judged("does not hold", words, [worst, *figures])
 
 

@@ -91,7 +91,7 @@ def _loss(evidence: Evidence, name: str, condition: str, stated: Stated) -> Judg
             "cannot tell", f"no needle is found with retrieval heads, so no needle can be lost {condition}", [figure]
         )
     reason = f"{condition} the model finds {less} needles in place of {found}"
-    return decided(figure, stated, reason, cause="a small model here, and needles in place of LongBench")
+    return decided(figure, stated, reason, cause="a small model here, and needles in place of LongBench", cause_above=0)
 
 
 def _needles(evidence: Evidence, name: str) -> list[Row]:

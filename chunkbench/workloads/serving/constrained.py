@@ -18,8 +18,9 @@ from chunkbench.report.view import Line, View
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.result import ConstrainedAnswers, Measurement, ServingResult
 
-MASK, JUMP, RETOKENIZE, COMPILED = (
+MASK, INTERLEAVED, JUMP, RETOKENIZE, COMPILED = (
     "chunk_llama_mask",
+    "chunk_llama_interleaved",
     "chunk_llama_jump",
     "chunk_llama_jump_retokenize",
     "chunk_llama_jump_compiled",

@@ -263,6 +263,7 @@ def test_the_figure_that_decides_comes_first_and_a_cause_explains_no_speed_up_be
     each = "3.00 at 0, 1.50 at 1, 4.00 at 2"
     assert judged(3, 1.5, 4) == ("different here", 1.5, f"{each}; 1.5, 1.5 to 4.0 of 3; a cause")
     assert judged(3, 0.8)[:2] == ("does not hold", 0.8)
+    assert judged(3, 0.95)[:2] == ("cannot tell", 0.95)  # 0.95 to 1.05: no effect is possible
     assert judged(3, 1.5, 4, order=largest) == ("holds", 4, f"{each}; 4.0, 1.5 to 4.0 of 3")
     assert judged(3, 1.5, 4, order=smallest)[1] == 1.5
     assert judged(3, 1.5, 4, order=list)[:2] == ("holds", 3)

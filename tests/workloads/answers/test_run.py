@@ -176,7 +176,9 @@ ANSWERED = {"retrieval_heads": 9, "random_heads": 3, "no_heads": 2}
         ("RZ-heads", {"retrieval_heads": 9, "random_heads": 3}, "not measured", None),
         ("RZ-compensation", {"retrieval_heads": 8, "retrieval_heads_plain": 4}, "holds", 0.5),
         ("RZ-compensation", {"retrieval_heads": 0, "retrieval_heads_plain": 0}, "cannot tell", None),
-        ("RZ-echo", {"retrieval_heads": 8, "induction_heads": 8}, "different here", 0.0),
+        ("RZ-compensation", {"retrieval_heads": 8, "retrieval_heads_plain": 7}, "different here", 0.125),
+        ("RZ-compensation", {"retrieval_heads": 8, "retrieval_heads_plain": 9}, "does not hold", -0.125),
+        ("RZ-echo", {"retrieval_heads": 8, "induction_heads": 8}, "does not hold", 0.0),
     ],
 )
 def test_claims_on_what_is_found(id: str, found: dict[str, int], verdict: str, measured: float | None) -> None:
