@@ -36,7 +36,7 @@ class BlockSession(Session):
         """Write K and V `[n, kv_heads, d]` to the slots `[n]`."""
 
     def _fill(self, inputs: Inputs) -> None:
-        """Write the prompts, tokens of shared blocks once."""
+        """Write K and V of the prompts. Tokens of shared blocks are written once."""
         for row, join in enumerate(self._joined):
             for offset in range(0, len(join.slots), _COPY_TOKENS):
                 slots = join.slots[offset : offset + _COPY_TOKENS]
@@ -63,7 +63,7 @@ class BlockSession(Session):
 
 
 class PoolSession(BlockSession):
-    """Shared blocks in two tensors `_k` and `_v` `[blocks, block_size, kv_heads, d]`.
+    """A session whose blocks lie in two tensors `_k` and `_v` `[blocks, block_size, kv_heads, d]`.
 
     With `head_major` they are `[kv_heads, slots, d]`: the slots of one head are contiguous, and their number is a
     multiple of 128, so that no kernel has to check for the end.

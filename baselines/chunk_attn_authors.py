@@ -1,9 +1,9 @@
 """The CPU kernel that the ChunkAttention authors published (github.com/microsoft/chunk-attention), float32 only.
 
 `scripts/build_chunk_attn_authors.py` builds it from a checkout as the extension module `chunk_attn_c`. Its prefix tree
-shares whole chunks, its kernel computes each product with MKL. The module leaves three things to its callers, and the
-adapter does them: its rows follow the order of its tree, it cannot cut a sequence back to its prompt, and it writes
-beyond its memory when its cache is full.
+shares whole chunks, its kernel computes each product with MKL. The adapter works around three limits of the module: its
+rows follow the order of its tree, it cannot cut a sequence back to its prompt, and it writes beyond its memory when its
+cache is full.
 """
 
 from __future__ import annotations

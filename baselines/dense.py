@@ -9,7 +9,7 @@ import torch
 from chunkbench.bench.contract import Inputs, Session
 
 WORTH_A_MASK = 4
-"""Up to this ratio of capacity to held tokens, a masked product over the whole buffer is faster than a copy."""
+"""Largest ratio of capacity to held tokens at which a masked product over the whole buffer is faster than a copy."""
 
 
 def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
@@ -34,7 +34,7 @@ class DenseSession(Session):
     """A private copy of every sequence's K and V, with room for all completion tokens. Subclasses add `decode`.
 
     `_k` and `_v` are `[b, kv_heads, capacity, d]`; with `token_major` `[b, capacity, kv_heads, d]`, the layout of
-    FlashAttention and xformers. If that is so, or if sequences differ in length, `_lengths` `[b]` int32 holds the
+    FlashAttention and xformers. With `token_major`, or if sequences differ in length, `_lengths` `[b]` int32 holds the
     number of tokens of every sequence. `_lengths` changes in place and keeps its address.
     """
 

@@ -1,4 +1,5 @@
-"""The package flash-attn (FlashAttention-2): `flash_attn_with_kvcache`, its call for decoding, dense and paged.
+"""The package flash-attn (FlashAttention-2). Its call for decoding, `flash_attn_with_kvcache`, reads dense or paged
+K/V.
 
 The paged form stores the blocks of a common prefix once for all sequences; each sequence still reads them separately.
 """

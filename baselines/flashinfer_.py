@@ -109,7 +109,7 @@ class _TreeSession(PoolSession):
 
     @abstractmethod
     def _set(self, plan: Plan, changed: bool) -> None:
-        """Plan the library's calls. `changed`: whether segments came or went since the last call; else they only
+        """Plan the library's calls. `changed`: whether segments came or went since the last call; if not, they only
         grew."""
 
     def _new_wrapper(self) -> Any:
@@ -137,8 +137,8 @@ class _TreeSession(PoolSession):
 
 
 class CascadeSession(_TreeSession):
-    """A session with one call per level over all rows in depth-first order. The result of each further level is
-    merged."""
+    """A session that makes one call per level of the tree, over all rows in depth-first order, and merges the
+    results."""
 
     def __init__(self, inputs: Inputs, backend: str) -> None:
         super().__init__(inputs, backend)

@@ -50,7 +50,7 @@ def blocks_of(plan: Plan, slots: int) -> tuple[Matrix, Matrix]:
 
 
 def _slots(chunks: Ints, chunk_size: int) -> Ints:
-    """The slots of `chunks`, chunk after chunk."""
+    """Indices of the token slots of `chunks`, chunk by chunk."""
     return (chunks[:, None] * chunk_size + np.arange(chunk_size)).ravel()
 
 
@@ -58,7 +58,7 @@ def _listed(blocks: Matrix, device: torch.device) -> tuple[torch.Tensor, torch.T
     """Counts `[1, 1, n]` and indices `[1, 1, n, m]` of the true entries in each row of a matrix, in the form that
     `BlockMask` takes.
 
-    The indices of the true entries come first.
+    In each row the indices of the true entries come before those of the false ones.
     """
     indices = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(1, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Methods whose KV heads keep different parts of a sequence: their definitions and amounts. Imports no torch.
+"""Defines methods whose KV heads keep different parts of a sequence, and counts their tokens. Does not import torch.
 
 RazorAttention (arXiv 2407.15891), DuoAttention (2410.10819), StreamingLLM (2309.17453). `head_caches` runs them.
 """
@@ -62,8 +62,8 @@ class HeadMethod:
         return self.policy(point).lost(point.n_p + step, point.chunk_size, shared)
 
     def tokens(self, point: AttentionPoint, seed: int, step: int) -> tuple[float, float]:
-        """Tokens that a step reads, in the mean over the heads: first with each shared token counted once, then with
-        each shared token counted for every sequence."""
+        """Two numbers of tokens that a step reads, in the mean over the heads: in the first a shared token counts once,
+        in the second once for every sequence."""
         assert isinstance(point.n_p, int)
         full, of_all = self.full_heads(point) / point.kv_heads, self.lost(point, step)
         begin, end = of_all.start, of_all.stop
@@ -109,8 +109,8 @@ METHODS: Mapping[str, HeadMethod] = {
 def seen_tokens(
     point: AttentionPoint, seed: int, implementation: str, steps: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """For each step, the tokens that an implementation reads: first with each shared token counted once, then with each
-    shared token counted for every sequence."""
+    """For each step, two numbers of tokens that an implementation reads: in the first a shared token counts once, in
+    the second once for every sequence."""
     method = METHODS.get(implementation)
     if method is not None and not method.obstacle(point):
         return [method.tokens(point, seed, step) for step in steps]

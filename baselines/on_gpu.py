@@ -23,7 +23,7 @@ def installed(distribution: str) -> str | None:
 
 
 def named(distribution: str) -> str:
-    """`name version`, the form in which rows name the library that did the work."""
+    """The text `name version`, as rows of results name a library."""
     return f"{distribution} {installed(distribution)}"
 
 
@@ -57,7 +57,7 @@ def loads(distribution: str, load: Callable[[], object]) -> Answer:
 
 
 def half_precision(point: AttentionPoint, library: str) -> Answer:
-    """No if the dtype is float32, which the library does not accept."""
+    """Whether a library that does not accept float32 supports the dtype of a point."""
     if point.dtype == "float32":
         return Answer(False, f"{library} takes float16 or bfloat16", "set dtype: float16")
     return YES

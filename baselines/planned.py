@@ -1,7 +1,7 @@
 """Planners of other papers over ChunkAttn's kernel and its K and V, so that a table shows the effect of the plan alone.
 
-All planners read the same memory: that of the session of `chunk_attn` at the same point if one is open, else that of a
-session that they share. They differ only in which segments they read together (`kernels.planners`). Our planner then
+All planners read the K and V of one session: that of `chunk_attn` if it is open at the same point, else a session that
+only the planners share. They differ only in which segments they read together (`kernels.planners`). Our planner then
 cuts the items of all of them for the threads and caches of this machine.
 """
 

@@ -28,11 +28,11 @@ class Requests:
     """
 
     qo_indptr: Indices
-    """`[requests + 1]`"""
+    """`[requests + 1]`: index of each request's first query row, then the number of all rows."""
     kv_indptr: Indices
-    """`[requests + 1]`"""
+    """`[requests + 1]`: position in `indices` of each request's first block, then the length of `indices`."""
     indices: Indices
-    """`[blocks read]`"""
+    """`[blocks read]`: ids of the blocks."""
     last_page_len: Indices
     """`[requests]`, 0 if a request reads no blocks."""
     segments: Ints
@@ -56,7 +56,8 @@ class Flat:
     rows: Ints
     """`[r]`: the row of q of each query row of the call."""
     states: Ints
-    """`[b, most segments of a row]`; r is the index of the empty state."""
+    """`[b, largest number of segments of a row]`: indices of the results to merge for each row; r stands for the empty
+    state."""
 
 
 def _filled(plan: Plan, segments: Ints) -> Indices:

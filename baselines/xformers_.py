@@ -19,8 +19,8 @@ from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Sessi
 from chunkbench.bench.experiment.point import AttentionPoint
 
 PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
-"""Beginnings of the names of operators, the preferred first: those that split a sequence's context over the GPU, as
-decode needs."""
+"""Beginnings of the names of operators, in order of preference. The first two split the context of a sequence over the
+GPU, which makes decoding fast."""
 
 
 def library() -> Any:
@@ -108,7 +108,7 @@ class Xformers(Implementation):
 
 
 def _smallest() -> tuple[torch.Tensor, torch.Tensor]:
-    """q, and K or V, of a shape and dtype that every operator accepts."""
+    """A tensor q, and one for both K and V, of a shape and dtype that every operator accepts."""
     q = torch.empty((1, 1, 1, 128), dtype=torch.float16, device="cuda")
     k = torch.empty((1, 32, 1, 128), dtype=q.dtype, device=q.device)
     return q, k

@@ -1,5 +1,5 @@
-"""Shows how often a verdict of `regress` is right: applies the present rule and the former rule to the same recorded
-pairs.
+"""Shows how often a verdict of `regress` is right: applies the current and the former stopping rule to the same
+recorded pairs.
 
     python benchmarks/regress_proof.py      the table of docs/regression.md
 
@@ -48,8 +48,8 @@ class Decision(NamedTuple):
 
 
 def present(run: Run) -> Decision:
-    """The present rule: it looks after the fewest pairs, then each time that the number of pairs has about doubled. All
-    looks together share the allowed error."""
+    """The current stopping rule: test first at the minimum number of pairs, then each time that the number has about
+    doubled. The allowed error is divided among these tests."""
     schedule = looks(FEWEST, run.seconds[FEWEST - 1], LIMIT_S)
     verdict: Verdict = "inconclusive"
     count = FEWEST
@@ -63,8 +63,8 @@ def present(run: Run) -> Decision:
 
 
 def former(run: Run) -> Decision:
-    """The former rule: it looks at twelve pairs. If they show a change, it measures again, at most three times, and all
-    parts must agree."""
+    """The former stopping rule: test after twelve pairs. If the result is a change or almost one, measure twelve more
+    pairs. The verdict is a change only if all parts of the pairs agree."""
     parts: list[float] = []
     while True:
         count = FEWEST * (1 + len(parts))
@@ -87,7 +87,7 @@ def main() -> None:
     with PAIRS.open(encoding="utf-8") as file:
         for line in csv.DictReader(file):
             lines.setdefault((line["kind"], line["slowed"]), {}).setdefault(line["run"], []).append(line)
-    print("| code | slower by | runs (loaded) | former rule | seconds | present rule | seconds |")
+    print("| code | slower by | runs (loaded) | former rule | seconds | current rule | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (kind, slowed), by_run in lines.items():
         runs = [

@@ -1,4 +1,5 @@
-"""Measures the time of a step of our engine with k rows and m logits, and predicts from it how much jumping gains.
+"""Measures the time of a step of our engine with k rows and m logits, and predicts from it how much faster answers get
+if forced text is appended without the model (jumping).
 
     python benchmarks/step_times.py                                     the table of this machine, SmolLM2, bfloat16
     python benchmarks/step_times.py results/runs/constrained-*/         and what it predicts for a run of `constrained`
@@ -27,7 +28,7 @@ from chunkbench.workloads.serving.result import ServingResult
 
 LOGITS = (1, 8, 32)
 ROWS = (1, 2, 4, 8)
-"""Numbers of rows per row of logits that are measured."""
+"""Measured ratios of rows to rows of logits."""
 _STEPS, _PROMPT, _PIECE = 40, 64, 6
 
 

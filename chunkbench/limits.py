@@ -1,4 +1,4 @@
-"""Limits of the system for a process besides memory: open files, and the shared memory of locks."""
+"""Limits of the operating system other than memory: open files, and shared memory for locks."""
 
 from __future__ import annotations
 

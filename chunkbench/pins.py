@@ -1,5 +1,5 @@
-"""Releases of packages that are not in constraints.txt: vLLM's CPU package with its PyTorch, a trained model, a client
-of servers.
+"""Pinned releases of packages that are not in constraints.txt: vLLM's CPU package with its PyTorch, a trained model, a
+client of servers.
 
 Imports nothing, so that `scripts/set_up.py` can import it before any package is installed.
 """

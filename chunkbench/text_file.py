@@ -115,8 +115,9 @@ def from_json(text: str) -> Any:
 
 
 def problem_of(detail: ErrorDetails, whole: str = "") -> str:
-    """A problem that pydantic found, after its place; `whole` is the place if it has no name. The place contains keys
-    of the file, so characters that are not printable are shown as escapes."""
+    """Text of a problem that pydantic found, with its place in front. `whole` stands for the place if the problem is
+    not in a single field. The place contains keys of the file, so characters that are not printable are shown as
+    escapes."""
     place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in detail["loc"]) or whole
     return f"{place}: {detail['msg']}" if place else detail["msg"]
 
@@ -156,7 +157,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`; did you mean X?` if a known name is similar, else `; one of ...`."""
+    """End of a message on an unknown name: `; did you mean X?` if a known name is similar, else `; one of ...`."""
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
     return f"; did you mean {folded[close[0]]}?" if close else f"; one of {', '.join(known)}"

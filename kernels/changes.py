@@ -12,7 +12,7 @@ class Join(NamedTuple):
 
     sequence: int
     cached: int
-    """Leading tokens that the cache already held; a multiple of the chunk size."""
+    """Number of leading tokens that the cache already held; a multiple of the chunk size."""
     chunks: Ints
     """New chunk ids, in token order; empty if the cache already held all tokens."""
     tokens: int

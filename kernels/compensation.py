@@ -19,12 +19,12 @@ logarithm of their number added to its score."""
 @dataclass(frozen=True)
 class CompensationTokens:
     """A token for each row that replaces the tokens whose chunks the row does not read. Its K and V are the means of
-    theirs."""
+    the K and V of those tokens."""
 
     sums: torch.Tensor
     """`[entries, heads of all layers, 2, d]` float32: sums of K and of V."""
     entries: Ints
-    """`[b]`: entry of each row's token; NOWHERE if the row has none."""
+    """`[b]`: index in `sums` of each row's token; NOWHERE if the row has none."""
     tokens: Ints
     """`[b]`: number of tokens that each row's entry sums."""
     weighted: bool

@@ -35,8 +35,8 @@ class Items(NamedTuple):
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
     def split_rows(self, most: int) -> Items:
-        """The items, split into parts of at most `most` rows. The parts of an item have nearly equal numbers of rows
-        and stay adjacent."""
+        """The items, cut into parts of at most `most` rows. The parts of an item have nearly equal numbers of rows and
+        stay adjacent."""
         parts = -(-self.row_count // most)
         if (parts == 1).all():
             return self
@@ -55,7 +55,8 @@ class Items(NamedTuple):
         return np.bincount(self.rows[ranges(self.first_row, self.row_count)], minlength=batch)
 
     def divided(self, of_rows: Ints) -> Bools:
-        """`[items]`: whether any row of the item has several items. `of_rows` `[b]`: number of items of each row."""
+        """`[items]`: whether any row of the item also occurs in other items. `of_rows` `[b]`: number of items of each
+        row."""
         return any_inside(of_rows[self.rows] > 1, self.first_row, self.row_count)
 
     def only_own(self, batch: int) -> Bools:
@@ -75,25 +76,25 @@ class Items(NamedTuple):
 
 
 ITEM_COLUMNS = (*Items._fields[2:], "first_partial", "first_fold", "folds")
-"""The columns of an item in the form that kernels read: those of `Items`; number of the first partial result that the
+"""The columns of an item in the form that kernels read: those of `Items`; index of the first partial result that the
 item writes, or -1 if it writes outputs; and the range of `Numbering.by_row` that it folds in before."""
 
 
 class Numbering(NamedTuple):
-    """Numbers of partial results, listed by item and by row."""
+    """Indices of partial results, listed by item and by row."""
 
     first: Ints
-    """`[items]`: number of each item's first partial result, -1 if the item has none."""
+    """`[items]`: index of each item's first partial result, -1 if the item has none."""
     by_row: Ints
-    """All numbers, row by row."""
+    """All indices, row by row."""
     first_fold: Ints
-    """`[b]`: index in `by_row` at which the numbers of each row begin."""
+    """`[b]`: position in `by_row` at which the indices of each row begin."""
     folds: Ints
     """`[b]`: number of partial results of each row."""
 
 
 def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
-    """Number the partial results of those items that write some: one for each row of such an item."""
+    """Give an index to each partial result. An item with `leaves` writes one partial result for each of its rows."""
     counts = np.where(leaves, items.row_count, 0)
     owners = items.rows[ranges(items.first_row, counts)]
     folds = np.bincount(owners, minlength=batch)
@@ -102,8 +103,7 @@ def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
 
 
 def items_of_forest(plan: Plan, merged: Bools) -> Items:
-    """The items of a forest: one item for each segment and the rows that read this segment in an item without later
-    segments.
+    """The items of a forest: one item for each segment, with the rows that read no later segment in the same item.
 
     A merged segment is read in one item with the segment before it (`planners`). If all segments are merged, also those
     that begin a sequence, each row has its own item. Items are in depth-first order.

@@ -161,7 +161,7 @@ def pack(plan: Plan, group: int) -> Bools:
 
 
 def _greedy(plan: Plan, merges: Callable[[int, int, int, int], bool]) -> Bools:
-    """Decide for each segment whether it is merged, from the roots down, children in order.
+    """Decide for each segment whether it is merged. Segments are visited from the roots down, children in order.
 
     `merges` gets four numbers: the rows that the parent still has, the tokens of the parent and the segments merged
     with it, and the rows and the tokens of the child.

@@ -101,7 +101,7 @@ class TppTorch:
         self._partials.merge(out)
 
     def _compensated(self, rows: int) -> Ints:
-        """Indices of those of the first `rows` rows that have a compensation token."""
+        """Indices of the rows with a compensation token, among the first `rows` rows."""
         entries = self._compensation.entries[:rows] if self._compensation is not None else np.full(rows, NOWHERE)
         return np.flatnonzero(entries != NOWHERE)
 

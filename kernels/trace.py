@@ -41,5 +41,5 @@ class Trace:
     flops: Ints
     """Floating-point operations of the unit's two products."""
     place_bytes: int
-    """Most bytes of K and V that a unit reads of one chunk. If they do not fit into a core's own cache, `compute` also
-    reads memory."""
+    """Maximum bytes of K and V that a unit reads of one chunk. If they do not fit into a core's own cache, `compute`
+    also reads memory."""

@@ -18,16 +18,16 @@ class Limits(NamedTuple):
     """Largest sizes of pieces. With these sizes, the results of a piece stay in the cache until they are read again."""
 
     private_chunks: int
-    """Chunks in a private piece."""
+    """Maximum number of chunks in a private piece."""
     shared_pairs: int
-    """Chunks times sequences in a shared piece."""
+    """Maximum product of chunks and sequences in a shared piece."""
 
 
 class SharedPiece:
     """Chunks that all `rows` cover. Each head has one query matrix, which is multiplied with every chunk."""
 
     entries: slice
-    """Numbers of the piece's partial results."""
+    """Indices of the piece's partial results."""
 
     def __init__(self, store: ChunkStore, chunks: Ints, rows: torch.Tensor) -> None:
         self.rows = rows
@@ -42,7 +42,7 @@ class PrivatePiece:
     """Chunks of one slab, each multiplied with the query of one sequence. Consecutive chunks need no copy."""
 
     entries: slice
-    """Numbers of the piece's partial results."""
+    """Indices of the piece's partial results."""
 
     def __init__(self, store: ChunkStore, slab: int, places: Ints, rows: Ints, last: Ints) -> None:
         """`places`, `rows` `[m]`; `last` are the positions, in the piece, of chunks that may be partial."""

@@ -82,7 +82,7 @@ Logger logger;
 
 
 def sources_of(checkout: Path) -> Path:
-    """The folder with the C++ sources. Raises SystemExit if the checkout is something else."""
+    """The folder with the C++ sources. Raises SystemExit if the folder is not a checkout of the authors' project."""
     folder = checkout / "cpp" / "chunk_attn"
     missing = [name for name in SOURCES if not (folder / name).is_file()]
     if missing:

@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--part", action="append", choices=names, help="run only this part; may be given several times")
     parser.add_argument("--minutes", type=float, help="minutes of each part (default: those that the part names)")
     parser.add_argument("--seed", type=int, help="number of the first trial (default: from today's date)")
-    parser.add_argument("--count", type=int, help="most trials of each part (default: as many as fit)")
+    parser.add_argument("--count", type=int, help="maximum number of trials of each part (default: as many as fit)")
     return parser.parse_args()
 
 

@@ -14,7 +14,7 @@ from chunkbench.kernels.integers import Ints
 
 
 class JoinedBlocks(NamedTuple):
-    """A sequence has joined. The caller must write the sequence's tokens from number `cached` on to `slots`."""
+    """A sequence has joined. The caller must write K and V of its tokens from position `cached` on to `slots`."""
 
     sequence: int
     cached: int
@@ -33,7 +33,7 @@ class BlockTables:
         """`max_tokens`: tokens per sequence for which the table has room at first. The table grows on demand."""
         self.block_size = block_size
         self.tree = PrefixTree(block_size, share=share)
-        """The chunks of the tree are the blocks. Sequences leave by the method `leave` of the tree."""
+        """The prefix tree, whose chunks are the blocks. Its method `leave` removes a sequence."""
         self._by_slot: npt.NDArray[np.int32] = np.zeros((8, max(1, -(-max_tokens // block_size))), np.int32)
 
     @property
@@ -46,7 +46,7 @@ class BlockTables:
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens of every sequence `[b]`."""
+        """`[b]`: number of tokens of every sequence."""
         return self.tree.lengths.astype(np.int32)
 
     def join(self, tokens: Tokens) -> JoinedBlocks:
@@ -71,7 +71,7 @@ class BlockTables:
         return appended.chunks * self.block_size + appended.slots
 
     def truncate(self, sequence: int, length: int) -> Copy | None:
-        """Keep the first `length` tokens of a sequence. The caller must copy as the result says.
+        """Keep the first `length` tokens of a sequence. The caller must copy the tokens that the returned `Copy` names.
 
         Raises the same errors as `PrefixTree.truncate`.
         """

@@ -103,7 +103,7 @@ class HeadCache(Cache):
         self._leave_behind(sequences, self._lengths(sequences))
 
     def _lengths(self, sequences: Sequence[int] | None) -> Ints:
-        """Number of tokens of each of these sequences; without `sequences`, of all by row."""
+        """Number of tokens of each of these sequences; by default of all live sequences, by row."""
         return self.tree.lengths if sequences is None else np.array([self.tree.length(one) for one in sequences])
 
     def _begin(self, sequence: int, end: int) -> None:
@@ -113,8 +113,8 @@ class HeadCache(Cache):
         self._ends[slot] = end
 
     def _leave_behind(self, sequences: Sequence[int] | None, positions: Ints) -> None:
-        """Drop the chunks that window heads no longer need if each sequence has only queries at its position and
-        later."""
+        """Drop the chunks that window heads no longer need because all further queries of each sequence are at its
+        given position or later."""
         slots = self.tree.slots if sequences is None else np.array([self.tree.slot(one) for one in sequences])
         ends = self._policy.end_of_dropped(positions, self.tree.chunk_size)
         if (ends <= self._ends[slots]).all():

@@ -32,7 +32,7 @@ class Decode(Protocol):
 
 
 class HeadKernel(Decode, Protocol):
-    """A kernel for some adjacent heads of a store. The argument `layer` of `decode` is the number of the first of these
+    """A kernel for some adjacent heads of a store. The argument `layer` of `decode` is the index of the first of these
     heads."""
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None: ...
@@ -45,16 +45,16 @@ class _Run:
     """Heads of a layer that lie side by side in a store."""
 
     first: int
-    """Number of the run's first head in the store."""
+    """Index in the store of the run's first head."""
     heads: slice | list[int]
-    """Numbers of these KV heads in the layer."""
+    """Indices in the layer of these KV heads."""
     queries: slice | list[int]
-    """Numbers, in the layer, of the query heads of these KV heads."""
+    """Indices in the layer of the query heads of these KV heads."""
     count: int
 
 
 class _HeadStore:
-    """The store for all heads of one kind, of all layers."""
+    """The store for all full heads, or for all window heads, of all layers."""
 
     def __init__(
         self, policy: HeadPolicy, full: bool, group: int, together: bool, make: Callable[[int], ChunkStore]
@@ -84,7 +84,7 @@ class _HeadStore:
 
 
 def _slice(numbers: list[int]) -> slice | list[int]:
-    """The numbers, as a slice if they are adjacent: indexing with a slice makes no copy."""
+    """The indices, as a slice if they are consecutive: indexing with a slice makes no copy."""
     adjacent = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     return slice(numbers[0], numbers[-1] + 1) if adjacent else numbers
 
@@ -103,8 +103,8 @@ class HeadStores:
         together: bool,
         make: Callable[[int], ChunkStore],
     ) -> None:
-        """`limit`: most chunks of the pool. `group`: query heads per KV head. `together`: whether a kernel takes
-        several heads. `make(n)` makes a store of n layers with one head each."""
+        """`limit`: maximum number of chunks of the pool. `group`: query heads per KV head. `together`: whether a kernel
+        takes several heads at once. `make(n)` makes a store of n layers with one head each."""
         self.policy = policy
         self.chunk_size = chunk_size
         self.full = _HeadStore(policy, True, group, together, make)
@@ -159,7 +159,7 @@ class HeadStores:
             self.windows.store.copy(int(places[source]), int(places[target]), tokens, held)
 
     def drop(self, chunk: int, before: int) -> None:
-        """Window heads lose a full chunk. `before`: the last chunk that they lost before it on the path, or NOWHERE."""
+        """Let window heads lose a full chunk. `before`: the last lost chunk before it on the path, or NOWHERE."""
         place = int(self.pool.places[chunk])
         entry = self.pool.drop(chunk)
         if self.policy.compensation == "none":

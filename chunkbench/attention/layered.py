@@ -40,7 +40,8 @@ class LayeredChunkAttention:
     """
 
     _deferred = False
-    """Whether K and V come some time after their tokens. Then a join can match a chunk that is not written yet."""
+    """Whether K and V are written some time after their tokens were added. Then a join can match a chunk that is not
+    written yet."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class LayeredChunkAttention:
 
     @property
     def idle_kv_bytes(self) -> int:
-        """Bytes of K and V of the chunks that no sequence covers any more and that are kept for later sequences."""
+        """Bytes of K and V of the chunks that no sequence covers any more but that are kept for later sequences."""
         return self._cache.idle_kv_bytes
 
     @property
@@ -117,7 +118,7 @@ class LayeredChunkAttention:
         return self._tree.plan_rebuilds
 
     def length(self, sequence: int) -> int:
-        """Tokens of a sequence. Raises UnknownSequence."""
+        """Number of tokens of a sequence. Raises UnknownSequence."""
         return self._tree.length(sequence)
 
     def cached_tokens(self, tokens: Tokens) -> int:
@@ -127,8 +128,8 @@ class LayeredChunkAttention:
     def reserve(self, tokens: int, touch: bool = False) -> None:
         """Make room for exactly the chunks that hold `tokens` tokens. Count a prompt's partial chunk as a full one.
 
-        Without `reserve` the room grows by a half each time. `touch`, before any sequence joins: also write the memory
-        once, so that no later step waits for the system's pages. Raises PoolExhausted beyond `max_tokens`, or the
+        Without `reserve` the room grows by a half each time. `touch`: also write the memory once, so that no later step
+        waits for the system's pages; only before any sequence joins. Raises PoolExhausted beyond `max_tokens`, or the
         allocator's error.
         """
         self._tree.pool.reserve(-(-tokens // self.chunk_size))

@@ -52,7 +52,7 @@ class Accounts:
 
     @property
     def saved(self) -> int:
-        """Slots that sharing saves."""
+        """Number of slots that sharing saves."""
         return self.covered - self.used
 
 
@@ -128,23 +128,24 @@ class Manager(ABC):
         return 0
 
     def extend(self, sequence: int, tokens: int) -> bool:
-        """Give slots to the first `tokens` tokens of a prompt, up to which this step computes. False if there is no
-        room."""
+        """Give slots to the first `tokens` tokens of a prompt; this step computes the prompt up to there. False if
+        there is no room."""
         self._live[sequence]
         return True
 
     @abstractmethod
     def append(self, sequences: Sequence[int]) -> bool:
-        """Give each of these sequences a slot for one more token, which this step computes; all or none.
+        """Give each of these sequences a slot for one more token, which this step computes.
 
-        False if there is no room.
+        Changes nothing and returns False if there is no room for all.
         """
 
     @abstractmethod
     def grow(self, sequence: int, tokens: int) -> bool:
-        """Give a sequence slots for `tokens` more tokens, which were appended to its text at once; all or none.
+        """Give a sequence slots for `tokens` more tokens, which were appended to its text at once.
 
-        Later calls of `extend` say which step computes these tokens. False if there is no room.
+        Later calls of `extend` say which step computes these tokens. Changes nothing and returns False if there is no
+        room for all of them.
         """
 
     @abstractmethod
@@ -167,12 +168,12 @@ class ReplayedManager(Manager):
 
     @property
     def evictions(self) -> int:
-        """Number of kept blocks that were taken for other tokens so far."""
+        """Number of kept blocks that were reused for other tokens so far."""
         return 0
 
     @abstractmethod
     def accounts(self) -> Accounts:
-        """The present use of the slots. Takes time in proportion to the number of live sequences."""
+        """The current use of the slots. Takes time in proportion to the number of live sequences."""
 
     @abstractmethod
     def reads(self) -> Reads:
@@ -193,7 +194,8 @@ class AccountedManager(ReplayedManager):
 
     @abstractmethod
     def give(self, sequences: Sequence[int], tokens: int) -> bool:
-        """Give each of these sequences slots for `tokens` more tokens; all or none. False if there is no room."""
+        """Give each of these sequences slots for `tokens` more tokens. Changes nothing and returns False if there is no
+        room for all."""
 
     @abstractmethod
     def table(self, sequence: int) -> Sequence[int]:
@@ -201,8 +203,8 @@ class AccountedManager(ReplayedManager):
 
     @abstractmethod
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Add a sequence `twin` with the same tokens so far (parallel sampling, beam search). `text` has the tokens of
-        the new sequence.
+        """Add a sequence with the id `twin` and the same tokens so far (parallel sampling, beam search). `text`: the
+        tokens of the new sequence.
 
         False if there is no room.
         """

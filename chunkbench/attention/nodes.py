@@ -163,7 +163,7 @@ class TreeNode:
 
 
 class PrefixMatch(NamedTuple):
-    """A path whose chunks match the first keys. The path ends in `node`."""
+    """A path of the tree whose chunks match the first of the given keys. The path ends in `node`."""
 
     node: TreeNode
     node_chunks: int

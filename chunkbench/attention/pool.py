@@ -66,7 +66,7 @@ class ChunkPool:
         return ids
 
     def shareable(self, chunks: Sequence[int], count: int) -> int:
-        """Number of leading chunks, of the first `count`, that later sequences may share."""
+        """Number of leading chunks that later sequences may share, at most `count`."""
         return count
 
     def _grow(self, capacity: int) -> None:

@@ -137,7 +137,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._planned_filled = []
 
     def forget(self, sequence: int) -> None:
-        """Declare that no chunk that only this sequence covers is to be kept when the sequence leaves. Raises
+        """Declare that the chunks that only this sequence covers must not be kept when the sequence leaves. Raises
         UnknownSequence."""
         self._tree.mark_written(self._tree.own_chunks(sequence), False)
 

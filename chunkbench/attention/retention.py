@@ -1,4 +1,5 @@
-"""Nodes that no live sequence covers any more, kept for later sequences (RadixAttention), least recently used first."""
+"""Keeps nodes that no live sequence covers any more for later sequences (RadixAttention), and evicts the least recently
+used first."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ class EvictableNodes:
 
     def __init__(self) -> None:
         self.chunks = 0
-        """Chunks of all evictable nodes."""
+        """Number of chunks of all evictable nodes."""
         self.evictions = 0
-        """Chunks that were evicted so far."""
+        """Number of chunks that were evicted so far."""
         self._time = 0
         self._leaves: list[tuple[int, int, TreeNode]] = []  # heap by time of last use; may hold outdated entries
         self._entries = 0
 
     def advance_clock(self) -> None:
-        """Let nodes that are added from now on count as used later than all nodes before."""
+        """Count nodes that are added from now on as used later than all nodes that were added before."""
         self._time += 1
 
     def add(self, node: TreeNode) -> None:

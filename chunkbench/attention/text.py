@@ -15,9 +15,9 @@ from chunkbench.attention.tokens import Tokens, token_array
 from chunkbench.kernels.integers import Ints
 
 _MOST_BLOCKS = 1 << 24
-"""The number of blocks of a sequence, and of its tokens, is below this."""
+"""A sequence has fewer blocks, and fewer tokens, than this."""
 _MOST_SEGMENTS = 1 << 38
-"""Ids of segments are below this, so that an id and a place together fit into 62 bits."""
+"""Ids of segments are below this, so that an id and a position in the text together fit into 62 bits."""
 
 
 class Text(Protocol):
@@ -25,12 +25,12 @@ class Text(Protocol):
 
     @property
     def prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         ...
 
     @property
     def total(self) -> int:
-        """Tokens of prompt and answer. While the answer is not known, its largest possible length counts."""
+        """Number of tokens of prompt and answer. While the answer is not known, its largest possible length counts."""
         ...
 
     def keys(self, block_tokens: int) -> Ints:
@@ -72,7 +72,7 @@ class SegmentText:
     """A text made of segments whose ids stand for their tokens, as in traces that keep ids of blocks.
 
     Two segments with equal ids have equal tokens, and equal tokens before them. Segments with different ids differ from
-    their first token on. So an id and a place in the text together identify all tokens up to that place.
+    their first token on. So an id and a position in the text together identify all tokens up to that position.
     """
 
     segments: Sequence[tuple[int, int]]

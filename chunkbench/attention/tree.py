@@ -76,7 +76,7 @@ class PrefixTree:
 
     @property
     def lengths(self) -> Ints:
-        """`[b]`, by row: tokens of every live sequence."""
+        """`[b]`, by row: number of tokens of every live sequence."""
         return self._slots.lengths[self.slots].copy()
 
     @property
@@ -90,7 +90,7 @@ class PrefixTree:
 
     @property
     def live_chunks(self) -> int:
-        """Chunks that live sequences cover."""
+        """Number of chunks that live sequences cover."""
         return self.pool.in_use - (self.evictable.chunks if self.evictable else 0)
 
     @property
@@ -103,7 +103,7 @@ class PrefixTree:
         return self._find(sequence).slot
 
     def length(self, sequence: int) -> int:
-        """Tokens of a sequence. Raises UnknownSequence."""
+        """Number of tokens of a sequence. Raises UnknownSequence."""
         return int(self._slots.lengths[self._find(sequence).slot])
 
     def path(self, sequence: int) -> list[int]:
@@ -111,7 +111,7 @@ class PrefixTree:
         return [chunk for node in path_to(self._find(sequence).leaf) for chunk in node.chunks]
 
     def own_chunks(self, sequence: int) -> Ints:
-        """Chunks that no other live sequence covers. Raises UnknownSequence."""
+        """Ids of the sequence's chunks that no other live sequence covers. Raises UnknownSequence."""
         nodes = path_to(self._find(sequence).leaf)
         return np.array([chunk for node in nodes if node.references == 1 for chunk in node.chunks], np.int64)
 
@@ -138,7 +138,7 @@ class PrefixTree:
         return self._written[chunks]
 
     def written_tokens(self, sequence: int) -> int:
-        """Leading tokens of a sequence in written chunks. Raises UnknownSequence."""
+        """Number of leading tokens of a sequence that lie in written chunks. Raises UnknownSequence."""
         return min(self._written_chunks(self.path(sequence)) * self.chunk_size, self.length(sequence))
 
     # Changes
@@ -295,8 +295,8 @@ class PrefixTree:
         return self._plan
 
     def shared_chunks(self) -> tuple[int, int]:
-        """Two numbers of chunks that several sequences cover: each counted once, and each counted once for every
-        sequence that covers it."""
+        """Two counts of the chunks that several sequences cover: in the first a chunk counts once, in the second once
+        for every sequence that covers it."""
         once = covered = 0
         stack = list(self._root.children.values())
         while stack:
@@ -338,7 +338,8 @@ class PrefixTree:
     # Nodes and slots
 
     def _count_free_tokens(self) -> int:
-        """Number of tokens that every last chunk can still take, and so of appends that need no new chunk."""
+        """Number of free token slots in the fullest last chunk: one token can be appended to every sequence this number
+        of times without a new chunk."""
         if self._free_tokens is None:
             self._free_tokens = self.chunk_size - int(self._slots.last_tokens[self.slots].max(initial=0))
         return self._free_tokens
@@ -492,7 +493,7 @@ class PrefixTree:
     def _drop(self, path: list[TreeNode], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.
 
-        Those of the first `keep` chunks of the path that are full become evictable instead.
+        Full chunks among the first `keep` chunks of the path become evictable instead.
         """
         self._plan = None
         unused: list[int] = []

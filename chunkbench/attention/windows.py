@@ -54,13 +54,14 @@ class HeadPolicy:
         return [head for head, is_full in enumerate(self.full[layer]) if is_full == full]
 
     def end_of_dropped(self, positions: Ints, chunk_size: int) -> Ints:
-        """Number of the first chunk after the sinks that the query at each position `[n]` still sees."""
+        """`[n]`: for a query at each of these positions, the index of the first chunk after the sinks that the query
+        still sees."""
         windows = np.maximum(_LEAST_WINDOW, -(-(positions + 1) // 5)) if self.window is None else self.window
         return positions // chunk_size + windows // -chunk_size
 
     def lost(self, tokens: int, chunk_size: int, shared: int = 0) -> slice:
-        """Positions of the tokens that the last of `tokens` tokens does not see in a window head. `shared`: number of
-        leading tokens that other sequences cover, too; with `own` they are never lost."""
+        """Positions of the tokens that a window head no longer sees after `tokens` tokens. `shared`: number of leading
+        tokens that other sequences cover, too; with `own` they are never lost."""
         begin = self.sink_chunks(chunk_size) * chunk_size
         if self.compress == "own":
             begin = max(begin, shared // chunk_size * chunk_size)
@@ -78,7 +79,7 @@ class WindowPlan:
 
     plan: Plan
     entries: Ints
-    """`[b]`, by row: number of the entry with the sums of all chunks that the row lost; NOWHERE if it lost none."""
+    """`[b]`, by row: index of the entry with the sums of all chunks that the row lost; NOWHERE if the row lost none."""
     tokens: Ints
     """`[b]`, by row: number of tokens that the row lost."""
 
@@ -100,8 +101,9 @@ class WindowedPool(ChunkPool):
         make_entries: Callable[[int], None],
         saved: float,
     ) -> None:
-        """`limit`: number of chunks that fit while window heads have lost none. Each chunk that they lose makes room
-        for `saved` more chunks (below 1). The three functions make room for a number of chunks, places and entries."""
+        """`limit`: number of chunks that fit while window heads have lost none. `saved`: the part of a chunk (below 1)
+        for which each lost chunk makes room. The three functions make room for a number of chunks, places and
+        entries."""
         super().__init__(limit, make_room)
         self.places: Ints = np.empty(0, np.int64)
         """`[chunk]`: the chunk's place in the store of the window heads; NOWHERE if they lost the chunk."""
@@ -138,7 +140,7 @@ class WindowedPool(ChunkPool):
         return int(lacking[0]) if len(lacking) else count
 
     def drop(self, chunk: int) -> int:
-        """Window heads lose a chunk. Returns the number of its entry; the caller writes the sums."""
+        """Let window heads lose a chunk. Returns the index of its entry; the caller writes the sums."""
         (entry,) = self.sums.allocate(1)
         self.windows.release([int(self.places[chunk])])
         self.places[chunk], self.entries[chunk] = NOWHERE, entry
@@ -150,7 +152,7 @@ class WindowedPool(ChunkPool):
         """Chunks that window heads no longer need, each with the last chunk that they lost before it on the path, or
         NOWHERE.
 
-        `ends` `[b]`, by row: number of the first chunk after the sinks that the row still needs. The lost chunks of a
+        `ends` `[b]`, by row: index of the first chunk after the sinks that the row still needs. The lost chunks of a
         path are one run, which grows only at its end. The run begins after the sinks; with `own` it begins after the
         chunks that other sequences also covered at that time.
         """

@@ -50,9 +50,9 @@ class ServerOptions:
     model: str
     """The model's name in requests."""
     max_length: int
-    """Most tokens of prompt and answer together."""
+    """Maximum number of tokens of prompt and answer together."""
     max_waiting: int = 1024
-    """Number of requests in the queue from which on new requests get status 429."""
+    """New requests get status 429 while this number of requests wait in the queue."""
     constrained: Method = "mask"
     """Method by which answers follow a constraint: see `constrained.matchers`."""
     compiled: int = MOST_COMPILED
@@ -60,7 +60,7 @@ class ServerOptions:
 
     @property
     def max_body(self) -> int:
-        """Most bytes of a request's body: twice the size of the longest prompt as text or token ids."""
+        """Maximum bytes of a request's body: twice the size of the longest prompt as text or token ids."""
         return (1 << 20) + 32 * self.max_length
 
 
@@ -320,7 +320,7 @@ class Server:
                     cached = token.cached_tokens
                     del answered[len(answered) - token.replaces :]
                     answered.append(token)
-                    event = writer.event(answered, piece, not begun, told=not rewritten or token.finish is not None)
+                    event = writer.event(answered, piece, not begun, with_ids=not rewritten or token.finish is not None)
                     begun = True
                     if not rewritten or token.finish is not None:
                         answered = []
@@ -375,19 +375,19 @@ class _Writer:
     def head(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
-    def event(self, tokens: list[Generated], text: str, first: bool, told: bool) -> dict[str, Any]:
-        """An event of a stream. `told`: whether the event holds the token ids."""
-        return {**self.head(self.form.event), "choices": [self._choice(self.form.piece(text, first), tokens, told)]}
+    def event(self, tokens: list[Generated], text: str, first: bool, with_ids: bool) -> dict[str, Any]:
+        """An event of a stream. `with_ids`: whether the event holds the token ids."""
+        return {**self.head(self.form.event), "choices": [self._choice(self.form.piece(text, first), tokens, with_ids)]}
 
     def whole(self, tokens: list[Generated], text: str, counts: dict[str, Any]) -> dict[str, Any]:
         """The JSON object of a whole answer."""
         choices = [self._choice(self.form.text(text), tokens)]
         return {**self.head(self.form.object), "choices": choices, "usage": counts}
 
-    def _choice(self, text: dict[str, Any], tokens: list[Generated], told: bool = True) -> dict[str, Any]:
+    def _choice(self, text: dict[str, Any], tokens: list[Generated], with_ids: bool = True) -> dict[str, Any]:
         choice = {"index": 0, **text, "logprobs": None, "finish_reason": tokens[-1].finish}
         if self.return_token_ids:
-            choice["token_ids"] = [token.token for token in tokens] if told else []
+            choice["token_ids"] = [token.token for token in tokens] if with_ids else []
         return choice
 
 

@@ -26,7 +26,7 @@ event loop."""
 
 @dataclass(frozen=True)
 class Load:
-    """The present load of an engine."""
+    """The current load of an engine."""
 
     running: int
     waiting: int
@@ -55,7 +55,7 @@ class Backend(Protocol):
         """Drop a request whose client disconnected."""
 
     def load(self) -> Load:
-        """The present load."""
+        """The current load."""
 
     def facts(self) -> dict[str, Any]:
         """Settings that identify this engine in a measurement."""

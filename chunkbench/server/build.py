@@ -39,11 +39,11 @@ class ModelChoice:
     dtype: torch.dtype
     device: str = "cpu"
     layers: int | None = None
-    """For a named shape: number of layers, if fewer than the shape has."""
+    """Number of layers of a named shape; None: all of them."""
     vocabulary: int | None = None
-    """For a named shape: number of token ids; None: 32000."""
+    """Number of token ids of a named shape; None: 32000."""
     max_length: int | None = None
-    """For a named shape: most tokens of a sequence; None: 16384."""
+    """Maximum number of tokens of a sequence for a named shape; None: 16384."""
     seed: int = 0
     """Seed of the random weights."""
 
@@ -98,7 +98,7 @@ def build_backend(
     say: Callable[[str], None],
     check: Callable[[ModelNumbers], None] = lambda numbers: None,
 ) -> tuple[Backend, int]:
-    """The engine with its model, and the most tokens that the engine takes for prompt and answer together.
+    """The engine with its model, and the maximum number of tokens of prompt and answer together.
 
     `say` is called with a line of text before each part that takes long. `check` may refuse the model. Raises
     EngineError and ValueError.

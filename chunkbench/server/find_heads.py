@@ -72,7 +72,8 @@ def _attend(
     watched_heads: _Watch | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: query `[1, h, n, d]`, key and value `[1, h_kv, n, d]` to `[1, n, h, d]`."""
+    """The attention function that transformers calls: takes query `[1, h, n, d]`, key and value `[1, h_kv, n, d]`,
+    returns `[1, n, h, d]`."""
     if watched_heads is None:
         raise ModelError("this model does not pass its layer to the attention function: its heads cannot be scored")
     heads, rows, d = query.shape[1:]

@@ -62,7 +62,8 @@ class HeadScores(BaseModel):
         return HeadPolicy(self.retrieval_heads(), window, compress=compress)
 
     def check(self, path: Path, layers: int, heads: int, kv_heads: int) -> None:
-        """Raise HeadsError with the path of the file unless the scores belong to a model with these numbers."""
+        """Raise HeadsError with the path of the file unless the scores belong to a model with these numbers of layers
+        and heads."""
         own = len(self.echo), len(self.echo[0]), self.kv_heads
         if own != (layers, heads, kv_heads):
             sizes = [

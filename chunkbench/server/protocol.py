@@ -55,7 +55,7 @@ class Fields(BaseModel):
     _within: ClassVar[str | None] = None
     """Name of the field of the body that holds objects of this class; None for the body itself."""
     _labels: ClassVar[frozenset[str]] = frozenset()
-    """Fields that cannot change an answer."""
+    """Names of fields that cannot change an answer."""
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Field that the server does not support -> values of it that ask for nothing."""
 
@@ -77,14 +77,14 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """Options for the content of a stream besides tokens."""
+    """Says what a stream holds in addition to tokens."""
 
     _within = "stream_options"
     _labels = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """Whether every chunk holds the usage."""
+    """Whether every event holds the token counts so far (`usage`)."""
 
 
 class Message(Fields):

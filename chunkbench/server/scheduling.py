@@ -142,9 +142,9 @@ class Rules:
     """The limits of a scheduler, and its behaviour when they are reached."""
 
     max_batch: int = 32
-    """Most sequences of a step (the paper's value)."""
+    """Maximum number of sequences in a step. The default is the paper's."""
     prompt_budget: int = 512
-    """Most prompt tokens of a step."""
+    """Maximum number of prompt tokens in a step."""
     decode_in_budget: bool = False
     """Whether decoded tokens also count against the budget (as in vLLM 1)."""
     spare: bool = True
@@ -175,7 +175,7 @@ class Step(Generic[E]):
     decoding: list[E] = field(default_factory=list)
     """Sequences whose last token is computed, in order of admission."""
     prompts: list[Piece[E]] = field(default_factory=list)
-    """Parts of prompts."""
+    """Parts of prompts to compute."""
     preempted: int = 0
     swapped_tokens: int = 0
     """Number of tokens that were swapped out or in."""

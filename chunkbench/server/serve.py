@@ -28,8 +28,8 @@ from chunkbench.server.text import CheckpointTokenizer
 
 SWITCH_S = 1e-4
 BACKLOG = 2048
-"""Most connections that may wait for the server. It is large, so that the system refuses no connection of a burst of
-clients."""
+"""Maximum number of connections that wait to be accepted. It is large, so that the system refuses no connection of a
+burst of clients."""
 
 _EVERYWHERE = ("0.0.0.0", "::")
 """Hosts that stand for all addresses of the machine. Not every system lets clients connect to them."""
@@ -74,8 +74,8 @@ class _RefusedConnections(logging.Filter):
 
 
 def _no_cancelled(record: logging.LogRecord) -> bool:
-    """A filter for answers that are cut when the time to shut down is over: one line counts them, without
-    tracebacks."""
+    """A log filter that drops the tracebacks of answers that are cut at shutdown, because another line counts these
+    answers."""
     return not record.exc_info or record.exc_info[0] is not asyncio.CancelledError
 
 

@@ -46,7 +46,7 @@ _SPECIAL = 3
 
 
 class ModelMissing(CannotRunError):
-    """The model's package is not installed or damaged, or its checkpoint cannot be written."""
+    """The model's package is missing or damaged, or its checkpoint cannot be written."""
 
 
 def checkpoint() -> Path:

@@ -86,7 +86,7 @@ class CheckpointTokenizer:
 
 
 class StopSearch:
-    """Ends a text that comes in pieces before its first stop string.
+    """Cuts off a text, which arrives in pieces, at its first stop string.
 
     Text that could be the beginning of a stop string is held back until this is decided. A complete stop string ends
     the text, even if a longer stop string that began earlier could still become complete.
@@ -106,7 +106,7 @@ class StopSearch:
         return text[:end], bool(found)
 
     def _safe(self, text: str) -> int:
-        """Position of the longest end of the text that could be the beginning of a stop string."""
+        """Number of characters that can be sent: the text after them could be the beginning of a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
         places = range(max(0, len(text) - longest), len(text))
         return next((place for place in places if self._begun(text[place:])), len(text))
@@ -136,7 +136,7 @@ class TextStream:
         self._before = 0
         """Number of tokens of `_ids` that belong to the last piece."""
         self._given = ""
-        """The text of the last piece."""
+        """The text of the last piece that was given out."""
         self._rewritten = False
         """Whether tokens were replaced, so that a part of the new tokens' text was already given with the old
         tokens."""
@@ -146,7 +146,8 @@ class TextStream:
     def add(self, token: int, last: bool, replaces: int = 0) -> str:
         """The text that can be given after one more token; after the last token, all remaining text.
 
-        The token replaces the `replaces` tokens before it. The text of these comes again with this token or later ones.
+        The token replaces the `replaces` tokens before it. The text of the replaced tokens comes again with this token
+        or later ones.
         """
         piece = self._piece(token, last, replaces)
         self._all_given += piece

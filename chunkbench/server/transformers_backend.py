@@ -42,7 +42,7 @@ class TransformersBackend:
         if self._pages == 0:
             raise ModelError(f"kv_bytes={options.kv_bytes} does not hold a page, which takes {self._page_bytes} bytes")
         self.max_length: int = min(self._pages * PAGE_SIZE, model.max_length)
-        """Most tokens of prompt and answer together."""
+        """Maximum number of tokens of prompt and answer together."""
         self._manager = module.init_continuous_batching(
             transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
             transformers.ContinuousBatchingConfig(

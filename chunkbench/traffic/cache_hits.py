@@ -11,13 +11,12 @@ from chunkbench.attention.tokens import alike
 from chunkbench.traffic.request_result import RequestResult
 
 SLACK_TOKENS = 64
-"""Cached tokens of a request to ignore: a chat template begins all prompts with the same tokens, and blocks are
-whole."""
+"""Number of cached tokens of a request to ignore: a chat template begins all prompts with the same tokens, and a cache
+rounds to whole blocks."""
 _BY_CHANCE_TOKENS = 4
 """Number of first tokens of a request that may be equal to those of a warm-up by chance."""
 _LENGTHS_DIFFER = 1.1
-"""Tolerance of a comparison of tokens with characters: tokens per character differ by up to this factor between
-texts."""
+"""Texts differ by up to this factor in tokens per character. A comparison of tokens with characters allows for it."""
 
 
 class Exchange(NamedTuple):
@@ -42,10 +41,10 @@ class CacheHits:
     source: Literal["usage", "metrics"] | None
     """Source of `cached_tokens`: the usage of each answer, or the server's metrics, which count all its clients."""
     most_cached: int | None
-    """Most cached tokens of one request; None if the usage of answers does not say."""
+    """Largest number of cached tokens of one request; None if the usage of answers does not say."""
     shared: float
-    """Share of the prompts that was sent or answered before. A cache without limit that was empty at first finds this
-    share."""
+    """Share of the prompts that earlier prompts or answers contain. A cache without limit that was empty at first finds
+    this share."""
     unit: Literal["tokens", "characters"]
     """The unit in which `shared` was counted."""
 
@@ -66,7 +65,7 @@ class CacheHits:
     def doubt(self, control: bool) -> str:
         """Why latencies may depend on the earlier contents of the cache; empty if they do not.
 
-        `control`: whether this is a control, whose requests share nothing.
+        `control`: whether these are control requests, which share nothing (`chunkbench load --control`).
         """
         if control and (self.most_cached or 0) > SLACK_TOKENS:
             most = f"{self.most_cached} tokens of a request were found in the cache"
@@ -82,7 +81,7 @@ class CacheHits:
 def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> CacheHits | None:
     """The cache hits of requests; None if no request with a known length was answered.
 
-    `counted`: tokens that the server found meanwhile according to its metrics.
+    `counted`: tokens that the server found in its cache meanwhile, according to its metrics.
     """
     sent = [exchange for exchange in ended if exchange.request.sent is not None]
     sent.sort(key=lambda exchange: exchange.request.sent or 0.0)

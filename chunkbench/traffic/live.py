@@ -30,8 +30,8 @@ def live_at(
     """The instant in seconds, and the first `most` requests that are live at that instant, in the order of `requests`.
 
     A request is live from its due time on, for `token_s` seconds per token of its answer. `requests` must be in order
-    of due time. The default of `at` is the first arrival at which most requests are live. Raises ValueError if no
-    request is live.
+    of due time. The default of `at` is the first arrival at which the largest number of requests is live. Raises
+    ValueError if no request is live.
     """
     if not 0 < token_s < math.inf:
         raise ValueError(f"a token takes {token_s} s; that must be a number above 0")
@@ -92,8 +92,8 @@ def _below(
     """The part of the forest after the first `above` tokens, which all of `live` share: its nodes, and the private
     tokens of sequences that share no more.
 
-    `common` holds the number of tokens that each of `live` shares with the next one. Neighbours share most, because
-    `live` is sorted.
+    `common` holds the number of tokens that each of `live` shares with the next one. Because `live` is sorted,
+    neighbours have the longest prefixes in common.
     """
     nodes: list[TreeNode] = []
     alone: list[int] = []

@@ -8,7 +8,8 @@ from typing import Any
 from chunkbench.traffic.trace import TraceRequest, count, seconds
 
 Piece = tuple[int, int, int]
-"""Number of a text, position of the piece's first token in the text, and position after its last token."""
+"""A piece of a text: index of the text, position of the piece's first token in the text, and position after its last
+token."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class MooncakeLines:
     def __init__(self, block_tokens: int, per_second: float) -> None:
         self.block_tokens, self._per_second = block_tokens, per_second
         self._numbers: dict[object, int] = {}
-        """Id of a block, or the pieces of text in it -> number. So ids of any size become numbers from 0 on."""
+        """Id of a block, or the pieces of text in the block -> number of the block. So ids of any size become numbers
+        from 0 on."""
         self._last: dict[object, _Turn] = {}
         self.timed: bool | None = None
         """Whether first turns have a `timestamp`; None before the first line."""

@@ -62,8 +62,8 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
 
 
 def _suffix_of(content: str) -> str:
-    """The suffix that fits the content of a pipe: its content begins like JSON or not, and its first line is a whole
-    prompt or not."""
+    """The suffix that fits the content of a pipe. It depends on whether the content begins like JSON, and whether the
+    first line is a whole prompt."""
     (_, first), *more = [*islice(lines(content), 2)] or [(0, "")]
     if not first.lstrip().startswith(("{", "[", '"')):
         return ""

@@ -93,7 +93,7 @@ class LoadNumbers:
 
 
 def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = None) -> LoadNumbers:
-    """The numbers of one measurement. `objective_s`: most seconds per generated token."""
+    """The numbers of one measurement. `objective_s`: maximum seconds per generated token."""
     answered = [request for request in requests if request.status == "ok" and request.last is not None]
     seconds = max((r.last or 0.0 for r in answered), default=0.0) - min((r.due for r in requests), default=0.0)
     per_s = 1 / seconds if seconds > 0 else 0.0

@@ -20,10 +20,11 @@ from chunkbench.traffic.request import Chat, Message, PlannedRequest, Prompt
 from chunkbench.traffic.trace import TraceError
 
 MOST_ANSWER_TOKENS = 512
-"""Most tokens of an answer if the model does not end the answer earlier."""
+"""Maximum number of tokens of an answer if the model does not end the answer earlier."""
 LONGEST_DELAY_S = 86_400.0
 _CONTROL_TOKENS = 4
-"""Number of first token ids that a control replaces. Two calls in a row hardly ever draw the same ids."""
+"""Number of leading token ids that a control request replaces by random ones: enough that two consecutive calls hardly
+ever draw the same ids."""
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -80,8 +81,8 @@ class Texts:
     beginnings: dict[str, Prompt]
     """Name -> beginning that requests share."""
     lines: tuple[tuple[tuple[Prompt, float], ...], ...]
-    """For each line of the file, one request or the turns of a conversation, each with its seconds after the answer
-    before. The first request of a line includes the beginning."""
+    """For each line of the file: its request, or the requests of its conversation, each with the seconds to wait after
+    the previous answer. The first request of a line includes the shared beginning."""
 
     def plan(self, dues: Sequence[float], max_tokens: int | None) -> list[PlannedRequest]:
         """The requests of the first lines, one line for each due time. `max_tokens`: tokens of every answer; None: the
@@ -152,7 +153,7 @@ def _behind(beginning: Prompt, rest: Prompt) -> Prompt:
 
 
 def control(plan: Sequence[PlannedRequest], vocabulary: int) -> list[PlannedRequest]:
-    """The same requests, each with its own random first word, so that a cache finds nothing of them.
+    """Control requests: the same requests, each with its own random first word, so that no cache holds a part of them.
 
     Texts and chats get a word of random letters before them. In token ids, the first ids are replaced by others below
     `vocabulary`.
@@ -172,7 +173,7 @@ def _control(prompt: Prompt, chance: SystemRandom, first: Iterator[int]) -> Prom
 
 Ids = tuple[int, ...]
 _OWN_WORDS = 4
-"""Number of drawn tokens at the beginning of a text, so that no cache has the text from an earlier measurement."""
+"""Number of random tokens at the beginning of a text, so that no cache has the text from an earlier measurement."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,11 @@ class TextIds:
     """Beginnings of requests: system prompts, examples."""
     questions: tuple[Ids, ...]
     words: Ids
-    """All different ids that occur."""
+    """All token ids that occur in the texts, each once."""
 
     def draw(self, purpose: str, count: int, shared: bool) -> list[int]:
-        """`count` tokens: first a few drawn ones, then openings (if `shared`) or questions in their order, beginning
-        with a drawn one. The last one is cut."""
+        """`count` token ids: first a few random ids, then openings (if `shared`) or questions in their order, from a
+        random one on. The last text is cut."""
         chance = random.Random(f"text {purpose}")
         texts = self.openings if shared and self.openings else self.questions
         ids, place = chance.choices(self.words, k=_OWN_WORDS), chance.randrange(len(texts))

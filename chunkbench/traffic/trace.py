@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MOST_TOKENS = 2**24 - 1
-"""Most tokens of a prompt or an answer."""
+"""Maximum number of tokens of a prompt or an answer."""
 
 
 class TraceError(ValueError):

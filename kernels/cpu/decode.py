@@ -146,7 +146,7 @@ class NativeDecode:
         return work
 
     def set_last_tokens(self, tokens: Ints) -> None:
-        """Tokens in the last chunk of each row's sequence `[b]`, 1..chunk_size."""
+        """Set the number of tokens in the last chunk of each row's sequence `[b]`, 1..chunk_size."""
         assert self._work is not None
         self._last_tokens = np.ascontiguousarray(tokens, np.int64)
         self._work.set_last_tokens(self._last_tokens)

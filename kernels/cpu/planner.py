@@ -58,7 +58,7 @@ class ItemArrays:
     """Chunk ids; the items' ranges refer to this array."""
     rows: Ints
     folds: Ints
-    """Numbers of the partial results that items fold in before they write the output of their row, row by row."""
+    """Indices of the partial results that items fold in before they write the output of their row, row by row."""
 
 
 def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
@@ -115,7 +115,7 @@ def _cost(items: Items, grain: Grain) -> npt.NDArray[np.float64]:
 
 
 def _read_twice(items: Items) -> Bools:
-    """Whether any chunk of each item occurs in another item, too."""
+    """`[items]`: whether another item also has one of the item's chunks."""
     counts = np.bincount(items.chunks, minlength=1)
     if counts.max() <= 1:
         return np.zeros(len(items.row_count), np.bool_)

@@ -27,7 +27,7 @@ _LOG2E = log2(np.e)
 
 
 class Places(Protocol):
-    """The places of chunks on the device, and the ends of rows."""
+    """Tells the kernels where chunks lie on the device, and how many tokens the last chunk of each row holds."""
 
     @property
     def sizes(self) -> constants.Sizes:
@@ -45,7 +45,7 @@ class Places(Protocol):
         """Places of K and V of chunks: offsets from the first tensors of `layer`, in units of 16 bytes."""
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for the ends of `rows` rows. May replace `tokens`."""
+        """Make room in `tokens` for `rows` rows. May replace `tokens`."""
 
     def follow(self, chunks: Ints, tokens: Ints) -> None:
         """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`."""
@@ -211,7 +211,8 @@ class TritonDecode:
         return self._buffers
 
     def _follow(self, chunks: Ints, tokens: Ints) -> None:
-        """Update the ends of rows in the store. If this replaces the store's buffers, `generation` changes."""
+        """Update the last chunk of each row in the store. If this replaces the store's buffers, `generation`
+        changes."""
         self.store.follow(chunks, tokens)
         if self.store.tokens is not self._tokens:
             self._tokens = self.store.tokens

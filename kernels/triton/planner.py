@@ -63,7 +63,7 @@ class Descriptors(NamedTuple):
     rows: npt.NDArray[np.void]
     """`[b]` of ITEM: the work of `merge_rows` for each row. The chunks of such an item are the row's tail."""
     folds: npt.NDArray[np.int32]
-    """Slots of partial results, row by row."""
+    """Indices of the partial results that `merge_rows` folds in, row by row."""
     chunks: Ints
     """Chunk ids; the items' ranges refer to this array."""
 
@@ -115,7 +115,8 @@ def spread(work: Descriptors, shape: Shape) -> Ints:
 
 
 def room_to_grow(work: Descriptors, own: Ints, shape: Shape) -> Ints:
-    """Number of chunks that each row's own run can take after `spread`; `own` `[b]` is its item, or -1 for a tail.
+    """Number of chunks that each row's own run can take after `spread`; `own` `[b]` is the item of this run, or -1 for
+    a tail.
 
     A tail can grow to twice TAIL_TOKENS.
     """

@@ -55,7 +55,7 @@ class TritonStore(AddressedStore):
         return self.slabs[0].keys[layer], self.slabs[0].values[layer]
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for the ends of `rows` rows. Replaces buffers that are too small, also for launches."""
+        """Make room in `tokens` for `rows` rows. Replaces buffers that are too small, also those for launches."""
         if rows <= self._room:
             return
         room = -(-max(rows, 2 * self._room) // 32) * 32

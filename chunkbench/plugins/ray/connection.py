@@ -19,7 +19,8 @@ from chunkbench.run_error import RunError
 from chunkbench.version import __version__
 
 _PROBE_LIMIT_S = 180.0
-"""Most seconds to wait for the answer to a probe. A node imports PyTorch first, which takes long from a slow disk."""
+"""Maximum seconds to wait for the answer to a probe. A node imports PyTorch first, which takes long from a slow
+disk."""
 HEAD_LIMIT_S = 20.0
 """Seconds without an answer after which the head counts as lost. After 60 s Ray itself would end this process without a
 message."""

@@ -27,16 +27,16 @@ from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds
 from chunkbench.run_error import CannotRunError, RunError
 
 MOST_LOSSES = 2
-"""A pass becomes rows with the status `crashed` after it was lost with this number of machines."""
+"""A pass is given up, with rows of the status `crashed`, after this number of machines were lost while they measured
+it."""
 _MOST_RESTARTS = 2
 """An actor is not started again after it was lost this number of times in a row while its node was alive."""
 _POLL_S = 2.0
 """Seconds between two polls of the list of nodes."""
 _WAITING_S = 15.0
-"""Seconds after the start from which on the log names a machine that has not answered, because other work probably uses
-it."""
+"""Seconds to wait for the first answer of a machine before the log names the machine: other work probably uses it."""
 _OFFSET_S = 5.0
-"""Difference in seconds from which on the clock of a node counts as wrong."""
+"""A node's clock counts as wrong if it differs by more than this number of seconds."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Patience:
 
 
 class RayExecutor:
-    """Measures on the machines of a fleet: any machine of one kind, or the whole experiment on each kind."""
+    """Measures on the machines of a fleet: an experiment once, on all machines of one kind, or once on each kind."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ def _targets(fleet: Fleet, experiment: Experiment, chosen: Sequence[str]) -> tup
 
 
 class _Measuring:
-    """The measuring of one experiment on a fleet."""
+    """Measures one experiment on a fleet."""
 
     def __init__(
         self,
@@ -356,8 +356,8 @@ class _Measuring:
 
 
 def _checked(case: Result, lane: Lane) -> Result:
-    """A row from a node, with its start time corrected to the clock of this machine, and a note if another GPU
-    measured."""
+    """The row of a node, with its start time corrected to the clock of this machine, and with a note if another GPU of
+    the node measured at the same time."""
     changes: dict[str, object] = {}
     if abs(lane.clock_offset_s) > _OFFSET_S and case.started_at:
         started = datetime.fromisoformat(case.started_at) - timedelta(seconds=lane.clock_offset_s)

@@ -25,7 +25,7 @@ _HEARTBEAT_S = 2.0
 
 @dataclass(frozen=True)
 class Share:
-    """The share of a node that a lane uses, in Ray's resources."""
+    """The share of a node that a lane uses, as amounts of Ray's resources."""
 
     cpus: int
     gpus: int
@@ -42,7 +42,7 @@ class Share:
 
 
 class Lane:
-    """An actor on its share of a node, with its present work and the time of its last answer."""
+    """An actor on its share of a node, with its current work and the time of its last answer."""
 
     def __init__(self, cluster: Cluster, node: Node, share: Share) -> None:
         self.node, self.share = node, share
@@ -55,7 +55,7 @@ class Lane:
         self.pass_: Pass | None = None
         """The pass that is being measured."""
         self.ready = False
-        """Whether the actor is prepared for the present experiment."""
+        """Whether the actor is prepared for the current experiment."""
         self.dead = False
         self.beside = False
         """Whether another lane of the node measured during the pass."""

@@ -102,7 +102,7 @@ def node_of(resources: Resources, answer: Mapping[str, Any]) -> Node:
 
 
 def choose_kinds(nodes: Sequence[Node], machines: Machines | None, wanted: str | None) -> list[str]:
-    """The kinds of machines that a run uses: all for `each`; for `any`, or None, the kind of most machines.
+    """The kinds of machines that a run uses: all for `each`; for `any`, or None, the kind with the most machines.
 
     With `wanted`, only machines that match it count. Raises `RunError` if no machine is left, or for `any` if several
     kinds match.

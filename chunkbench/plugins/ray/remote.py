@@ -77,7 +77,8 @@ class Measurer:
         self._budget: Any = None
 
     def state(self) -> tuple[str, float, float]:
-        """Text on the present work, the share of the pass that is done, and the time on the node's clock."""
+        """Three values: a text that says what runs now, the share of the pass that is done, and the node's clock time
+        in seconds."""
         return self._text, self._budget.share_done if self._budget else 0.0, time.time()
 
     def begin(self, job: bytes) -> dict[str, Any]:

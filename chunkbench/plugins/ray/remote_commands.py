@@ -16,7 +16,7 @@ from chunkbench.plugins.ray.nodes import Node
 from chunkbench.run_error import RunError
 
 PROJECT = "{project}"
-"""Stands, in the words of a command, for the folder of the project on the node."""
+"""Placeholder in the words of a command for the folder of the project on the node."""
 _POLL_S = 1.0
 
 

@@ -113,7 +113,7 @@ class ChunkImpl(CPUAttentionBackendImpl):
         if not self.obstacle and self.head_size not in _HEAD_DIMS:
             self.obstacle = f"head size {self.head_size}"
         self.blocks: Blocks | None = None
-        """The shape of the layer's blocks; None: vLLM's own attention computes the layer. The builder decides for all
+        """The shape of the layer's blocks; None if vLLM's own attention computes the layer. The builder decides for all
         layers with the same block table."""
 
     def forward(

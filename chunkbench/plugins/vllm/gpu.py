@@ -48,8 +48,8 @@ class ChunkTritonBackend(TritonAttentionBackend):
 
 @dataclass
 class ChunkTritonMetadata(TritonAttentionMetadata):
-    """The metadata of a step for its layers. Our kernels compute rows `0 .. decoding - 1` of the step, vLLM the rows
-    after them."""
+    """The metadata of a step for its layers. Our kernels compute rows `0 .. decoding - 1` of the step; vLLM computes
+    the rows after them."""
 
     steps: DecodeSteps | None = None
     """The object that has planned the decoding rows."""

@@ -14,7 +14,7 @@ from chunkbench.plugins.vllm.forest import BlockForest
 
 
 class BlockPlaces:
-    """The places of the blocks of vLLM's K/V caches, one cache for each layer: `Places` for the kernels."""
+    """Tells the kernels where vLLM's blocks lie in the K/V cache of each layer. The interface is `Places`."""
 
     def __init__(self, cache: torch.Tensor) -> None:
         """`cache` `[blocks, kv_heads, tokens, 2 * head_dim]`: for each token its K, then its V. All strides except the
@@ -34,12 +34,12 @@ class BlockPlaces:
         return self._ends.device
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Places of K and V of blocks: offsets from the first K and the first V."""
+        """Places of K and V of blocks: offsets from the first K and the first V, in units of 16 bytes."""
         places = chunks * self._block_step
         return places, places
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for the ends of `rows` rows."""
+        """Make room in `tokens` for `rows` rows."""
         if rows > len(self._ends.host):
             self._ends = Staging(self.device, rows)
 
@@ -61,8 +61,8 @@ class DecodeSteps:
     """
 
     def __init__(self, cache: torch.Tensor, heads: int, rows: int, blocks: int, tuning: Tuning | None = None) -> None:
-        """`cache`: that of any layer. `heads`: number of query heads. `rows`, `blocks`: most rows of a step, and most
-        blocks that these rows hold (a shared block counts once)."""
+        """`cache`: the K/V cache of any layer. `heads`: number of query heads. `rows`, `blocks`: maximum numbers of
+        rows of a step and of blocks that these rows hold (a shared block counts once)."""
         places = BlockPlaces(cache)
         self._forest = BlockForest(places.sizes.chunk_size)
         self._kernel = TppTriton(places, heads, tuning=tuning)

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 Kind = Literal["regex", "json", "choice"]
 MOST_CHARACTERS = 1 << 16
-"""Most characters of a constraint."""
+"""Maximum number of characters of a constraint."""
 
 
 class ConstraintRefused(ValueError):
@@ -32,12 +32,13 @@ class Constraint:
 
     @classmethod
     def of_regex(cls, regex: str) -> Constraint:
-        """Raises ConstraintRefused."""
+        """The constraint that the answer matches a regular expression. Raises ConstraintRefused."""
         return cls("regex", regex)
 
     @classmethod
     def of_schema(cls, schema: Any) -> Constraint:
-        """The constraint of a JSON schema: an object or true, also as JSON text. Raises ConstraintRefused."""
+        """The constraint that the answer follows a JSON schema (an object or true, also as JSON text). Raises
+        ConstraintRefused."""
         if isinstance(schema, str):
             try:
                 schema = from_json(schema, allow_inf_nan=False)  # with a limit of depth
@@ -49,11 +50,11 @@ class Constraint:
 
     @classmethod
     def of_choice(cls, texts: list[str]) -> Constraint:
-        """Raises ConstraintRefused."""
+        """The constraint that the answer is one of these texts. Raises ConstraintRefused."""
         if not texts or not all(texts):
             raise ConstraintRefused("a choice needs at least one text, and no text may be empty")
         return cls("choice", json.dumps(texts))
 
 
 ANY_OBJECT = Constraint.of_schema({"type": "object"})
-"""The constraint to a JSON object with any fields."""
+"""The constraint that the answer is a JSON object with any fields."""

@@ -26,16 +26,16 @@ from chunkbench.server.constrained.template import Gap, Part, Place, parts
 from chunkbench.server.constrained.vocabulary import Vocabulary, follow_bytes, refusing
 
 MOST_COMPILED = 128
-"""Most compiled constraints that are kept. The least recently used one is dropped first."""
+"""Maximum number of compiled constraints that are kept. The least recently used one is dropped first."""
 _MOST_BYTES = 48 << 20
-"""Most bytes that all kept constraints took when they were compiled, first mask included. Usual constraints take less
-than 1 MiB, `(a{400}){400}` takes 18 MiB."""
+"""Maximum bytes that all kept constraints took when they were compiled, first mask included. Usual constraints take
+less than 1 MiB, `(a{400}){400}` takes 18 MiB."""
 _LONG_S = 0.1
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """Options for JSON without optional whitespace, because no text is forced if whitespace may follow."""
 _MESSAGE_CHARACTERS = 400
 _MOST_GAPS = 32
-"""Most different gaps of a template."""
+"""Maximum number of different gaps of a template."""
 _FUEL = 100_000
 """Limit of the work of preparing a constraint, in llguidance's units. Usual schemas need less. With a limit twenty
 times as high, `(a{9000}){9000}` took 330 MiB and 3 s. The work of a step is limited by llguidance's defaults."""

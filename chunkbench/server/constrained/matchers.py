@@ -1,4 +1,4 @@
-"""Matchers: the state of one answer that follows a constraint. Each method has a matcher, which appends text without
+"""Matchers keep an answer within its constraint. Each method has its own class; all but `mask` also append text without
 the model."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Method = Literal["mask", "interleaved", "jump", "jump-retokenize", "forced-token
 
 @dataclass
 class Work:
-    """Work for one answer so far, without the model. Times are in seconds."""
+    """The work for one answer so far, besides that of the model. Times are in seconds."""
 
     sampled: int = 0
     """Tokens that the model chose."""
@@ -30,7 +30,7 @@ class Work:
     forced: int = 0
     """Tokens of the texts that were appended without the model."""
     rolled_back: int = 0
-    """Tokens that were removed because the answer is written with other tokens once more text follows."""
+    """Tokens that were removed because the answer with the appended text is written with other tokens."""
     mask_s: float = 0.0
     automaton_s: float = 0.0
     """Seconds of following the constraint from token to token."""

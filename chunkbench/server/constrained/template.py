@@ -15,7 +15,7 @@ _SPECIAL = set(".^$[(")
 
 
 class Part(NamedTuple):
-    """A part of a concatenation."""
+    """A part of a template: a fixed text or a gap."""
 
     fixed: bool
     """Whether the part is a fixed text; else it is a gap."""
@@ -69,13 +69,13 @@ class Gap(NamedTuple):
 
 
 class Place:
-    """The place of an answer in a template. A gap ends at the first place where it may end and the first character of
-    the next fixed text follows."""
+    """The position of an answer in a template. A gap ends at the first character where it may end and the next fixed
+    text may begin."""
 
     def __init__(self, begin: bytes, gaps: Sequence[Gap]) -> None:
         """`begin`: the fixed text before the first gap."""
         self.rest = begin
-        """The rest of the present fixed text; empty inside a gap."""
+        """The rest of the current fixed text; empty inside a gap."""
         self._gaps = list(gaps)
         self._begin_gap()
 

@@ -18,7 +18,7 @@ _SPACES = (
     {"type": "Prepend", "prepend": "\u2581"},
     {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
 )
-"""Normalizers that lose no letter: they write a space in the way of SentencePiece."""
+"""Normalizers that lose no letter, because they only change how spaces are written (as SentencePiece does)."""
 
 _END = {
     "content": "<|the end of an answer|>",
@@ -116,7 +116,7 @@ def _ids(tokenizer: dict[str, Any]) -> list[int]:
 
 
 def _within(model: dict[str, Any], size: int) -> dict[str, Any]:
-    """The model of a tokenizer without the tokens from `size` on."""
+    """The tokenizer's model without the token ids from `size` on."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, list):  # Unigram: by id
         return {**model, "vocab": vocabulary[:size]}

@@ -130,8 +130,8 @@ class EngineCache(Manager):
         self._attention.undo_planned()
 
     def select_again(self, sequence: int, tokens: int) -> int:
-        """After `undo`: select the missing ones of the first `tokens` tokens again. Returns the position of the first
-        selected token."""
+        """After `undo`, select again those of the first `tokens` tokens whose K and V are missing. Returns the position
+        of the first selected token."""
         self._live[sequence].reached = 0
         first = min(self.computed_tokens(sequence), tokens - 1)
         self.extend(sequence, tokens)

@@ -33,9 +33,9 @@ class EngineOptions:
     """Limits of the engine, and its attention."""
 
     max_batch: int = 32
-    """Most sequences of a step (the paper's value)."""
+    """Maximum number of sequences in a step. The default is the paper's."""
     prompt_budget: int = 2048
-    """Most prompt tokens of a step, in addition to the tokens of decoding sequences."""
+    """Maximum number of prompt tokens in a step, in addition to the tokens of decoding sequences."""
     kv_bytes: int = 1 << 30
     """Bytes for K and V of all layers. The engine allocates this memory at its start."""
     chunk_size: int = 64
@@ -64,11 +64,11 @@ class StepReport:
 
     generated: tuple[Generated, ...]
     batch: int
-    """Sequences that took part."""
+    """Number of sequences in the step."""
     prompt_tokens: int
     preempted: int
     schedule_s: float
-    """Seconds of scheduling, tree and plan."""
+    """Seconds for scheduling, for the prefix tree and for the plan."""
     forward_s: float
     sample_s: float
     tree_s: float
@@ -76,7 +76,7 @@ class StepReport:
     kv_bytes: int
     """Bytes of the chunks that live sequences cover during the step."""
     arrived: int
-    """Requests that were queued before the step, since the engine's start."""
+    """Number of requests that were queued from the engine's start until this step."""
     failed: tuple[RequestFailed, ...] = ()
     """Requests that ended without their answer."""
 
@@ -108,7 +108,7 @@ class Engine:
             least = model.token_bytes * options.chunk_size
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
         self.max_length = min(self.max_tokens, model.max_length)
-        """Most tokens of prompt and answer together."""
+        """Maximum number of tokens of prompt and answer together."""
         self._attention = RaggedChunkAttention(
             model.layers,
             model.heads,
@@ -129,7 +129,7 @@ class Engine:
         self._scheduler: Scheduler[Sequence] = Scheduler(self._cache, rules)
         self._arrivals = 0
         self._early: list[Generated] = []
-        """Forced tokens with which answers of new requests begin, without the model."""
+        """Tokens that constraints force at the beginning of the answers of new requests."""
         self.peak_kv_bytes = 0
         self.peak_batch = 0
 

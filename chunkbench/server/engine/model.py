@@ -38,7 +38,7 @@ class ModelNumbers:
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.vocabulary: int = config.vocab_size
         self.max_length: int = getattr(config, "max_position_embeddings", 2**31)
-        """Most tokens of a sequence, prompt and answer."""
+        """Maximum number of tokens of a sequence: prompt and answer together."""
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") == "longrope":
             # A step with a longer sequence would change the positions of all others.
@@ -180,7 +180,8 @@ def _attend(
     chunk_attention: RaggedChunkAttention | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: query, key, value `[1, heads, tokens, d]` to `[1, tokens, heads, d]`."""
+    """The attention function that transformers calls: takes query, key and value `[1, heads, tokens, d]`, returns `[1,
+    tokens, heads, d]`."""
     if chunk_attention is None:
         raise ModelError("this attention runs inside the engine only: it needs the argument chunk_attention")
     for argument, what in _REFUSED.items():

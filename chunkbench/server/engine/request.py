@@ -55,7 +55,7 @@ class Forced(NamedTuple):
     """Tokens that a constraint appends without the model."""
 
     kept: int
-    """Number of tokens of the answer that stay. The tokens after them are removed."""
+    """Number of leading tokens of the answer that stay. The tokens after them are removed."""
     tokens: Ordered[int]
     """Tokens to append, at least one. They contain the text of the removed tokens."""
 
@@ -75,7 +75,7 @@ class Matcher(Protocol):
     def forced(self, answer: Ordered[int], most: int) -> Forced | None:
         """Add the tokens that must follow the answer, and return them; None, the usual case, if no token is forced.
 
-        `most`: most tokens that the answer may have.
+        `most`: maximum number of tokens of the answer.
         """
 
     @property

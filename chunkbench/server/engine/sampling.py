@@ -11,7 +11,7 @@ import torch
 from chunkbench.server.engine.request import Sequence
 
 _LIKELY = 128
-"""Number of most probable tokens that reach top_p in most steps of a trained model."""
+"""In most steps of a trained model, this number of most probable tokens reaches top_p."""
 _NEVER = -torch.inf
 """Logit of a token that cannot be chosen."""
 
@@ -116,8 +116,8 @@ def _draw(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
 def _candidates(
     probabilities: torch.Tensor, top_p: Ordered[float]
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor | None]]:
-    """Groups of rows, each with the weights of the tokens that its rows may draw, and these tokens (None: all, in
-    order)."""
+    """Groups of rows, each with the weights of the tokens that its rows may draw, and the ids of these tokens (None:
+    all ids in order)."""
     whole = [row for row, limit in enumerate(top_p) if limit == 1]
     if whole:
         yield whole, probabilities[whole], None
@@ -146,7 +146,8 @@ def _kept(values: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
 
 
 def _places(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """For each row, the place `[n, 1]` that a random number in [0, 1[ selects, where each place has its weight."""
+    """`[n, 1]`: the column that each row's random number in [0, 1[ selects. The chance of a column is in proportion to
+    its weight."""
     sums = weights.cumsum(-1)
     whole = sums[:, -1:].contiguous()
     places = torch.searchsorted(sums, draws[:, None] * whole, right=True)

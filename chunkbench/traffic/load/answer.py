@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _MOST_TEXT_BYTES = 1 << 24
-"""Most bytes of an answer that is read as text. Pages of metrics have some hundred kilobytes."""
+"""Maximum bytes of an answer that is read as text. Pages of metrics have some hundred kilobytes."""
 _WHOLE = {
     *("stop", "length", "tool_calls", "function_call"),
     *("eos", "eos_token", "stop_sequence", "end_turn", "max_tokens", "model_length"),

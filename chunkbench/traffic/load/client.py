@@ -54,7 +54,7 @@ class ServerTarget:
     """Address of the server, up to and including /v1."""
     model: str
     max_length: int | None = None
-    """Most tokens of prompt and answer together; None if the server does not say."""
+    """Maximum number of tokens of prompt and answer together; None if the server does not say."""
     said: dict[str, Any] = field(default_factory=dict)
     """The entry of the model in /v1/models."""
     key: str = field(default="", repr=False)
@@ -70,7 +70,7 @@ class LoadOptions:
     conversation after the other, with their pauses. None: an open loop, in which every request is sent when it is
     due."""
     timeout_s: float = 600.0
-    """Most seconds for one answer, including its connection."""
+    """Maximum seconds for one answer, including its connection."""
     ignore_eos: bool = True
     """Whether to ask for answers of full length."""
     token_ids: bool = False
@@ -229,8 +229,8 @@ async def send(
 
 
 def _conversations(plan: Sequence[PlannedRequest]) -> list[list[int]]:
-    """Numbers of requests, grouped by conversation: each request that waits for no other, followed by those that wait
-    for it."""
+    """Indices of requests, grouped by conversation. A group is a request that waits for no other, and then the requests
+    that wait for it."""
     groups: dict[int, list[int]] = {}
     for number, request in enumerate(plan):
         groups[number] = [] if request.after is None else groups[request.after]

@@ -15,7 +15,7 @@ class EventStream:
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        """A line without its end."""
+        """The beginning of a line whose end has not come yet."""
         self._data: list[bytes] = []
         self._at_begin = True
         self._after_return = False
