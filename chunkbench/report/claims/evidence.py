@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -91,8 +92,10 @@ class RunRows:
 class Evidence:
     """The rows of several runs. Where runs measured the same case, the last run counts."""
 
-    def __init__(self, runs: Sequence[RunRows]) -> None:
+    def __init__(self, runs: Sequence[RunRows], setup: Mapping[str, object] = SETUP) -> None:
         self.runs = runs
+        self.setup = setup
+        """The setup of the `points`."""
 
     @property
     def rows(self) -> Iterator[Row]:
@@ -119,6 +122,16 @@ class Evidence:
         """The same rows, but at a shared point the runs of this experiment count."""
         return Evidence(sorted(self.runs, key=lambda run: any(row.facts.experiment == experiment for row in run.rows)))
 
+    @property
+    def completions(self) -> list[int]:
+        """Every n_c that ChunkAttn was measured with, the one with the most points first."""
+        found = Counter(group.axes["n_c"] for group in self.groups if "chunk_attn" in group.rows)
+        return [n_c for n_c, _ in found.most_common() if n_c is not None]
+
+    def after(self, n_c: int) -> Evidence:
+        """The same rows, but the `points` are those with this n_c."""
+        return Evidence(self.runs, {**self.setup, "n_c": n_c})
+
     def of(self, experiment: str) -> Evidence:
         """The rows of this experiment alone."""
         return Evidence([RunRows([row for row in run.rows if row.facts.experiment == experiment]) for run in self.runs])
@@ -128,7 +141,7 @@ class Evidence:
 
         An axis of `axes` is given as a value, as a function that accepts values, or as `...` for any value.
         """
-        wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
+        wanted = {**self.setup, "protocol": "strict", "cache": "cold", **axes}
         points: dict[str, MeasuredPoint] = {}
         for run in self.runs:
             # On a GPU, the mode `events` comes last and so counts: like the paper, it times only the device.

@@ -119,13 +119,13 @@ class Stated:
     def worst_first(self, figures: Iterable[Figure]) -> list[Figure]:
         """Sort figures: those on the wrong side first, then those that cannot be told, then the others; within each by
         the end of the interval that lies furthest on the wrong side. So the interval decides, not the value alone."""
-        severity = ("wrong", "cannot tell", "holds", "more than stated")
         at_most = self.direction == "at most"
+        return sorted(figures, key=lambda figure: (self.goodness(figure), -figure.high if at_most else figure.low))
 
-        def badness(figure: Figure) -> tuple[int, float]:
-            return severity.index(self.verdict(figure.low, figure.high)), -figure.high if at_most else figure.low
-
-        return sorted(figures, key=badness)
+    def goodness(self, figure: Figure) -> int:
+        """0 for a figure on the wrong side, more for the other verdicts."""
+        order = ("wrong", "cannot tell", "holds", "more than stated")
+        return order.index(self.verdict(figure.low, figure.high))
 
 
 UNCLEAR = "the interval lies on both sides of the bound"

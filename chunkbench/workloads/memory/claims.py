@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from math import ceil
 
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.bench.store.results import DecodeResult
 from chunkbench.report.claims.evidence import Evidence, Judge
-from chunkbench.report.claims.judgement import Figure, Judgement, absent, held, judged
-from chunkbench.report.claims.judges import largest
+from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, held, judged
+from chunkbench.report.claims.judges import bounded, largest
 from chunkbench.workloads.memory.result import CONTIGUOUS, PAKV, MemoryResult, saving
 from chunkbench.workloads.replay import claims as managers
 
@@ -41,9 +43,12 @@ def sharing(evidence: Evidence) -> Judgement:
     """Bytes that one more sequence takes without sharing, over those with sharing: this ratio decides how many
     sequences fit.
 
-    Without a run that measured bytes, the judgement compares how many sequences fit in replays.
+    The point where this ratio is the smallest share of 1 / (1 - r) decides. Without a run that measured bytes, the
+    judgement compares how many sequences fit in replays. What whole chunks allow explains a smaller ratio: a sequence's
+    own tokens may fill a small part of a chunk.
     """
-    best: tuple[float, Figure] | None = None
+    found: list[Figure] = []
+    explained = True
     for run in evidence.runs:
         by_axes = {
             tuple(axes[name] for name in ("n_p", "n_s", "n_c", "chunk_size", "batch_size")): point.rows
@@ -61,14 +66,18 @@ def sharing(evidence: Evidence) -> Judgement:
                 continue
             one_more = [(big.kv_bytes or 0) - (small.kv_bytes or 0) for big, small in pairs]
             value, limit = one_more[0] / one_more[1], (n_p + n_c) / (n_p + n_c - n_s)
-            if best is None or limit > best[0]:
-                best = limit, Figure.counted(value, *(row for pair in pairs for row in pair))
-    if best is None:
+            explained &= value >= (1 - _ABOUT) * (n_p + n_c) / (chunk * (ceil((n_p + n_c) / chunk) - n_s // chunk))
+            place = f"{value:.2f} times less memory with sharing, of {limit:.2f} by 1 / (1 - r), with chunks of {chunk}"
+            found.append(Figure.counted(value / limit, *(row for pair in pairs for row in pair), place=place))
+    if not found:
         return managers.sharing(evidence) or absent("bytes of two batch sizes that share a prefix", "memory")
-    limit, figure = best
-    times = f"{figure.value:.2f} times less memory with sharing"
-    reason = f"one more sequence takes {times}; 1 / (1 - r) = {limit:.2f} here"
-    return judged(held(abs(figure.value / limit - 1) <= _ABOUT), reason, [figure])
+    stated = Stated("at least", 1 - _ABOUT, 2)
+    near = sum(stated.verdict(figure.low, figure.high) == "holds" for figure in found)
+    words = (
+        f"{near} of {{count}} points are within {_ABOUT:.0%} (our tolerance); at the worst, one more sequence takes "
+    )
+    cause = "that is what whole chunks allow, because a sequence's own tokens fill a part of one" if explained else ""
+    return bounded(found, stated, words + "{where}", ("bytes", "memory"), cause=cause)
 
 
 @cache
@@ -99,8 +108,34 @@ def contiguity() -> Judgement:
     return Judgement("holds", reason, float(checked))
 
 
+@cache
+def beginning() -> Judgement:
+    """Count chunks that several sequences cover: first among prompts that end alike, then among prompts that begin
+    alike.
+    """
+    own, same = [[prompt] * 16 for prompt in range(_PROMPTS)], [_PROMPTS] * 64
+    ends = _shared_chunks([*one, *same] for one in own)
+    begins = _shared_chunks([*same, *one] for one in own)
+    reason = (
+        f"{_PROMPTS} prompts that end with the same {len(same)} tokens share {ends} chunks of {_CHUNK}; prompts that "
+        f"begin with them share {begins}"
+    )
+    return Judgement(held(not ends and begins == len(same) // _CHUNK), reason, float(ends))
+
+
+_PROMPTS, _CHUNK = 8, 4
+
+
+def _shared_chunks(prompts: Iterable[Sequence[int]]) -> int:
+    tree = PrefixTree(_CHUNK)
+    paths = [tree.path(tree.join(prompt).sequence) for prompt in prompts]
+    readers = Counter(chunk for path in paths for chunk in path)
+    return sum(count > 1 for count in readers.values())
+
+
 JUDGES: Mapping[str, Judge] = {
     "S3-waste": waste,
     "S3-sharing": sharing,
+    "S3-beginning": lambda _: beginning(),
     "S3-contiguity": lambda _: contiguity(),
 }

@@ -94,7 +94,8 @@ def test_fasttree_by_the_geometric_mean_over_trees_and_heads(
     assert "over 2 points" in judged.reason
     assert judged.low == pytest.approx(measured)  # rounds of both vary alike
     assert len(judged.rows) == 4
-    assert rows("flat", 2.0).verdict == verdict  # 8, 4, and 1
+    assert rows("flat", 1.1).verdict == verdict  # 4.4, 2.2, and 0.55
+    assert rows("flat", 2.0).verdict == {4.0: "more than stated", 2.0: "different here"}.get(measured, "does not hold")
 
 
 def test_the_largest_gain_of_the_greedy_split(point: Point) -> None:
@@ -140,7 +141,7 @@ def test_deft_node_behind_4000_tokens(point: Point) -> None:
         return judge("DF-node", *at)
 
     assert (rows(0.9).verdict, rows(0.9).measured) == ("holds", pytest.approx(0.9))
-    assert rows(2.0).verdict == "different here"
+    assert rows(2.0).verdict == "does not hold"  # the node is faster, not slower
     assert "2.00x with 20 sequences" in rows(2.0).reason
 
 
@@ -162,7 +163,7 @@ def test_the_cascade_by_prefix(point: Point, speedups: dict[int, float], verdict
     assert ("faster from 128 tokens on" in judged.reason) == (128 in speedups and speedups[128] > 1)
 
 
-@pytest.mark.parametrize(("one", "eight", "verdict"), [(26, 26, "holds"), (10, 26, "different here")])
+@pytest.mark.parametrize(("one", "eight", "verdict"), [(26, 26, "holds"), (10, 26, "does not hold")])
 def test_the_cascade_with_one_kv_head_and_with_eight(point: Point, one: float, eight: float, verdict: str) -> None:
     rows = [
         point("flashinfer", {"flat": flat, "cascade": cascade}, ((4000, 8),), batch_size=8, heads=8, kv_heads=kv_heads)
