@@ -1,1 +1,1 @@
-"""The bench: experiments, runs and their workers, measuring, the run directory, the machine, derived figures."""
+"""Everything about a run: experiments, workers, measuring, the run directory, the machine, derived figures."""

@@ -1,4 +1,4 @@
-"""A program that this process starts, watches and ends, such as a worker, a rank, a server or a command on a node."""
+"""Starts, watches and ends another program, such as a worker, a rank, a server or a command on a node."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chunkbench.lifetime import PARENT, end_with_parent
 class ChildProcess(Popen[bytes]):
     """A program in a session of its own, so that Ctrl-C at the terminal reaches only the parent.
 
-    The program ends when its parent ends. A `polite` program gets SIGTERM; this needs a fork in Python, which takes
-    longer the more memory the parent has, and which threads may disturb. Our own programs need no signal: they watch
-    their parent, whose process id is in the variable `PARENT`.
+    The program ends when its parent ends. If the parent ends, a `polite` program gets SIGTERM. For this, Python forks,
+    which takes longer the more memory the parent has, and which is less safe with threads. Our own programs need no
+    signal: they watch their parent, whose process id is in the variable `PARENT`.
     """
 
     def __init__(
@@ -63,5 +63,5 @@ class ChildProcess(Popen[bytes]):
 
 
 def in_words(code: int) -> str:
-    """How a process with this exit code ended."""
+    """A text that says how a process with this exit code ended."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

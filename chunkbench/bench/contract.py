@@ -1,9 +1,9 @@
 """The contract of an implementation: what an adapter file must provide.
 
 An adapter is one file with one or more subclasses of `Implementation`. Rows of `baselines/registry.py` name our
-adapters, the entry point group `chunkbench.baselines` names others (`name = "package.module:Class"`). All
-implementations of a point get the same token ids and the same K/V values. Each implementation chooses its own layout.
-No implementation is told how many tokens are shared.
+adapters; the entry point group `chunkbench.baselines` names the adapters of other packages (`name =
+"package.module:Class"`). All implementations of a point get the same token ids and the same K/V values. Each
+implementation chooses its own layout. No implementation is told how many tokens are shared.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Answer:
     reason: str = ""
     remedy: str = ""
     fault: bool = False
-    """Whether a no is a fault of the implementation, such as an adapter that does not load. Its rows are then
-    `error`."""
+    """Whether the implementation itself is the reason for a no: its adapter does not load, for example. The rows of the
+    implementation then have the status `error`."""
 
 
 YES = Answer(True)
@@ -94,9 +94,9 @@ class Session(ABC):
         return None
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        """One decode, its reads alone or its arithmetic alone, with the time of each unit of work.
+        """Run one decode, or only its reads, or only its arithmetic, and record the time of each unit of work.
 
-        `chunkbench profile` calls this method. None: the implementation cannot trace.
+        `chunkbench profile` calls this method. Returns None if the implementation cannot record these times.
         """
         return None
 
@@ -106,16 +106,15 @@ InputsT = TypeVar("InputsT", default=Inputs, contravariant=True)
 
 
 class Implementation(ABC, Generic[PointT, InputsT]):
-    """One way to compute decode attention. With other points and inputs: something that another kind of work
-    measures."""
+    """One way to compute decode attention; other kinds of work use this class with their own points and inputs."""
 
     id: str
     """Lower-case identifier, as written in experiments."""
     label: str
     """Name in tables and figures."""
     style: Style = Style()
-    """Heading, column order, colour and marker. A missing heading comes from the label; a missing colour is one that no
-    other implementation has."""
+    """Heading, column order, colour and marker in reports. The default heading is the label; the default colour is one
+    that no other implementation has."""
     note: str = ""
     """A footnote for tables: what a reader must know before comparing numbers."""
     shares_storage: bool = False

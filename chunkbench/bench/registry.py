@@ -29,7 +29,7 @@ class Surveyed(NamedTuple):
 
 
 class Listed(Protocol):
-    """What a registry knows of an implementation of any kind of work."""
+    """An implementation of any kind of work, as a registry sees it."""
 
     @property
     def label(self) -> str: ...

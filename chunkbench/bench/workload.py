@@ -79,11 +79,11 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
 
     @abstractmethod
     def estimate(self, experiment: ExperimentT, target: Target) -> Estimate | str:
-        """The memory and the time that a run on this machine will take, or a text if there is no such estimate."""
+        """The memory and the time that a run on this machine will take, or a text if no estimate is possible."""
 
     @abstractmethod
     def layout(self) -> Layout:
-        """How the kind's runs are shown, compared and judged."""
+        """How reports show, compare and judge the runs of this kind."""
 
 
 AnyWorkload: TypeAlias = "Workload[Any, Any, Any]"

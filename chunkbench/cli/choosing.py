@@ -1,4 +1,4 @@
-"""The experiment that a command line selects: a file, in which options replace values."""
+"""Chooses the experiment of a command: loads a file, and replaces values by those of options."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def parse_budget(budget: str) -> float:
 
 
 def axes_of(sets: Sequence[str], option: str) -> Mapping[str, str]:
-    """Axis -> text of the axis's values, from the words of an option. Raises `click.BadParameter`."""
+    """Axis -> text with the axis's values, from the arguments of an option. Raises `click.BadParameter`."""
     axes = {}
     for text in sets:
         axis, equals, values = text.partition("=")

@@ -22,24 +22,24 @@ USERS = 16
 SYSTEM = "coding-assistant"
 """The bundled system prompt."""
 MOST_TOKENS = 48
-"""Most tokens of an answer."""
+"""Largest number of tokens of an answer."""
 ABOUT = "Answers are greedy, in float32; both sides compute the same tokens with the same kernels and weights."
 
 
 @dataclass
 class Answered:
-    """The results of one side, with or without sharing. Times are seconds since all requests arrived."""
+    """The results with sharing, or without sharing. Times are seconds since all requests arrived."""
 
     name: str
     computed_tokens: int = 0
     """Number of computed prompt tokens."""
     kv_bytes: int = 0
-    """Most bytes of K/V at any time."""
+    """Largest number of bytes of K/V at any time."""
     answers: dict[str, list[int]] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
-    """Request -> time of the request's first token."""
+    """Request -> time of the request's first token, in seconds."""
     gaps: list[float] = field(default_factory=list)
-    """Durations of the steps that computed no prompt."""
+    """Seconds of each step that computed no prompt."""
     seconds: float = 0.0
 
     @property

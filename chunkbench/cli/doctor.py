@@ -55,7 +55,7 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
 
 
 def _plugin() -> Iterator[Diagnosis]:
-    """The check whether an installed vLLM accepts our plug-in."""
+    """Check whether an installed vLLM accepts our plug-in."""
     from chunkbench.bench.environment import Diagnosis
     from chunkbench.bench.environment.software import read_gpus
     from chunkbench.plugins.vllm import plugin
@@ -70,7 +70,7 @@ def _plugin() -> Iterator[Diagnosis]:
 
 
 def _table3() -> Diagnosis:
-    """The check of the memory and time that a run of Table 3 would take here, from its dry run."""
+    """Check the memory and time that a run of Table 3 would take here, with a dry run."""
     from chunkbench.bench import workload
     from chunkbench.bench.environment import Diagnosis
     from chunkbench.bench.experiment import load_experiment

@@ -32,7 +32,7 @@ Examples:
 """
 
 _MOST_REASONS = 5
-"""Most reasons of failures that are printed."""
+"""Largest number of reasons of failures that are printed."""
 
 
 @click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
@@ -109,8 +109,16 @@ _MOST_REASONS = 5
     show_default=True,
     help="Number of other requests to send before the measurement.",
 )
-@click.option("--objective", type=FiniteRange(0, min_open=True), help="Objective of the goodput: most ms per token.")
-@click.option("--timeout", type=FiniteRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
+@click.option(
+    "--objective", type=FiniteRange(0, min_open=True), help="Goodput counts requests with at most so many ms per token."
+)
+@click.option(
+    "--timeout",
+    type=FiniteRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Most seconds that a request may take.",
+)
 @click.option("--keep-eos", is_flag=True, help="Do not send the field ignore_eos, which some servers refuse.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write one line of JSON per request into this file."

@@ -1,4 +1,4 @@
-"""The command `chunkbench`: imports the module of a command, turns errors into messages and exit codes."""
+"""The command `chunkbench`: imports the module of a command, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 

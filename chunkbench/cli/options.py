@@ -1,4 +1,4 @@
-"""How commands share options: a list of options as one decorator, and their values as one argument."""
+"""Lets commands share options: one decorator adds a list of options, and one argument holds their values."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class FiniteRange(click.FloatRange):
 
 
 def with_options(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
-    """The command with these options, which `--help` lists in this order."""
+    """The command with these options added. `--help` lists the options in this order."""
     for option in reversed(options):  # click lists options in the reverse order of their decorators
         command = option(command)
     return command
 
 
 def without(words: Sequence[str], valued: Collection[str], flags: Collection[str] = ()) -> list[str]:
-    """The words of a command line without some options. `valued`: options that take a value; `flags`: options without
-    value."""
+    """The arguments of a command line without some options. `valued`: options that take a value; `flags`: options
+    without a value."""
     kept: list[str] = []
     skip = False
     for word in words:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chunkbench.report.text_table import Screen
 
 RUNS = Path("results/runs")
-"""The folder of runs, below the current directory. `--out` replaces it."""
+"""The folder of runs below the current directory. The option `--out` replaces it."""
 _REMEDY_OPTIONS: Mapping[Remedy, str] = {
     "resume": "--resume continues the run",
     "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
@@ -36,7 +36,7 @@ _REMEDY_OPTIONS: Mapping[Remedy, str] = {
     "name the common implementation": "--over IMPL names it",
     "ship or choose": "--ship sends this ChunkBench to them; --machine NAME leaves other machines out",
 }
-"""The remedy that a `RunError` names -> the options that apply it."""
+"""Remedy that a `RunError` names -> the options with which the user applies the remedy."""
 
 
 class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
@@ -78,7 +78,7 @@ def show(output: Document, form: str) -> None:
 
 
 def runs_in(words: Sequence[str | Path]) -> list[Run]:
-    """The runs that these words name, in the order of the words: run directories, folders of runs at any depth,
+    """The runs that these arguments name, in the order of the arguments: run directories, folders of runs at any depth,
     `latest`.
 
     The runs of a folder are in the paper's order, and those of one experiment from the oldest to the newest. Raises
@@ -126,7 +126,7 @@ def explain(problem: str | Exception) -> str:
 
 
 def command_line() -> list[str]:
-    """The words of this process's command line, with `?` in place of bytes that are no text."""
+    """The arguments of this process's command line, with `?` in place of bytes that are no text."""
     return ["chunkbench", *(word.encode(errors="replace").decode() for word in sys.argv[1:])]
 
 
@@ -211,7 +211,7 @@ def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda p
 
 
 def refuse_existing(path: Path) -> None:
-    """End with a message if the file to be written exists. A pipe or a device may exist."""
+    """End with a message if the file that will be written exists already. A pipe or a device may exist."""
     from chunkbench.text_file import is_stream
 
     if path.is_file() and not is_stream(path):

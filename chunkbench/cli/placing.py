@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL, RAY = "local", "ray"
 VALUED, FLAGS = ("--on", "--machines", "--machine"), ("--alone", "--ship")
-"""These options, for callers that remove them from a command line."""
+"""Names of the placing options, with and without a value, for callers that remove the options from a command line."""
 
 
 def _place(ctx: click.Context, param: click.Parameter, value: str) -> str:

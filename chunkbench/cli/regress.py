@@ -166,7 +166,7 @@ def command(
 
 
 def _alone(implementation: str) -> str:
-    """The command line that measures only one implementation."""
+    """The command line that measures only this implementation."""
     return shlex.join([*without(command_line(), ("--only", "--out")), "--only", implementation])
 
 

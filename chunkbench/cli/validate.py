@@ -14,7 +14,7 @@ from chunkbench.bench.experiment.terms import Device
 
 
 def _counts(experiment: Experiment) -> tuple[int, int]:
-    """Numbers of points and cases, which are the same for every device and dtype that `auto` can mean."""
+    """Numbers of points and cases. They are the same for every device and dtype that `auto` can mean."""
     device: Device = "cpu" if experiment.device == "auto" else experiment.device
     points = experiment.points(device, "float32")
     return len(points), sum(len(experiment.cases(point)) for point in points)

@@ -25,7 +25,7 @@ _LEADING = ("table3", "figure5")
 
 @dataclass(frozen=True)
 class Chapter:
-    """One run of the book."""
+    """One run of a report on several runs (`Book`)."""
 
     anchor: str
     report: Report
@@ -34,7 +34,7 @@ class Chapter:
     """Path of the run's raw data, relative to the folder of the report."""
     command: str
     minutes: float | None
-    """Duration of the run; None where the manifest lacks its start or its end."""
+    """Minutes that the run took; None if the manifest lacks its start or its end."""
 
     @property
     def experiment(self) -> str:
@@ -56,7 +56,8 @@ class Book:
     version: str
     chapters: Sequence[Chapter]
     claims: Mapping[str, Sequence[Claim]]
-    """Machine -> all claims, judged by its runs; in a book of one chapter, only the claims for which it has rows."""
+    """Machine -> all claims, judged by the machine's runs. If the book has only one run, only the claims for which the
+    run has rows."""
     unmeasured: Sequence[Table]
     """Tables of the paper that no run measures."""
     rankings: Sequence[Table] = ()
@@ -98,7 +99,7 @@ class Book:
 
     @property
     def book(self) -> Book:
-        """The content of the HTML format."""
+        """This book itself: the content of the HTML format."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""Run -> Report: the content of a run's report, independent of the format."""
+"""Builds the content of a run's report, independent of the format."""
 
 from __future__ import annotations
 

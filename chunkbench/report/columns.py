@@ -38,7 +38,7 @@ class Columns:
     styles: Mapping[str, Style]
     """Styles in the run's manifest."""
     installed: Callable[[str], Style]
-    """The style of an implementation that the manifest lacks, because the run is older or only the paper's tables have
+    """Gives the style of an implementation that the manifest lacks: the run is older, or only the paper's tables have
     the implementation."""
     baseline: str = ""
     """The implementation that all others are compared with."""

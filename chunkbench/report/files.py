@@ -13,7 +13,7 @@ from chunkbench.report.layout import Report
 from chunkbench.report.text_table import FILE, Screen
 
 _TABLES = {"table.csv": "csv", "table.tex": "latex", "report.json": "json"}
-"""File in a run directory -> its format, for files without a figure."""
+"""Name of a file in a run directory -> format of the file, for files without a figure."""
 
 
 def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> str:

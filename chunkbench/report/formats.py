@@ -31,11 +31,11 @@ class Format:
     """Ending of files in this format."""
     part: Part
     render: Callable[[Any, Screen], str]
-    """Prints the part."""
+    """Returns the part as text in this format."""
 
 
 def _each(render: Callable[[Document, Screen], str]) -> Callable[[Sequence[Document], Screen], str]:
-    """A function that prints documents one after the other."""
+    """A function that returns the texts of documents, one after the other."""
     return lambda documents, screen: "\n".join(render(document, screen) for document in documents)
 
 

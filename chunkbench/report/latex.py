@@ -91,13 +91,13 @@ _LIGATURE = re.compile("(?<=[-`',])(?=[-`',])|(?<=[?!])(?=`)")
 """Places between characters that a font would join: two hyphens into a dash."""
 
 _CHARACTER, _GAP = 4.9, 8.0
-"""Mean width of a character of a table, rather too large, and space between two columns, in points."""
+"""Mean width of a character in a table (an estimate, rather too large), and space between two columns, in points."""
 _PAGE = 345
 """Width of the text of LaTeX's `article`, in points."""
 _SHEETS = ((780, "a4paper,landscape,margin=1cm"), (1130, "a3paper,landscape,margin=1cm"))
 """(width of the text in points, options of `geometry`) of larger pages."""
 _ROWS = 30
-"""A page ends after the point that contains this row of the page; a gap counts as half a row."""
+"""Number of rows of a page: the page ends after the point that reaches this number. A gap counts as half a row."""
 
 
 def render(report: Document) -> str:

@@ -27,15 +27,15 @@ class Report(Document):
     baseline: str
     columns: Columns
     varying: tuple[str, ...]
-    """Axes that lead the tables."""
+    """The axes that vary; they are the first columns of the tables."""
     groups: tuple[Group, ...]
     rows: Sequence[Row]
-    """Rows in the order of the run's cases."""
+    """The rows, in the order of the run's cases."""
     outcomes: Sequence[ExpectationOutcome]
     metrics: Mapping[str, Metric]
-    """Name -> figure of the kind."""
+    """Name -> a figure of the kind of work."""
     partial: tuple[str, ...]
-    """The warning that points are missing."""
+    """The warning that points are missing; empty if the run is complete."""
 
     @property
     def data(self) -> list[dict[str, Any]]:

@@ -12,20 +12,21 @@ from chunkbench.report.model import Cell
 from chunkbench.report.numbers import NOTHING, megabytes, micros, ms_of_s, percent, significant, times
 
 Better = Literal["lower", "higher", ""]
-"""The better of two values; empty if neither is better."""
+"""Whether lower or higher values are better; empty if neither is better."""
 
 
 Samples = Callable[[Any], Iterable[float | None]]
-"""Result -> a figure for each round, arrival seed or context; one value if nothing is repeated. None: unknown."""
+"""A function that gives the figure of a result for each round, arrival seed or context; one value if nothing is
+repeated. An unknown value is None."""
 
 
 class Unit(NamedTuple):
     """The unit of a figure, and the format of its values."""
 
     word: str
-    """The unit of the values themselves, as `compare` and `history` name it."""
+    """Name of the unit, as `compare` and `history` print it."""
     text: Callable[[float], str]
-    """Formats a value for tables, whose line or column names the unit."""
+    """Formats a value for tables, where the name of the line or column states the unit."""
 
 
 SECONDS = Unit("s", ms_of_s)
@@ -54,7 +55,7 @@ class Metric:
     """Whether the figure is counted, not measured, so that any change gives a verdict."""
 
     def known(self, result: Any) -> list[float]:
-        """[repeat] the values that are known."""
+        """The known values of all repeats."""
         return [value for value in self.samples(result) if value is not None]
 
     def value(self, result: Any) -> float | None:
@@ -72,7 +73,7 @@ class Metric:
         return Cell(self.text(row.facts))
 
     def line(self, _: Group, row: Row) -> Cell:
-        """The cell of a row at a point, for a line with another name."""
+        """The cell of a row, as `Metric.cell`; with the parameters that a line of a table passes."""
         return self.cell(row)
 
 
@@ -82,5 +83,5 @@ def by_name(*metrics: Metric) -> dict[str, Metric]:
 
 
 def one(value: Callable[[Any], float | None]) -> Samples:
-    """Samples of a figure that a result has once."""
+    """A function that gives the one value of a figure that is not repeated."""
     return lambda result: (value(result),)

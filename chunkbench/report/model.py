@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column: its name, and the function that shows an item."""
+    """A column of a table: its name, and the function that makes an item's cell."""
 
     name: str
     show: Callable[[T], Cell | str]
@@ -74,22 +74,23 @@ class Table:
 
 @dataclass(frozen=True)
 class Check:
-    """A judged case, for programs that count tests."""
+    """A judged case in the form of a test result, for programs that read JUnit XML or GitHub's commands."""
 
     name: str
-    """A name that is the same in every comparison."""
+    """Name of the case, the same in every comparison."""
     implementation: str
     place: str
-    """A short name for people."""
+    """Short name of the case, for people."""
     verdict: str
     text: str
     level: Literal["passed", "suspicious", "failed", "broken"]
-    """failed: the case makes the comparison fail; broken: the same, because the implementation itself failed."""
+    """`failed`: the case makes the comparison fail. `broken`: the same, because the implementation gave no valid
+    result."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Judged cases, worst first."""
+    """Judged cases in the form of test results, worst first."""
 
     name: str
     properties: Mapping[str, str]
@@ -115,13 +116,13 @@ class Document:
     """Explanations of cells that hold a word instead of a number."""
     legend: tuple[str, ...] = ()
     footer: tuple[tuple[str, str], ...] = ()
-    """(topic, text): the way of measuring, and warnings against wrong comparisons."""
+    """Pairs (topic, text): how the run was measured, and warnings against wrong comparisons."""
     headings: tuple[str, str, str] = ("Not measured, or marked", "Columns", "How it was measured")
     """Headings of statuses, legend and footer, in formats with headings."""
 
     @property
     def documents(self) -> Sequence[Document]:
-        """A list of this document alone, for formats that print several documents."""
+        """A list that has only this document, for formats that print several documents."""
         return (self,)
 
 
@@ -132,7 +133,7 @@ class Output(Document):
     data: Any
     """The content of the JSON format."""
     suite: Suite | None = None
-    """The content of formats for programs that count tests."""
+    """The test results as plain data, for formats that test-counting programs read (such as JUnit XML)."""
 
     @property
     def records(self) -> Sequence[Mapping[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""Numbers and cells as text, with no more digits than a measurement justifies."""
+"""Formats numbers and cells as text, with no more digits than a measurement justifies."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def ms_of_s(value: float | None) -> str:
 
 
 def ratio(value: float) -> str:
-    """A ratio without its unit: 0.91, 12.3, 123."""
+    """A ratio as text, without `x`: 0.91, 12.3, 123."""
     decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{decimals}f}"
 
 
 def times(value: float | None) -> str:
-    """A ratio: 0.91x, 12.3x, 123x."""
+    """A ratio as text: 0.91x, 12.3x, 123x."""
     return NOTHING if value is None else f"{ratio(value)}x"
 
 
 def percent(fraction: float | None) -> str:
-    """A share: 95%, 4.5%, 0.3%, <0.1%."""
+    """A share as text: 95%, 4.5%, 0.3%, <0.1%."""
     if fraction is None:
         return NOTHING
     if 0 < fraction < 0.0005:
@@ -61,27 +61,27 @@ def percent(fraction: float | None) -> str:
 
 
 def megabytes(count: int | None) -> str:
-    """Bytes in 10^6, without the unit."""
+    """Bytes as a text in units of 10^6 bytes, without the unit."""
     return NOTHING if count is None else significant(count / 1e6)
 
 
 def gigabytes(count: float) -> str:
-    """Bytes in 2^30, with the unit, as memory is sold."""
+    """Bytes as a text in GiB (2^30 bytes), with the unit, as memory is sold."""
     return f"{count / 2**30:.3g} GiB"
 
 
 def span(low: float | None, high: float | None) -> str:
-    """An interval in microseconds, without the unit."""
+    """An interval in microseconds as text, without the unit."""
     return NOTHING if low is None or high is None else f"{significant(low)}..{significant(high)}"
 
 
 def ratio_span(low: float | None, high: float | None, decimals: int = 3) -> str:
-    """Minimum and maximum of a ratio: 0.970..1.031."""
+    """Minimum and maximum of a ratio as text: 0.970..1.031."""
     return NOTHING if low is None or high is None else f"{low:.{decimals}f}..{high:.{decimals}f}"
 
 
 def extent(values: Iterable[N], text: Callable[[N], str] = str, to: str = " to ") -> str:
-    """Minimum and maximum: `3 to 8`; one text if both look alike; empty without values."""
+    """Minimum and maximum as text: `3 to 8`; only one number if both look alike; empty without values."""
     known = list(values)
     if not known:
         return ""
@@ -90,13 +90,13 @@ def extent(values: Iterable[N], text: Callable[[N], str] = str, to: str = " to "
 
 
 def count(number: int, noun: str) -> str:
-    """`1 point`, `2 points`."""
+    """A number with its noun: `1 point`, `2 points`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 NOISY_MARK = "~"
 PROBE_MARK = "!"
-"""Marks a roofline fraction above what the machine allows."""
+"""Marks a roofline fraction that is higher than the machine allows."""
 ABSENT = Cell(NOTHING, "absent")
 """The cell of a missing case."""
 STATUS_WORD: Mapping[str, str] = {
@@ -111,12 +111,12 @@ STATUS_WORD: Mapping[str, str] = {
 
 
 def latency(group: Group, row: Row | None) -> Cell:
-    """Microseconds, or the status where nothing was measured."""
+    """The cell of a latency: microseconds, or the status if nothing was measured."""
     return measured(row, micros(row.derived.latency_us), fastest(group, row)) if row is not None else ABSENT
 
 
 def measured(row: Row, text: str, emphasis: Emphasis = "plain") -> Cell:
-    """The text of a figure, marked if it is noisy; the status where nothing was measured."""
+    """The cell of a figure, marked if the case is noisy; the status if nothing was measured."""
     if row.derived.latency_us is None:
         return word(row)
     return Cell(NOISY_MARK + text, "noisy") if row.facts.status == "noisy" else Cell(text, emphasis)

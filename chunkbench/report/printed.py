@@ -1,4 +1,4 @@
-"""The paper's printed numbers, and which number of Table 3 belongs to a measured case."""
+"""Reads the numbers that papers print, and finds the number of Table 3 that belongs to a measured case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STANDS_FOR: Mapping[str, str] = {
     "vllm_paged_attn": "paged_attn",
     "vllm_paged_attn_star": "paged_attn_star",
 }
-"""Implementation id -> id of the paper's column with which the implementation is compared, if the two ids differ."""
+"""Id of an implementation -> id of the paper's column with which it is compared, if the two ids differ."""
 
 PaperTable = Mapping[tuple[int, int, str], float]
 """(n_p, n_s, implementation) -> microseconds per decode step."""
@@ -76,7 +76,8 @@ def ring_devices() -> list[RingDevice]:
 
 
 PAGED_ATTENTION_SETUP = ("llama2-13b", 15_728)
-"""Model and tokens of K/V memory of replays that stand for OPT-13B with 12 GB: its K and V take as many bytes."""
+"""Model and K/V memory, in tokens, of the replays that represent OPT-13B with 12 GB. In this model, the tokens take 12
+GB."""
 
 
 @cache
@@ -87,7 +88,7 @@ def paged_attention() -> tuple[Mapping[str, str], ...]:
 
 @cache
 def printed_of_trees(paper: str, **named: str) -> float:
-    """The one figure of `results/paper/trees.csv` with these names, in the unit of its row.
+    """The only figure of `results/paper/trees.csv` with these names, in the unit of its row.
 
     The file has numbers that papers print on kernels over prefix trees; none is read from a plot: FastTree (MLSys 2025)
     and PAT (ASPLOS 2026) by conversions of their text, DeFT (ICLR 2025) by its poster and repository.
@@ -140,7 +141,7 @@ def paper_us(case: Result, implementation: str | None = None) -> float | None:
 
 
 def paper_ratio(case: Result, baseline: str) -> float | None:
-    """The paper's latency in the case's column over its latency in the baseline's column, at the same point."""
+    """The paper's latency in the case's column divided by its latency in the baseline's column, at the same point."""
     own, base = paper_us(case), paper_us(case, baseline)
     return None if own is None or base is None else own / base
 

@@ -1,4 +1,4 @@
-"""Tables of several quantities. Each point has a line for each quantity, each implementation a column."""
+"""Makes tables of several quantities. Each point has a line for each quantity; each implementation has a column."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from chunkbench.report.numbers import ABSENT, NOTHING, fastest, ms_of_us, times,
 from chunkbench.report.view import Line, View
 
 Quantity = tuple[str, Callable[[Group, Row], Cell]]
-"""Name of a line, and the cell of an implementation at a point."""
+"""The name of a line, and a function that gives the cell of an implementation at a point."""
 
 
 def paper(text: Callable[[Group, Row], str | None]) -> Callable[[Group, Row], Cell]:
-    """A function that gives the cell of a number that the paper printed."""
+    """Makes the function that gives the cell of a number from the paper."""
     return lambda group, row: Cell(text(group, row) or NOTHING, "quiet")
 
 
 def normalized_latency(baseline: str) -> tuple[Quantity, Quantity, Quantity]:
-    """The latency of requests, its interval, and its ratio to the baseline's; `baseline` is a name."""
+    """Lines for the latency of requests, its interval, and its ratio to the latency of the baseline, whose name is
+    `baseline`."""
 
     def seeds(row: Row) -> str:
         derived = row.derived

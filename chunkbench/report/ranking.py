@@ -37,7 +37,8 @@ def ranking_table(title: str, ranked: Sequence[Standing], name: Callable[[str], 
 
 
 def fastest_table(view: View, contests: Sequence[Contest]) -> Table:
-    """A line for each point: the fastest plan over the baseline's kernel, and the fastest row of all."""
+    """A table with a line for each point: the fastest plan with the baseline's kernel, and the fastest implementation
+    of all."""
     name = view.columns.name
 
     def fastest_plan(contest: Contest) -> Cell | str:
@@ -82,8 +83,8 @@ def losses(view: View, contests: Sequence[Contest]) -> str:
 
 
 def headline(view: View, ranked: Sequence[Standing]) -> str:
-    """How often the baseline is close to the fastest row, and its mean beside the mean of the best other
-    implementation."""
+    """A sentence that says how often the baseline is close to the fastest row, and compares its mean with the mean of
+    the best other implementation."""
     name = view.columns.name
     found = {one.implementation: one for one in ranked}
     if view.baseline not in found or len(found) < 2:

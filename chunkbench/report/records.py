@@ -1,4 +1,4 @@
-"""The cases of a run for programs: all facts and all derived figures."""
+"""Gives the cases of a run to programs: all facts and all derived figures."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def one_line(text: str) -> str:
 
 
 def noise_line(groups: Sequence[Group]) -> list[str]:
-    """The number of noisy cases, and every kind of complaint with its worst figures."""
+    """One line with the number of noisy cases, and every kind of complaint with its worst figures."""
     rows = [row for group in groups for row in group.rows.values()]
     noisy = [row for row in rows if row.facts.status == "noisy"]
     if not noisy:

@@ -17,7 +17,7 @@ from rich.text import Text
 from chunkbench.report.model import Column, Document, Emphasis, Table, legal
 
 _BRIEF_TOPICS = ("machine", "software", "judged by")
-"""Lines of the footer that a brief report has."""
+"""Topics of the footer that a brief report shows."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Screen:
 FILE = Screen()
 
 _WRAPPED = 20
-"""Least width of a column whose texts continue on the next line."""
+"""Smallest width, in characters, of a column whose texts continue on the next line."""
 _STYLES: dict[Emphasis, str] = {
     "plain": "",
     "best": "bold green",

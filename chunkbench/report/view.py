@@ -1,4 +1,4 @@
-"""The input of a report's tables (a run's rows in order), and the part of a report that a kind of work makes."""
+"""The input of a report's tables (a run's rows in order), and the part of a report that a kind of work adds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class View:
         return f"Variants of {own} are not counted as others: {', '.join(ahead)}." if ahead else ""
 
     def only(self, groups: Sequence[Group]) -> View:
-        """The same view of some of the points."""
+        """The same view, with only some of the points."""
         return replace(self, groups=groups)
 
     def table(

@@ -1,4 +1,4 @@
-"""Facts -> derived rows: every figure that reports show and that `chunkbench.load` returns."""
+"""Derives from the facts of a run every figure that reports show and that `chunkbench.load` returns."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class Derived:
     bandwidth_fraction: float | None = None
     probe_error: str | None = None
     ratio_to_baseline: float | None = None
-    """Latency over the baseline's; above 1 is slower than the baseline."""
+    """Latency divided by the baseline's latency; above 1, the case is slower than the baseline."""
     ratio_low: float | None = None
     ratio_high: float | None = None
     ratio_kind: IntervalKind | None = None
     paper_us: float | None = None
-    """The paper's latency at this point; `chunkbench.report.printed` fills in this field and the next one."""
+    """The paper's latency at this point in microseconds; `chunkbench.report.printed` fills in `paper_us` and
+    `paper_ratio`."""
     paper_ratio: float | None = None
 
 
@@ -60,12 +61,12 @@ class Row:
 
     @property
     def kv_bytes(self) -> int | None:
-        """Bytes of K and V that a session stated; None if it did not."""
+        """Bytes of K and V that the session reported; None if it reported none."""
         return self.session.kv_bytes if self.session else None
 
     @property
     def max_error(self) -> float | None:
-        """Largest error against float64; None if nothing was checked."""
+        """Largest relative error against the float64 reference; None if nothing was checked."""
         return self.session.max_error if self.session else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,7 +92,8 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 
 
 def derive(cases: Sequence[Result], baseline: str = "chunk_attn", confidence: float = 0.95) -> list[Row]:
-    """One row per case, in the order given. Ratios refer to the implementation `baseline` of the same point."""
+    """One row per case, in the order given. Ratios compare a case with the implementation `baseline` at the same
+    point."""
     base_of: dict[int, Result] = {}
     for _, members in group(cases):
         for base in (case for case in members if case.implementation == baseline):

@@ -1,4 +1,4 @@
-"""An experiment's expectations of its points (bars and aims), checked against the measured figures."""
+"""Checks the expectations of an experiment (bars and aims) against the measured figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExpectationOutcome:
     """The verdict on one expectation at one point."""
 
     key: str
-    """Key of the judged case; empty where the implementation has no case at the point."""
+    """Key of the judged case; empty if the implementation has no case at the point."""
     axes: Mapping[str, Any]
     implementation: str
     metric: str
@@ -32,7 +32,7 @@ class ExpectationOutcome:
     aim: float | None
     verdict: BarVerdict
     reason: str = ""
-    """Why there is no verdict."""
+    """The reason why there is no verdict."""
 
 
 def outcomes(
@@ -77,7 +77,8 @@ def _verdict(metric: str, value: float, bar: float | None, aim: float | None) ->
 def _value(
     metric: str, row: Row | None, other: Row | None, against: str | None, confidence: float
 ) -> tuple[float | None, str]:
-    """(value, reason). The value is None where nothing was measured; a value with a reason cannot be trusted."""
+    """The measured value, and a reason not to trust the value, if there is one. The value is None if nothing was
+    measured; the reason says why."""
     if row is None:
         return None, "not in this run"
     if metric in ("speedup", "latency_ratio"):

@@ -1,4 +1,4 @@
-"""When a measurement counts as noisy: other load on the machine, or rounds that lie far apart."""
+"""Decides whether a measurement is noisy: other load on the machine, or rounds with very different times."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from chunkbench.bench.store.results import GpuState, Noise
 
 STEAL_ABOVE, FOREIGN_CPUS_ABOVE = 0.05, 0.25
-"""Limits for the share of CPU time that the hypervisor takes, and for the CPUs that other processes keep busy."""
+"""A measurement is noisy if the hypervisor takes more than this share of CPU time, or if other processes keep more than
+this many CPUs busy."""
 HALF_WIDTH_ABOVE = 0.10
-"""Limit for the half-width of the latency's interval, relative to the latency."""
+"""A measurement is noisy if the half-width of the latency's interval exceeds this share of the latency."""
 
 
 def complaint(noise: Noise, half_width: float, gpu: Sequence[GpuState] = ()) -> str:
-    """Why a measurement is noisy, with the figures; empty when it is not noisy.
+    """The reason why a measurement is noisy, with the figures; empty if the measurement is not noisy.
 
     `half_width` is the half-width of the latency's interval, relative to the latency; 0 with a single round. `gpu` has
     the state of the device in each round.

@@ -22,7 +22,7 @@ def measured(case: Result) -> bool:
 
 
 def counted(case: Result) -> bool:
-    """Whether a case has counts that may be compared (bytes, work items), timed or not."""
+    """Whether a case has counts (bytes, work items) that may be compared. The case need not be timed."""
     return case.status in MEASURED
 
 

@@ -19,9 +19,9 @@ class Standing:
 
     implementation: str
     ratios: Sequence[Ratio]
-    """[point] latency of the implementation over the latency of the point's fastest row."""
+    """For each point: the latency of the implementation divided by the latency of the fastest row."""
     roofline_fraction: float | None
-    """Geometric mean over the points; None if no round probed the machine's peaks."""
+    """Geometric mean of the roofline fractions of the points; None if no round probed the machine's peaks."""
 
     @property
     def mean(self) -> float:
@@ -34,13 +34,13 @@ class Standing:
 
     @property
     def close(self) -> int:
-        """Number of points where the implementation is as fast as the fastest row, or nearly (`CLOSE`)."""
+        """Number of points where the implementation is as fast as the fastest row, or nearly as fast (`CLOSE`)."""
         return sum(is_close(over.value) for over in self.ratios)
 
     @property
     def maybe_close(self) -> int:
-        """Number of points where the interval of the ratio allows that the implementation is as fast as the fastest
-        row."""
+        """Number of points where the implementation may be as fast as the fastest row, according to the ratio's
+        interval."""
         return sum(is_close(over.low) for over in self.ratios)
 
 
@@ -56,7 +56,7 @@ class Contest:
     group: Group
     fastest: str
     over: Mapping[str, Ratio]
-    """Latency of each row over the latency of the fastest row."""
+    """Latency of each row divided by the latency of the fastest row."""
 
 
 def contests(groups: Iterable[Group], confidence: float) -> list[Contest]:

@@ -22,11 +22,11 @@ class Ratio(NamedTuple):
 
 
 def ratio(case: Result, base: Result, confidence: float) -> Ratio | None:
-    """Latency of `case` over latency of `base`, from the rounds of the memory groups that both ran in.
+    """Latency of `case` divided by latency of `base`, from the rounds of those memory groups that have both cases.
 
     The r-th round of `case` in a group is paired with the r-th round of `base` in that group. A disturbance of the
-    machine slows both rounds, so their ratio varies less than each latency. None when one of the cases was not measured
-    or they share no group.
+    machine slows both rounds, so their ratio varies less than each latency. None if one of the cases was not measured,
+    or if the cases share no group.
     """
     if not (measured(case) and measured(base)):
         return None
@@ -41,7 +41,8 @@ def ratio(case: Result, base: Result, confidence: float) -> Ratio | None:
 
 
 def paired_ratios(case: Result, base: Result) -> list[float]:
-    """[pair of rounds] latency of `case` over latency of `base`, both measured, for rounds that ran side by side."""
+    """For each pair of rounds that ran side by side: the latency of `case` divided by the latency of `base`. Both cases
+    must be measured."""
     return _paired(_by_group(case), _by_group(base))
 
 

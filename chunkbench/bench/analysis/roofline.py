@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from chunkbench.bench.store.results import Peaks, TimedResult
 
 PROBE_ERROR_ABOVE = 1.02
-"""No kernel exceeds the machine's peak: a higher fraction means that the probe missed the peak."""
+"""Limit of the roofline fraction. No kernel exceeds the machine's peak, so a larger fraction means that the probe
+missed the peak."""
 
 
 def moved_bytes(tokens: int, token_bytes: int, b: int, h: int, d: int, element_bytes: int) -> int:
     """Bytes of K and V of `tokens` tokens, plus the bytes of q `[b, h, d]` and of out.
 
-    `token_bytes` is K and V of one token over all KV heads. With the distinct token prefixes that the batch holds at a
-    step, completions included, these are the bytes that any implementation has to move.
+    `token_bytes`: bytes of K and V of one token in all KV heads. If `tokens` is the number of distinct token prefixes
+    that the batch holds at a step, completions included, any implementation has to move these bytes.
     """
     return tokens * token_bytes + 2 * b * h * d * element_bytes
 
@@ -32,18 +33,20 @@ def flops(total_tokens: int, h: int, d: int) -> int:
 
 
 def roofline_us(unique_bytes: int, flops: int, peaks: Peaks) -> float:
-    """Lower bound of a step in microseconds: the longer of the time to move the bytes and the time for the FLOPs."""
+    """The shortest possible time of a step in microseconds: the time to move the bytes or the time for the FLOPs,
+    whichever is longer."""
     return 1e6 * max(unique_bytes / peaks.read_bytes_per_s, flops / peaks.matrix_flops_per_s)
 
 
 def mean_roofline_us(case: TimedResult) -> float | None:
-    """Mean of `roofline_us` over the timed steps of a round, then the median over rounds: the same as for latencies."""
+    """Mean of `roofline_us` over the timed steps of a round, then the median over rounds, as for latencies."""
     bounds = _round_bounds(case, case.unique_bytes, case.flops)
     return median(sum(bound) / len(bound) for bound in bounds) if bounds else None
 
 
 def roofline_fraction(case: TimedResult) -> float | None:
-    """Sum of `roofline_us` over sum of latency, over the timed steps of a round; then the median over rounds.
+    """Sum of `roofline_us` divided by the sum of latencies, over the timed steps of a round; then the median over
+    rounds.
 
     Each round uses the peaks that were probed inside it. None without samples or peaks.
     """
@@ -51,13 +54,13 @@ def roofline_fraction(case: TimedResult) -> float | None:
 
 
 def bandwidth_fraction(case: TimedResult) -> float | None:
-    """Share of the read bandwidth that the case used: the bytes that its implementation must move, over latency times
-    peak."""
+    """Share of the read bandwidth that the case used: the bytes that its implementation must move, divided by (latency
+    x peak bandwidth)."""
     return _fraction(case, case.read_bytes, (0,) * len(case.steps))
 
 
 def probe_error(case: TimedResult) -> str | None:
-    """Why the roofline fraction cannot be right, if it is above 1.02; else None."""
+    """The reason why a roofline fraction above 1.02 cannot be right; None for smaller fractions."""
     fraction = roofline_fraction(case)
     if fraction is None or fraction <= PROBE_ERROR_ABOVE:
         return None
@@ -77,7 +80,8 @@ def _fraction(case: TimedResult, moved: Sequence[int], work: Sequence[int]) -> f
 
 
 def _round_bounds(case: TimedResult, moved: Sequence[int], work: Sequence[int]) -> list[list[float]]:
-    """[round][timed step] lower bounds in microseconds; empty when samples, peaks or counts are missing."""
+    """The shortest possible times in microseconds, `[round][timed step]`; empty if samples, peaks or counts are
+    missing."""
     steps = len(case.steps)
     complete = len(moved) == len(work) == steps > 0 and all(len(samples) == steps for samples in case.samples_us)
     if not complete or len(case.peaks) != len(case.samples_us):

@@ -1,4 +1,5 @@
-"""How much a set of prompts shares: the figures of the paper's Table 2, and the K/V memory that sharing saves."""
+"""Computes how much a set of prompts shares: the figures of the paper's Table 2, and the K/V memory that sharing
+saves."""
 
 from __future__ import annotations
 
@@ -22,15 +23,16 @@ class Sharing:
     """Mean number of tokens of a prompt."""
     shared_mean: float
     shared_max: int
-    """`shared_mean`, `shared_max`: leading tokens that a prompt has in common with some other prompt of the group."""
+    """`shared_mean`, `shared_max`: mean and maximum, over the prompts, of the number of leading tokens that a prompt
+    has in common with another prompt of the group."""
     common: int
-    """Leading tokens that all prompts of the group have in common."""
+    """Number of leading tokens that all prompts of the group have in common."""
     ratio: float
-    """Mean of r = shared tokens / (prompt and completion tokens) (section 3.1)."""
+    """Mean of r = shared tokens / (prompt and completion tokens), as in section 3.1 of the paper."""
     tokens: int
-    """K/V tokens in memory without sharing, completions included."""
+    """Number of K/V tokens in memory without sharing, completions included."""
     held: int
-    """K/V tokens in memory when whole chunks are shared."""
+    """Number of K/V tokens in memory when whole chunks are shared."""
 
     @property
     def saved(self) -> float:

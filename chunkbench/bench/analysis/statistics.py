@@ -10,13 +10,15 @@ from typing import Literal, NamedTuple
 IntervalKind = Literal["confidence", "range"]
 
 MIN_ROUNDS_FOR_CONFIDENCE = 6
-"""With fewer rounds the interval is the range: five rounds give at most 93.75% confidence (1 - 2/2^5), not 95%."""
+"""With fewer rounds, the interval goes from minimum to maximum: five rounds give at most 93.75% confidence (1 - 2/2^5),
+not 95%."""
 
 MIN_TIMED_STEPS = 8
 
 
 class Interval(NamedTuple):
-    """An interval for a median, in the unit of its input, and its kind."""
+    """An interval for a median, in the unit of the samples. `kind` says whether it is a confidence interval or a
+    range."""
 
     low: float
     high: float
@@ -24,7 +26,8 @@ class Interval(NamedTuple):
 
 
 def round_means(samples_us: Sequence[Sequence[float]]) -> list[float]:
-    """Mean of every round's samples; `samples_us` is [round][step], the result [round], both in microseconds."""
+    """Mean of the samples of each round. `samples_us` is `[round][step]`, the result `[round]`, both in
+    microseconds."""
     return [fmean(samples) for samples in samples_us]
 
 
@@ -55,13 +58,14 @@ def interval(means: Sequence[float], confidence: float) -> Interval:
 
 
 def relative_half_width(means: Sequence[float], confidence: float) -> float:
-    """Half the width of the interval over the median of the means: 0.02 means plus or minus 2%."""
+    """Half the width of the interval divided by the median of the means: 0.02 means plus or minus 2%."""
     low, high, _ = interval(means, confidence)
     return (high - low) / (2 * median(means))
 
 
 def spread(values: Sequence[float]) -> float:
-    """(largest - smallest) / smallest. The paper shows with this figure that a latency hardly depends on sharing."""
+    """(largest - smallest) / smallest value. The paper uses this figure to show that a latency hardly depends on
+    sharing."""
     return (max(values) - min(values)) / min(values)
 
 
@@ -77,7 +81,8 @@ def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float,
 
 
 def timed_steps(n_c: int, count: int) -> tuple[int, ...]:
-    """`count` of the steps 1..n_c, evenly spread, with first and last; at least 8 steps, or all if n_c is smaller."""
+    """Choose `count` evenly spread steps of 1..n_c, the first and the last included; at least 8 steps, or all steps if
+    n_c is smaller."""
     if n_c < 1:
         raise ValueError(f"n_c is {n_c}: there is no step to time")
     count = min(n_c, max(count, MIN_TIMED_STEPS))
@@ -88,7 +93,8 @@ def timed_steps(n_c: int, count: int) -> tuple[int, ...]:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """Largest j whose order statistics keep the confidence; 0 if no j does."""
+    """Largest j for which the j-th smallest and the j-th largest mean enclose the median with this confidence; 0 if
+    there is no such j."""
     if n < MIN_ROUNDS_FOR_CONFIDENCE:
         return 0
     rank, tail = 0, 0

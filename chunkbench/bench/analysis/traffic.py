@@ -1,4 +1,4 @@
-"""Numbers of a trace of requests: lengths, rate, and how many tokens caches of several sizes would hold."""
+"""Computes figures of a trace of requests: lengths, rate, and how many tokens caches of several sizes would hold."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class Hits:
-    """Prompt blocks and tokens that a cache would hold when a prompt arrives; the cache serves one request at a
-    time."""
+    """How many blocks and tokens of a prompt a cache already holds when the prompt arrives, if the cache serves one
+    request at a time."""
 
     cache_blocks: int | None
-    """Size of the cache in blocks; None: the cache has no limit."""
+    """Size of the cache in blocks; None if the cache has no limit."""
     blocks: float
-    """Blocks that the cache holds, as a share of all blocks of prompts."""
+    """Share of all prompt blocks that the cache already holds, 0 to 1."""
     tokens: float
-    """Tokens that the cache holds, as a share of all tokens of prompts."""
+    """Share of all prompt tokens that the cache already holds, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class TrafficNumbers:
-    """Numbers of a trace."""
+    """Figures that describe a trace of requests."""
 
     requests: int
     seconds: float
@@ -59,7 +59,7 @@ def traffic_numbers(
     block_tokens: int,
     caches: Iterable[int] = (),
 ) -> TrafficNumbers:
-    """Numbers of requests in order of their due times (s).
+    """Compute the figures of requests that are sorted by their due times (`dues`, in seconds).
 
     prompts: ids of each prompt's blocks. A block has `block_tokens` tokens; the last block of a prompt may be partial.
     The lists are empty if the trace has no ids. caches: sizes in blocks. Hits are counted for these caches and for a

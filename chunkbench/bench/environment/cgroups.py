@@ -1,4 +1,4 @@
-"""The control groups of this process, versions 1 and 2, and the CPUs that their quotas leave."""
+"""Reads the control groups (versions 1 and 2) of this process, and how many CPUs their quotas allow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[in
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs that the strictest group allows, such as 1.5; None without a quota."""
+    """Number of CPUs that the strictest group allows, such as 1.5; None without a quota."""
     quotas = []
     for version, folder in control_groups("cpu", root):
         if version == 2:
@@ -43,14 +43,14 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def usable_threads(root: Path = Path("/")) -> int:
-    """How many logical CPUs this process may use: by its affinity and its quota, rounded up."""
+    """Number of logical CPUs that this process may use: by its affinity and its quota, rounded up."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(root)
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
 
 
 def read_text(path: Path) -> str | None:
-    """The stripped text of a file of /proc or /sys; None if there is none."""
+    """The stripped text of a file of /proc or /sys; None if there is no such file."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -58,13 +58,13 @@ def read_text(path: Path) -> str | None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file of /proc or /sys; none if there is no such file."""
+    """The lines of a file of /proc or /sys; empty if there is no such file."""
     text = read_text(path)
     return text.split("\n") if text else []
 
 
 def _mounts(root: Path, kind: str, controller: str) -> list[tuple[str, Path]]:
-    """Path of a group, and the folder where a file system of this kind shows it."""
+    """For each mounted file system of this kind: the path of its top group, and the folder where it is mounted."""
     found = []
     for line in read_lines(root / "proc/self/mountinfo"):
         mount, _, system = line.partition(" - ")

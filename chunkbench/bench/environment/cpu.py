@@ -1,4 +1,5 @@
-"""The operating system's information about the CPU: from /proc and /sys on Linux; elsewhere many fields stay None."""
+"""Reads what the operating system knows about the CPU: from /proc and /sys on Linux; elsewhere many fields stay
+None."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _GENERATIONS = (
     ("GenuineIntel", 6, (207,), "Emerald Rapids"),
     ("GenuineIntel", 6, (173, 174), "Granite Rapids"),
 )
-"""Vendor, family, models -> generation: server processors whose hypervisors often hide the name."""
+"""Vendor, family and models -> generation of a server processor. Hypervisors often hide the name of such a
+processor."""
 
 
 class Cpu(BaseModel):

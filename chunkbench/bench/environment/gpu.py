@@ -18,7 +18,8 @@ THROTTLE_WORDS = {
     0x0000000000000080: "power brake",
     0x0000000000000100: "display clocks",
 }
-"""Bits of NVML's clock event reasons in words. Bit 1, an idle GPU, is left out: it is not a slowdown."""
+"""Words for the bits of NVML's clock event reasons. Bit 1 (the GPU is idle) is left out, because it is not a
+slowdown."""
 
 
 class Clock(NamedTuple):
@@ -30,7 +31,8 @@ class Clock(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Values that take longer to read than a clock; each is None if the driver does not report it."""
+    """State of the GPU besides its clock, which takes longer to read. Each value is None if the driver does not report
+    it."""
 
     memory_mhz: int | None
     power_w: float | None
@@ -71,7 +73,8 @@ class Nvml:
         return version.decode() if isinstance(version, bytes) else version
 
     def _others(self) -> tuple[int | None, int | None]:
-        """Number of processes that compute on the device, without this one and its parent, and the bytes they hold."""
+        """Number of other processes that compute on the device, and the bytes they hold. This process and its parent do
+        not count."""
         processes = self._query(lambda: self._library.nvmlDeviceGetComputeRunningProcesses(self._handle))
         if processes is None:
             return None, None

@@ -15,7 +15,7 @@ _LONGEST = 64
 
 
 class MachineId(NamedTuple):
-    """An id, and words that say where the id comes from."""
+    """The id of a machine, and a text that says where the id comes from."""
 
     id: str
     source: str

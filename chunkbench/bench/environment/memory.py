@@ -10,7 +10,7 @@ import psutil
 from chunkbench.bench.environment.cgroups import control_groups, read_lines, read_text
 
 NO_LIMIT = 1 << 60
-"""Larger limits mean "no limit": version 1 of control groups writes it as a number near 2**63."""
+"""Limits above this number of bytes mean "no limit": version 1 of control groups then reports a number near 2**63."""
 
 
 class ControlGroup(NamedTuple):

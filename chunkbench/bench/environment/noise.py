@@ -24,11 +24,11 @@ class _Reading(NamedTuple):
 
 
 class NoiseMeter:
-    """Steal time and foreign load over an interval.
+    """Measures over an interval how much CPU time the hypervisor takes and how many CPUs other processes keep busy.
 
     `pids` are this run's other processes (workers); the set may change between start and stop. A worker that ends in
-    between still counts as this run's if this process waited for it. The kernel counts CPU time in ticks of about
-    10 ms, so intervals below a second are coarse. Inside a container the figures are those of the whole machine.
+    between still counts as this run's if this process waited for it. The kernel counts CPU time in ticks of about 10
+    ms, so intervals below a second are coarse. Inside a container the figures are those of the whole machine.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:

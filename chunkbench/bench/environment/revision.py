@@ -1,4 +1,4 @@
-"""The one way to call git, and the revision of the project that is running."""
+"""Calls git for the whole suite, and finds the revision of the project that is running."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def optional_packages() -> dict[str, str]:
 
 
 def read_torch(cpu_vendor: str) -> Torch:
-    """The PyTorch build. `cpu_vendor` is the one of /proc/cpuinfo. Raises ImportError without torch."""
+    """The PyTorch build. `cpu_vendor`: the vendor in /proc/cpuinfo. Raises ImportError without torch."""
     import torch
 
     built = torch.__config__.show()
@@ -117,7 +117,8 @@ def read_gpus() -> tuple[Gpu, ...]:
 
 
 def why_no_gpu() -> str:
-    """Why PyTorch cannot compute on an NVIDIA GPU here, with the remedy; empty if it can. Raises ImportError."""
+    """The reason why PyTorch cannot compute on an NVIDIA GPU here, with a remedy; empty if PyTorch can. Raises
+    ImportError."""
     import torch
 
     name = f"PyTorch {torch.__version__}"

@@ -1,8 +1,8 @@
 """The table of axes: how each axis is read from a file, its default, its names in reports and how its values are shown.
 
-Each axis is declared here once. The point of a kind of work has those axes that its class names as fields; the class
-also has their defaults. Experiments and their schema, the grouping of rows, headings of tables and labels of figures
-take the rest of what they know about an axis from this table.
+Each axis is declared here once. The points of a kind of work have an axis if their class has a field with its name; the
+field also states the default. Experiments, their schema, the grouping of rows, headings of tables and labels of figures
+take everything else about an axis from this table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Axis:
     name: str
     description: str
     values: str
-    """The values that a file may give, in words."""
+    """Description of the values that a file may give."""
     default_words: str
     read: Callable[[object], AxisValue]
     """Reads one plain value from a file; raises `Findings`."""

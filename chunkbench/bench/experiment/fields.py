@@ -75,7 +75,8 @@ _SHARE_SCHEMA = {
 }
 
 Axes = Annotated[dict[str, Any], WithJsonSchema({DEFINED: "axes"})]
-"""Axis -> values as the file writes them, of a block, of `defaults` or of a filter. `Sweep` reads them."""
+"""The axes of a block, of `defaults` or of a filter: name -> values as the file writes them. `Sweep` reads the
+values."""
 
 Seconds = Annotated[
     float, BeforeValidator(_duration), Field(strict=True, gt=0, allow_inf_nan=False), WithJsonSchema(_SECONDS_SCHEMA)

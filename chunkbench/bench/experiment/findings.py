@@ -1,4 +1,5 @@
-"""Problems of an experiment: findings at a path inside a file's values, and problems at a place in the file."""
+"""Problems of an experiment. A finding names a path inside the file's values; a problem names a line and column of the
+file."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """A place in a file: line and column count from 1. Line 0 means the whole file or command-line option."""
+    """A place in a file: line and column, counted from 1. Line 0 means the whole file, or a command-line option."""
 
     path: str
     line: int = 0
@@ -50,15 +51,15 @@ class ExperimentError(ValueError):
 
 
 class Finding(NamedTuple):
-    """A problem at a path below the value that is being read. `key`: the key of the path has the problem, not the
-    value."""
+    """A problem at a path below the value that is being read. `key`: whether the key at the path has the problem, not
+    the value."""
 
     path: Path
     message: str
     key: bool = False
 
     def below(self, *above: str | int) -> Finding:
-        """The same finding, with its path from a value further up."""
+        """The same finding, with a path that starts at a value further up."""
         return self._replace(path=(*above, *self.path))
 
 
@@ -71,7 +72,7 @@ class Findings(ValueError):
 
 
 class Misread:
-    """Replaces a value that has been refused, so that the rest of the file can still be checked."""
+    """Stands in place of a refused value, so that the rest of the file can still be checked."""
 
     def __repr__(self) -> str:
         return "a value that cannot be read"

@@ -13,7 +13,7 @@ from chunkbench.bench.experiment.tree import Forest, are_sequences, has_lengths,
 from chunkbench.bench.experiment.values import LengthRange, Share
 
 MAX_INDEX = (1 << 31) - 1
-"""Kernels count tokens in 32 bits."""
+"""Largest number of tokens of all sequences: kernels count tokens in 32 bits."""
 
 
 class PromptSegment(NamedTuple):
@@ -35,7 +35,7 @@ def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> li
 def prompt_paths(
     lengths: Sequence[int], n_s: int | None, prompts: int, tree: tuple[TreeNode, ...] | None
 ) -> list[list[PromptSegment]]:
-    """Every sequence's prompt as a path of segments; empty segments are left out. `lengths` are tokens of prompts.
+    """Every sequence's prompt as a path of segments; empty segments are left out. `lengths`: tokens of each prompt.
 
     Without a `tree`, there are `prompts` roots with `n_s` tokens each, and sequence k uses root `k mod prompts`. Paths
     are in the order in which sequences are added. The last segment of a path is private unless the whole prompt is

@@ -41,11 +41,11 @@ def reading_order(name: str) -> tuple[float, str]:
 def load_experiment(
     path: FilePath | str, overrides: Mapping[str, str] | None = None, option: str = ""
 ) -> Experiment[Any]:
-    """The experiment in a YAML file, or the bundled one of that bare name (`table3`).
+    """The experiment in a YAML file, or the bundled experiment with this name (`table3`).
 
-    `overrides` is axis -> text such as `v1,v2`: the axis takes these values in every block. Messages use `option` as
-    the name of an override's place.
-    Raises `ExperimentError` with all problems, and no other exception, whatever the file contains.
+    `overrides` is axis -> text such as `v1,v2`: the axis takes these values in every block. Messages name `option` as
+    the place of an override. Raises `ExperimentError` with all problems, and no other exception, whatever the file
+    contains.
     """
     name, shown, content = _find(path)
     try:
@@ -74,7 +74,8 @@ def load_experiment(
 
 
 def read_selection(texts: Mapping[str, str], point: type[Point], option: str) -> Filter:
-    """A filter of points of a kind: axis -> text such as `v1,v2`. Messages use `option` as the name of its place.
+    """Read a filter for the points of a kind, from texts: axis -> `v1,v2`. Messages name `option` as the place of the
+    filter.
 
     Raises `ExperimentError`.
     """
@@ -97,7 +98,7 @@ def _values_of(text: str, place: str) -> YamlDocument:
 
 
 def _located(error: ValidationError, document: YamlDocument) -> Iterator[Problem]:
-    """The findings of an experiment's class at their places in the file."""
+    """Turn the findings of an experiment's class into problems with their places in the file."""
     # A value that could not be read already has its problem; further findings about this value add nothing.
     refused = {(problem.line, problem.column) for problem in document.problems if problem.line}
     for detail in error.errors():
@@ -150,9 +151,9 @@ def _neighbour(file: FilePath) -> str:
 
 
 def _override(document: YamlDocument, overrides: Mapping[str, str], option: str) -> None:
-    """Let the overriding values take the place of the file's values, in every block.
+    """Replace the values of the file by the overriding values, in every block.
 
-    A tree also takes the place of the axes that it states.
+    A tree also replaces the axes that it determines, such as `batch_size`.
     """
     for axis, text in overrides.items():
         place = f"{option} {axis}={text}".strip()
@@ -184,7 +185,7 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
 
 
 def _stated(axis: str, raw: object) -> set[str]:
-    """The axes that an overriding tree states."""
+    """The axes that an overriding tree determines."""
     if axis != "tree":
         return set()
     return {"n_s", "prompts", "batch_size", *(["n_p"] if _lists_lengths(raw) else [])}

@@ -43,7 +43,8 @@ class Point(BaseModel):
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A combination with the values of all axes of this kind; a dtype that nothing decides is None."""
+        """The combination `given`, with the defaults of the axes that it lacks; a dtype that nothing decides is
+        None."""
         fields = {name: cls.model_fields[name] for name in cls.axes()}
         defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
         values = {"dtype": None, **defaults, **given}
@@ -60,7 +61,8 @@ class Point(BaseModel):
         return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
 
     def as_json(self) -> dict[str, Any]:
-        """The values for case keys and workers. Keys of recorded runs depend on them, so they never change.
+        """The values for case keys and workers. Keys of recorded runs depend on these values, so their form never
+        changes.
 
         An axis that is added later is left out while it is None.
         """
@@ -101,10 +103,10 @@ class SessionPoint(Point):
 class AttentionPoint(SessionPoint):
     """Sequences that decode together over a forest of prompts.
 
-    `n_p` is a token count, or `(low, high)` for ragged prompts: lengths drawn from the seed, both ends included, or
-    those of a `tree` that has lists of private tokens in place of numbers of sequences.
-    `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
-    `k mod prompts`). `tree` describes any forest; `n_s` is then None.
+    `n_p` is a token count, or `(low, high)` for ragged prompts: lengths drawn from the seed, both ends included, or the
+    lengths of a `tree` that lists the private tokens of each sequence. `n_s` and `prompts` describe a forest of
+    `prompts` roots with `n_s` tokens each (sequence k uses root `k mod prompts`). `tree` describes any forest; `n_s` is
+    then None.
     """
 
     n_p: Count | tuple[Count, Count]
@@ -158,7 +160,8 @@ def element_bytes(dtype: Dtype) -> int:
 
 
 def passes(points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]:
-    """Groups of points that differ only in n_c, shortest first: a pass over the longest point has all their steps."""
+    """Groups of points that differ only in n_c, the shortest first. One pass over the longest point of a group has the
+    steps of all its points."""
     groups: dict[str, list[AttentionPoint]] = {}
     for point in points:
         groups.setdefault(repr(point.model_copy(update={"n_c": 0})), []).append(point)
@@ -188,7 +191,7 @@ class Case(Generic[PointT]):
 
 
 class ModelPoint(Point):
-    """A point whose model decides its heads."""
+    """A point whose model decides the number and size of its heads."""
 
     LEGACY: ClassVar[Mapping[str, Any]] = {}
     """Axes that the kind's points lack but its case keys contain, so that keys of recorded runs stay valid."""

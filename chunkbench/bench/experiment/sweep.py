@@ -33,7 +33,7 @@ class Required(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a kind of work requires of the axes of its experiments (`Experiment` explains the fields)."""
+    """Requirements of a kind of work on the axes of its experiments (`Experiment` explains the fields)."""
 
     required: Sequence[Required]
     refused: Mapping[str, str]
@@ -41,7 +41,8 @@ class Rules(NamedTuple):
 
 
 def selects(accepted: Filter, values: Mapping[str, Any]) -> bool:
-    """Whether a complete combination, or the axes of a point, match a filter. An axis without a value matches."""
+    """Whether a complete combination, or the axes of a point, match a filter. The filter ignores axes that `values`
+    lacks."""
     return all(
         any(_same(axis, value, values) for value in choices) for axis, choices in accepted.items() if axis in values
     )
@@ -83,14 +84,13 @@ def _not_here(axis: str) -> str:
 
 
 def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
-    """Whether trees have private lengths, so that n_p follows from them: {True}, {False}, both, or an empty set without
-    trees."""
+    """Whether trees have private lengths, so that n_p follows from them: the set of the answers for all trees."""
     return {has_lengths(cast(Forest, tree)) for _, tree in trees}
 
 
 def merged(defaults: _Located, block: _Located) -> _Located:
-    """A block's axes over the defaults. A `tree` displaces default n_s and prompts, and n_p if it has lengths; n_s or
-    prompts displace a tree."""
+    """The axes of a block, with the defaults for all others. A `tree` in the block removes the defaults of n_s and
+    prompts, and of n_p if the tree has private lengths; n_s or prompts in the block removes a default tree."""
     displaced: set[str] = set()
     if "tree" in block:
         displaced |= {"n_s", "prompts"}
@@ -112,10 +112,11 @@ class Sweep:
     combinations: list[dict[str, Any]] = field(default_factory=list)
     """The combinations, each with the values of all axes; the dtype may be auto."""
     findings: list[Finding] = field(default_factory=list)
-    """Paths begin with `defaults`, `sweep` or `exclude`."""
+    """The findings; their paths begin with `defaults`, `sweep` or `exclude`."""
 
     def read(self, defaults: object, blocks: object, exclude: object, report_unused: bool) -> None:
-        """Read the three keys in the form of the file. `report_unused` also reports filters that match nothing."""
+        """Read `defaults`, `sweep` and `exclude` in the form of the file. `report_unused` also reports filters that
+        match nothing."""
         common, common_readable = self._values({} if defaults is None else defaults, ("defaults",))
         self._read_filters(exclude)
         used: set[int] = set()
@@ -174,7 +175,7 @@ class Sweep:
                 self.combinations.append(values)
 
     def _report(self, conflicts: Collection[Finding]) -> None:
-        """Report each place once: the same value is wrong in many combinations."""
+        """Report each place only once, although the same wrong value is in many combinations."""
         places = {finding.path for finding in self.findings}
         for finding in conflicts:
             if finding.path not in places:

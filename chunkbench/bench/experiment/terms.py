@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, lt=2**63)]
-"""Whole numbers that fit into 64 bits, so that arithmetic with floats and arrays takes any number from a file."""
+"""Whole numbers that fit into 64 bits, so that arithmetic with floats and arrays accepts every number from a file."""
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
@@ -34,9 +34,9 @@ class Style(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     heading: tuple[str, ...] = ()
-    """Lines of the column heading, at most nine letters each; () makes them from the label."""
+    """Lines of the column heading, at most nine letters each; if empty, the label is the heading."""
     name: str = ""
-    """Name in running text; empty: the label."""
+    """Name in running text; if empty, the label is the name."""
     meaning: str = ""
     """How the implementation differs from others of its family, for the legend of tables."""
     column_order: int = Field(default=500, validation_alias=AliasChoices("column_order", "place"))
@@ -44,10 +44,12 @@ class Style(BaseModel):
     ablations 900 to 990. Columns with the same number keep the order of the experiment. Older runs call this field
     `place`."""
     colour: str = ""
-    """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
+    """Colour in figures, as #RRGGBB; if empty, a colour that no other implementation has. Variants of an implementation
+    have its colour."""
     marker: str = ""
-    """Marker in figures, as matplotlib names it; members of a family differ in it."""
+    """Marker in figures, as matplotlib names it; each variant of an implementation has its own marker."""
     line: Line = "solid"
     """Line in figures; variants of an implementation have its colour and another line."""
     ablation_of: str = ""
-    """Id of the implementation that this one is a variant of: a win over the variant is no win over a competitor."""
+    """Id of the implementation of which this one is a variant. A variant does not count as a competitor of that
+    implementation."""

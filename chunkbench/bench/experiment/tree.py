@@ -1,4 +1,5 @@
-"""A forest of prompts as a value: what it holds, what a point makes of it, and how tables show it."""
+"""A forest of prompts as nested lists: counts its tokens and sequences, gives the values of a point, and shows it in
+tables."""
 
 from __future__ import annotations
 
@@ -12,28 +13,28 @@ from chunkbench.bench.experiment.findings import Path
 from chunkbench.bench.experiment.terms import TreeNode
 
 MAX_LEVELS = 64
-"""Most levels of nodes: results with deeper forests could not be written as JSON."""
+"""Largest number of levels of nodes: results with deeper forests could not be written as JSON."""
 _LONGEST_NESTED = 40
 _LONGEST_IRREGULAR = 60
 
 Forest = tuple[TreeNode, ...]
 Children = int | tuple[int, ...] | Forest
-"""What follows a node: a number of sequences, the private tokens of each sequence, or nodes."""
+"""The children of a node: a number of sequences, the private tokens of each sequence, or nodes."""
 
 
 class Leaf(NamedTuple):
-    """A node that sequences follow."""
+    """A node whose children are sequences, not nodes."""
 
     path: Path
-    """Place of the node's sequences in the nested lists of the forest."""
+    """Indices that lead to the node's children in the nested lists of the forest."""
     tokens: int
-    """Tokens from the root to the end of the node."""
+    """Number of tokens from the root to the end of the node."""
     sequences: int | tuple[int, ...]
     """The number of sequences, or the private tokens of each sequence."""
 
     @property
     def number(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return self.sequences if isinstance(self.sequences, int) else len(self.sequences)
 
 
@@ -52,7 +53,7 @@ def leaves(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[Leaf]:
 
 
 def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """For every node, the path of its token count, and the tokens from the root to the end of the node."""
+    """For every node: the indices that lead to its token count, and the number of tokens from the root to its end."""
     for index, (tokens, children) in enumerate(forest):
         yield (*path, index, 0), above + tokens
         if not are_sequences(children):
@@ -60,17 +61,17 @@ def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tupl
 
 
 def sequences_in(forest: Forest) -> int:
-    """How many sequences a forest holds."""
+    """The number of sequences of a forest."""
     return sum(leaf.number for leaf in leaves(forest))
 
 
 def has_lengths(forest: Forest) -> bool:
-    """Whether leaves list the private tokens of their sequences. All leaves of a forest are alike."""
+    """Whether leaves list the private tokens of their sequences. Either all leaves of a forest do so, or none."""
     return not isinstance(next(leaves(forest)).sequences, int)
 
 
 def lengths_in(forest: Forest) -> list[int]:
-    """Prompt tokens of every sequence of a forest with private lengths, depth first."""
+    """Number of prompt tokens of every sequence of a forest with private lengths, depth first."""
     return [
         leaf.tokens + private
         for leaf in leaves(forest)
@@ -80,12 +81,13 @@ def lengths_in(forest: Forest) -> list[int]:
 
 
 def nodes_in(forest: Forest) -> int:
-    """How many nodes a forest has."""
+    """The number of nodes of a forest."""
     return sum(1 for _ in tree_paths(forest))
 
 
 def tokens_in(forest: Forest) -> int:
-    """Tokens of a forest with private lengths, each node's once."""
+    """Number of tokens of a forest with private lengths: the tokens of each node counted once, plus the private tokens
+    of each sequence."""
     return sum(tokens + _tokens_below(children) for tokens, children in forest)
 
 
@@ -98,7 +100,8 @@ def _tokens_below(children: Children) -> int:
 def resolved(forest: Forest) -> tuple[int | tuple[int, int], Forest]:
     """`n_p` and `tree` of a point, from a forest with private lengths.
 
-    Where all prompts have one length, the tree has numbers of sequences: it is the same point as with that n_p.
+    If all prompts have the same length, the tree gets numbers of sequences, so that the point equals the point with
+    that n_p.
     """
     lengths = lengths_in(forest)
     shortest, longest = min(lengths), max(lengths)
@@ -116,12 +119,12 @@ def _counted_below(children: Children) -> int | Forest:
 
 
 def shares(parents: int, nodes: int) -> list[int]:
-    """How many of a level's nodes each parent has: node j of S belongs to parent floor(j * P / S) of P."""
+    """Number of children of each of P parents that have S nodes together: node j belongs to parent floor(j * P / S)."""
     return [end - begin for begin, end in pairwise(-(-parent * nodes // parents) for parent in range(parents + 1))]
 
 
 def show_forest(forest: Forest) -> str:
-    """A forest as tables show it: `64x(64x2 0x1)`; a long forest as its levels, without private tokens, or as its
+    """A forest as tables show it: `64x(64x2 0x1)`. For a long forest only its levels without private tokens, or its
     size."""
     text = spell_forest(forest)
     if len(text) > _LONGEST_NESTED and (levels := _levels(forest)):

@@ -17,7 +17,8 @@ from chunkbench.text_file import TextError, from_json, read_text
 
 MAX_NODES = 1 << 16
 _MAX_BYTES = 1 << 22
-"""Most bytes of a JSON file. YAML is read much slower, so a YAML file has the limit of experiments."""
+"""Largest size of a JSON file in bytes. YAML is read much more slowly, so a YAML file has the lower limit of
+experiments."""
 _YAML = (".yaml", ".yml")
 _FORM = (
     "a tree is a list of [tokens, children]; children is a number of sequences, a list of their private tokens, or"
@@ -25,7 +26,7 @@ _FORM = (
 )
 _LEVEL = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _MOST_NAMED = 5
-"""Most mistakes of a file that a message lists."""
+"""Largest number of mistakes of a file that a message lists."""
 _DEEPEST_PLACE = 12
 
 _read_tokens = count_reader(0, MAX_TOKENS)
@@ -48,7 +49,7 @@ def read_forest(raw: object) -> Forest:
 
 
 def is_tree_file(raw: object) -> bool:
-    """Whether a value names a file of a tree."""
+    """Whether a value is the name of a file that has a tree."""
     return isinstance(raw, str) and FilePath(raw).suffix in (".json", *_YAML)
 
 

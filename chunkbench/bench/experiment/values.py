@@ -53,7 +53,7 @@ _SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p"
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of one prompt or completion."""
 MAX_NAME = 4096
-"""Most characters of a name or path; Linux has the same limit."""
+"""Largest number of characters of a name or path; Linux has the same limit."""
 MAX_SEQUENCES = 1 << 16
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 
@@ -84,7 +84,7 @@ class Share(NamedTuple):
         return cls(share, text)
 
     def tokens(self, n_p: object) -> Fraction | None:
-        """Number of tokens, maybe not whole; None if n_p is no single number."""
+        """Number of tokens, which may not be whole; None if n_p is not a single number."""
         return self.of_n_p * n_p if isinstance(n_p, int) else None
 
 

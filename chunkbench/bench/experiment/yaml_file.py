@@ -33,9 +33,9 @@ _HINTS = {
     "found unexpected end of stream": "a quote is opened and never closed",
 }
 _REFUSED = "refused"
-"""Tag of a node that stands for an alias."""
+"""Tag of the node that replaces an alias, because aliases are refused."""
 _KEY = -1
-"""Step of a path to something without a place of its own: a key, or a value whose key is refused."""
+"""Step in the path of a key, or of a value whose key is refused. Such things have no other path."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class YamlDocument:
 
     path: str
     fixed_line: int | None = None
-    """The line of all places, if not None: 0 for a command-line option."""
+    """If not None, every place has this line number; 0 for a command-line option."""
     value: Any = None
     """The values. Refused scalars are `MISREAD`; the whole value is None if there is no document."""
     values_at: dict[Path, Mark] = field(default_factory=dict)

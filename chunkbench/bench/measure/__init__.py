@@ -1,1 +1,1 @@
-"""Clocks, cache control, noise guards and peak probes."""
+"""Measuring: clocks, cold and warm caches, timed loops, probes of the machine's peaks."""

@@ -17,7 +17,7 @@ _TIMES = {"cpu": 2, "cuda": L2_FACTOR}
 
 
 def sweep_bytes(device: str, cache_bytes: int) -> int:
-    """Bytes that a sweep reads."""
+    """Number of bytes that a sweep of the caches reads."""
     return max(_TIMES[device] * cache_bytes, 1 << 24)
 
 
@@ -38,15 +38,15 @@ class CacheSweeper:
             self._buffer = torch.ones(sweep_bytes(device, cache_bytes) // 4, device=device)
 
     def sweep(self) -> None:
-        """Read twice the size of the last-level cache; on a GPU `L2_FACTOR` times its size, as much as the copies of a
-        rotation hold."""
+        """Read twice the size of the last-level cache. On a GPU, read `L2_FACTOR` times the size of the L2 cache, as
+        much as the copies of a rotation hold."""
         self._buffer.sum()
 
 
 @contextmanager
 def sweep_file() -> Iterator[str]:
-    """The path of memory that the sweeps of several processes may read. The memory exists until this process leaves the
-    block.
+    """Take memory that several processes can read in their sweeps, and give its path. The memory exists until the
+    `with` block ends.
 
     Twice a large cache is half a gigabyte. On a virtual machine each process needs a second to take that much memory,
     and 20 ms to map it. The path is empty if the system cannot share memory in this way, or if memory is short.

@@ -2,8 +2,8 @@
 moment.
 
 On a shared machine other tenants slow down a core or the memory for seconds at a time, and no counter that a guest can
-read shows it. Work that never changes does. Comparisons of runs use only rounds with similar calibration times
-(`chunkbench.report.compare.calibration`).
+read shows it. The time of work that never changes shows it. Comparisons of runs use only rounds with similar
+calibration times (`chunkbench.report.compare.calibration`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CalibrationMeter:
         return timed_sweep
 
     def take(self) -> Calibration:
-        """Means over the times since the last call."""
+        """Mean times since the last call of this method."""
         means = Calibration(
             arithmetic_us=fmean(self._arithmetic_us), memory_us=fmean(self._memory_us) if self._memory_us else None
         )

@@ -19,9 +19,11 @@ from chunkbench.bench.measure.loop import Feed, Round, no_collections
 L2_FACTOR = 5
 """All copies together hold more than this many times the size of the L2 cache."""
 MOST_COPIES = 32
-"""With more copies, the appends would take longer than the measurement, so a sweep of the cache replaces them."""
+"""Largest number of copies. With more copies, appends would take longer than the measurement; then a sweep clears the
+cache."""
 FEWEST_CALLS = 8
-"""Calls between the two CUDA events of a sample: events resolve half a microsecond, and a kernel may take only ten."""
+"""Smallest number of calls between the two CUDA events of a sample: events have a resolution of half a microsecond, and
+a kernel may take only ten microseconds."""
 
 
 class Rotation(NamedTuple):
@@ -35,8 +37,9 @@ class Rotation(NamedTuple):
 def rotation(touched: int, l2_bytes: int, need: int, room: int) -> Rotation:
     """How to make caches cold for a session that reads `touched` distinct bytes of K and V and needs `need` bytes.
 
-    The smallest number of copies that together read more than five times the size of the L2 cache; a large session
-    needs only one. If that many copies do not fit into `room` bytes, or exceed `MOST_COPIES`: one copy and a sweep.
+    It chooses the smallest number of copies that together read more than five times the size of the L2 cache; a large
+    session needs only one. If that many copies do not fit into `room` bytes, or exceed `MOST_COPIES`, it chooses one
+    copy and a sweep.
     """
     wanted = math.ceil((L2_FACTOR * l2_bytes + 1) / max(1, touched))
     if wanted > MOST_COPIES or wanted * need > max(room, need):
@@ -50,7 +53,7 @@ def calls_of(mode: Mode, copies: int) -> int:
 
 
 def runs_of(mode: Mode, copies: int) -> int:
-    """Decodes that a sample costs, untimed decodes included: every call runs once before the sample; for a graph,
+    """Number of decodes for one sample, untimed decodes included: every call runs once before the sample; for a graph,
     twice."""
     if mode == "eager":
         return copies + 1
@@ -59,7 +62,8 @@ def runs_of(mode: Mode, copies: int) -> int:
 
 Call = Callable[[], None]
 _LEAD, _SHORTEST_LEAD_US, _LONGEST_LEAD_US = 2.0, 100.0, 20_000.0
-"""The device waits `_LEAD` times as long as the host needed before to queue the calls, within these two limits."""
+"""The device stalls `_LEAD` times as long as the host last needed to queue the calls, within these two limits in
+microseconds."""
 
 
 class CaptureError(RuntimeError):
@@ -150,7 +154,7 @@ def run_gpu_round(
 
 
 def decode_once(session: Session, q: torch.Tensor, out: torch.Tensor, mode: Mode, device: Device) -> None:
-    """One decode in this mode, for a check.
+    """Decode once in this mode, for a check.
 
     Fills `out` with NaN first. A graph is captured with zeros as queries; only the replay sees `q`.
     """
@@ -210,8 +214,8 @@ class _Sampler:
     def drift(self) -> float:
         """Repeats a call of the last sample outside of any graph and compares the outputs.
 
-        Returns the largest difference over the largest value. It shows that the timed calls computed what the check
-        checked.
+        Returns the largest difference over the largest value. The difference shows whether the timed calls computed
+        what the check checked.
         """
         lane = self._lanes[0]
         repeated = torch.full_like(lane.out, float("nan"))

@@ -1,4 +1,4 @@
-"""The machine's current peaks: read bandwidth and matrix rate, probed inside every round, and for estimates."""
+"""Probes the machine's current peaks, read bandwidth and matrix rate, inside every round and for estimates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PeakProbe:
                 self._kernel_reads = ReadOrderProbe(self._buffer, getattr(torch, dtype))
 
     def probe(self) -> Peaks:
-        """One probe: medians of a few passes, so that a single interruption has no effect."""
+        """Probe once, as medians of a few passes, so that a single interruption has no effect."""
         read = self._buffer.nbytes / self._seconds(lambda: self._buffer.sum())
         size = self._matrix.shape[0]
         product = 2 * size**3 / self._seconds(lambda: torch.mm(self._matrix, self._matrix, out=self._product))

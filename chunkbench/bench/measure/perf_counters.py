@@ -22,7 +22,8 @@ class NoCounters(Exception):
 
 
 def counted(pid: int, work: Callable[[], int], events: Sequence[str] = EVENTS) -> dict[str, float]:
-    """Counts of a process for each unit of `work`, which returns the number of units. Raises `NoCounters`."""
+    """Count events of a process during `work`, and divide the counts by the number of units of work, which `work`
+    returns. Raises `NoCounters`."""
     command = ["perf", "stat", "-x", ",", "-e", ",".join(events)]
     numbers = {**os.environ, "LC_ALL": "C"}
     # Many virtual machines have no counters: ask before the work is done.

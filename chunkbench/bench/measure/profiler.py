@@ -1,4 +1,4 @@
-"""Calls of one session for a profile: timed in several ways, traced, or watched by PyTorch's profiler.
+"""Makes the calls of a profile on one session: timed in several ways, traced, or watched by PyTorch's profiler.
 
 Each call is a round of its own: rewind, append and plan up to the last step, then decode there. So calls of all kinds
 can take turns in any order.
@@ -37,9 +37,10 @@ def timed_call(
 def traced_call(
     session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, call: TracedCall, sweep: Callable[[], None]
 ) -> TraceFacts | None:
-    """Trace step n_c with cold caches; None if the session cannot.
+    """Trace step n_c with cold caches; None if the session cannot trace.
 
-    For the call `compute`, K and V shall come from the caches, so the call runs twice and the first trace is discarded.
+    For the call `compute`, K and V have to come from the caches, so the call runs twice and the first trace is
+    discarded.
     """
     q = _to_last_step(session, feed, out, n_c, nonce)
     if call == "compute":
@@ -52,8 +53,8 @@ def traced_call(
 
 
 def trace_facts(trace: Trace) -> TraceFacts:
-    """A trace as facts. They hold three parts of each unit; the rest of a unit's time is starting rows and writing
-    results."""
+    """Convert a trace to facts. They hold three parts of each unit's time; the rest is spent on starting rows and
+    writing results."""
     parts = [trace.parts[:, PARTS.index(part)] for part in ("scores", "softmax", "values")]
     columns = (trace.thread, trace.shared, trace.begin, trace.ready, trace.end, *parts, trace.read_bytes, trace.flops)
     units = zip(*(column.tolist() for column in columns), strict=True)

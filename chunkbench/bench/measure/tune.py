@@ -62,7 +62,8 @@ class Trial(NamedTuple):
 
 
 def tiles() -> list[Tuning]:
-    """Candidates for the tiles of `partial_results`. An even pipeline depth gives no more buffers than an odd one."""
+    """Candidates for the tiles of `partial_results`. Only odd pipeline depths: an even depth gives no more buffers than
+    an odd one."""
     pairs = [(32, 5), (32, 7), (64, 3), (64, 5), (64, 7), (128, 3)]
     return [
         START._replace(tile=tile, stages=stages, narrow_tile=narrow_tile, narrow_stages=narrow_stages)
@@ -107,7 +108,8 @@ def search(
 
 
 def fit_all(generation: int, head_dim: int, candidates: Sequence[Tuning]) -> list[Tuning | str]:
-    """`fit` of each candidate, and its kernels compiled for the launches of `Stopwatch`, in one process for each core.
+    """Call `fit` for each candidate and compile its kernels for the launches of `Stopwatch`, in one process for each
+    core.
 
     The processes end before anything is timed.
     """

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class Attempt(PointDriver[ExperimentT]):
     """Prepares and checks the implementations of a point, one by one; times nothing.
 
-    The point is the last and longest of `points`, a pass, whose steps also serve the others. `budget`: that of the
-    pass. `announce` receives a text about the current work. `peaks`: whether every round probes the machine's peaks.
+    `points` are a pass; the attempt measures the last and longest point, whose steps also serve the other points.
+    `budget`: the budget of the pass. `announce` receives a text about the current work. `peaks`: whether every round
+    probes the machine's peaks.
     """
 
     sampled_checks = True
@@ -47,7 +48,7 @@ class Attempt(PointDriver[ExperimentT]):
     ) -> None:
         super().__init__(experiment, work, survey, worker, points[-1], cases)
         self.steps_of: dict[int, tuple[int, ...]] = {point.n_c: () for point in points}
-        """n_c -> the steps that are timed for it."""
+        """n_c -> the steps that are timed for this n_c."""
         self._budget, self._announce, self._peaks = budget, announce, peaks
 
     def run(self) -> None:
@@ -80,8 +81,7 @@ class Attempt(PointDriver[ExperimentT]):
     def measure(
         self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], time: Budget
     ) -> None:
-        """Measure the cases of memory group `index`, whose implementations are prepared. This class measures
-        nothing."""
+        """Measure the cases of memory group `index`, whose implementations are prepared. Here nothing is measured."""
 
     def _room(self) -> tuple[int, int]:
         """Bytes available for K and V on the point's device, and bytes of a GPU's L2 cache."""

@@ -46,7 +46,8 @@ class Failable:
 
 @dataclass
 class CaseRounds(Failable):
-    """Rounds of one case. One case can fail alone: a decode that no graph can capture may still be called directly."""
+    """The rounds of one case. A case can fail alone: even if no graph can capture a decode, the decode can be called
+    directly."""
 
     samples_us: list[list[float]] = field(default_factory=list)
     append_us: list[list[float]] = field(default_factory=list)
@@ -58,9 +59,9 @@ class CaseRounds(Failable):
     sampling: GpuSampling | None = None
     discarded: int = 0
     max_error: float | None = None
-    """Error of the graph replays, if they were checked."""
+    """Largest relative error of the graph replays, if they were checked."""
     capture_s: float = 0.0
-    """Time to capture one call."""
+    """Seconds to capture one call in a graph."""
 
     def add(self, reply: Mapping[str, Any], group: int) -> None:
         """Add one round as the worker reports it."""
@@ -77,7 +78,8 @@ class CaseRounds(Failable):
         self.discarded += reply.get("discarded", 0)
 
     def of(self, steps: Sequence[int], chosen: Sequence[int]) -> CaseRounds:
-        """The part of a pass for a shorter n_c: `steps` are the timed steps of the pass, `chosen` those of that n_c."""
+        """The rounds for a shorter n_c of the same pass: `steps` are the timed steps of the pass, `chosen` the timed
+        steps of that n_c."""
         if tuple(steps) == tuple(chosen):
             return self
         places, n_c = [steps.index(step) for step in chosen], chosen[-1]
@@ -89,7 +91,7 @@ class CaseRounds(Failable):
         )
 
     def means(self, group: int) -> list[float]:
-        """Means of the rounds in one memory group."""
+        """Mean microseconds of each round in one memory group."""
         return round_means([s for s, g in zip(self.samples_us, self.groups, strict=True) if g == group])
 
 

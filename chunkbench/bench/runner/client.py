@@ -30,8 +30,8 @@ _LONGEST_WAIT_S = 0.5
 
 
 class WorkerError(RuntimeError):
-    """The worker answered with an error; `kind` is `error`, `oom`, `unsupported` (a graph), or `lost`: the worker can
-    compute nothing more, because the context of its GPU is gone."""
+    """The worker answered with an error. `kind` is `error`, `oom`, `unsupported` (no graph is possible) or `lost` (the
+    context of the GPU is gone, so the worker can compute nothing more)."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -159,7 +159,7 @@ class WorkerProcess(WorkerClient):
         return result
 
     def fork(self) -> ForkedWorker:
-        """A child of this worker: it starts at once, with everything imported, and has its own memory.
+        """Fork a child of this worker. The child starts at once, with everything imported, and has its own memory.
 
         Only one child may live at a time; meanwhile this worker answers no other request. Fork only a worker that has
         computed nothing yet: the threads of a computation do not survive a fork.

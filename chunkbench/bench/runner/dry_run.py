@@ -50,7 +50,7 @@ def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Targ
 
 
 def list_plan(experiment: Experiment[Any], target: Target, registry: Registry[Listed], words: str) -> str:
-    """The plan of a run without sessions: title, number of points and `words`, implementations, points."""
+    """The plan of a run without sessions: title, number of points, the text `words`, implementations, points."""
     points = experiment.points(target.device, target.dtype)
     lines = [
         f"{experiment.name}: {experiment.title}",
@@ -91,7 +91,7 @@ def _caches_and_modes(experiment: SessionExperiment, point: Point) -> list[str]:
 
 
 def _memory(expected: Estimate) -> list[str]:
-    """The most memory that the worker holds, and the memory groups of the point that needs most."""
+    """The most memory that the worker holds, and the memory groups of the point that needs the most memory, as text."""
     point = expected.point
     lines = [f"memory: up to {memory_guard.gigabytes(expected.memory_bytes)} in the worker"]
     text = f"  {_describe(point)}: {memory_guard.gigabytes(expected.together_bytes)} of K/V for all at once"
@@ -106,14 +106,14 @@ def _memory(expected: Estimate) -> list[str]:
 
 
 def _time(expected: Estimate, budget_s: float) -> str:
-    """The approximate time of the run."""
+    """The approximate time of the run, as text."""
     if expected.seconds is None:
         return f"about the budget of {words_of(budget_s)}; checks take some 10 s more for each point"
     return f"about {words_of(expected.seconds)}"
 
 
 def brief(experiment: Experiment, target: Target) -> str:
-    """A run in one line: its points, its memory, its time."""
+    """The points, the memory and the time of a run, in one line of text."""
     points = len(experiment.points(target.device, target.dtype))
     text = f"{points} point{'s' * (points != 1)}"
     if target.machine_kind:  # estimates of this machine say nothing about another machine
@@ -122,7 +122,7 @@ def brief(experiment: Experiment, target: Target) -> str:
 
 
 def in_words(expected: Estimate | str, experiment: Experiment) -> str:
-    """The memory and the time of a run."""
+    """The memory and the time of a run as text."""
     if isinstance(expected, str):
         return expected
     memory = f"up to {memory_guard.gigabytes(expected.memory_bytes)}"
@@ -130,7 +130,7 @@ def in_words(expected: Estimate | str, experiment: Experiment) -> str:
 
 
 def words_of(seconds: float) -> str:
-    """A duration in words: 45 s, 6.5 min, 1.5 h."""
+    """A duration as text: 45 s, 6.5 min, 1.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""How much memory and time a run will take, from bytes of K/V and the machine's read bandwidth."""
+"""Estimates how much memory and time a run will take, from bytes of K/V and the machine's read bandwidth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Fitted to runs on shared virtual machines with 2 cores, with `benchmarks/estimates.py` at revision 0e19293.
 _PASSES = 26
-"""Preparing a session and checking it twice against float64 takes as long as reading its K/V this many times."""
+"""To prepare a session and check it twice against float64 takes as long as reading its K/V this many times."""
 _EACH_S = 0.1
 """Seconds that each implementation adds to a point, besides reading K/V."""
 _POINT_S = 1.0
@@ -29,9 +29,9 @@ _POINT_S = 1.0
 _START_S, _PER_IMPLEMENTATION_S = 5.0, 0.5
 """Seconds to start a worker, and to ask one implementation whether it runs here."""
 _PER_RESERVED_GB_S = 0.9
-"""Seconds for each GB of memory that is touched for the first time."""
+"""Seconds to touch one GB of memory for the first time."""
 _WORKER_BYTES = 600_000_000
-"""Memory of a worker with its libraries. The memory guard reserves more for a worker."""
+"""Bytes of a worker with its libraries. The memory guard reserves more for a worker."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def _seconds(
     reserved: int,
     swept: int,
 ) -> float:
-    """Seconds of a run: each pass takes its share of the budget, or the time of the fewest rounds if that is longer."""
+    """Seconds of a run. Each pass takes its share of the budget, or the time of the smallest number of rounds if that
+    is longer."""
     passes = work.passes(points)
     weights = [work.weight(pass_[-1], experiment.seed) for pass_ in passes]
     left, waiting = experiment.budget_s, sum(weights)
@@ -118,7 +119,7 @@ def _seconds(
 def _least(
     experiment: SessionExperiment, pass_: Sequence[SessionPoint], needs: Mapping[str, int], swept: int, timed: bool
 ) -> float:
-    """Seconds of a pass in the fewest rounds."""
+    """Seconds of a pass that has the smallest number of rounds."""
     steps = sum(min(point.n_c, MIN_TIMED_STEPS) for point in pass_)
     calls = experiment.min_rounds * steps if isinstance(experiment, TimedExperiment) else 0
     caches = len({case.cache for case in experiment.cases(pass_[-1])})

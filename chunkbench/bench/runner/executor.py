@@ -31,7 +31,7 @@ class RunJob:
 
 @dataclass(frozen=True)
 class MeasuredPass:
-    """The rows of a pass, and the machine that measured them."""
+    """The rows of a pass, and the machine that measured the pass."""
 
     pass_: Pass
     cases: Mapping[Point, Sequence[Result]]
@@ -49,18 +49,19 @@ class Listener(Protocol):
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None: ...
 
     def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
-        """A point has its rows. `took_s`: seconds of its pass; 0 for the pass's other points."""
+        """The rows of a point are complete. `took_s`: seconds of its pass for the first point of the pass, 0 for the
+        other points."""
 
     def problem(self, text: str) -> None:
         """Receive a text that the user should know at once. The same text may come again."""
 
 
 class Executor(Protocol):
-    """Measures passes somewhere."""
+    """Measures passes, on this machine or elsewhere."""
 
     @property
     def targets(self) -> Sequence[Target]:
-        """One machine of each kind that measures the whole experiment."""
+        """The machines on which the whole experiment is measured, one of each kind."""
         ...
 
     def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:

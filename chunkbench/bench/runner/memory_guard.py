@@ -10,7 +10,7 @@ from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.workers.protocol import WORKER_BYTES
 
 SLACK = 1.04
-"""Work buffers and allocator losses, as a factor on K and V."""
+"""K and V need this many times their bytes, because of work buffers and losses of the allocator."""
 _OTHERS = 0.05
 """Share of the memory that is left to other processes."""
 
@@ -21,7 +21,7 @@ class Grouping:
 
     groups: tuple[tuple[str, ...], ...]
     too_large: Mapping[str, str]
-    """Implementation -> reason, with the figures."""
+    """Implementation -> the reason why it does not fit in memory, with the figures."""
 
 
 def kv_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int:
@@ -39,18 +39,19 @@ def touched_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int
 
 
 def usable(free: int) -> int:
-    """Bytes of the free memory that the processes of a run, or a server, may take."""
+    """The part of the free memory, in bytes, that the processes of a run or a server may take."""
     return int(free * (1 - _OTHERS))
 
 
 def lacking(needed: int, room: int) -> str:
-    """Why `needed` bytes do not fit into `room`, with the figures; empty if they fit."""
+    """The reason why `needed` bytes do not fit into `room`, with the figures; empty if they fit."""
     reason = f"needs {gigabytes(needed)}, {gigabytes(room)} are available: {gigabytes(needed - room)} are missing"
     return reason if needed > room else ""
 
 
 def room_of(free: int) -> int:
-    """Bytes that a worker may fill with K and V. `free`: bytes that are available or that the worker already holds."""
+    """Number of bytes that a worker may fill with K and V. `free`: bytes that are available or that the worker already
+    holds."""
     return max(0, usable(free) - WORKER_BYTES)
 
 
@@ -60,8 +61,8 @@ def probe_bytes(available: int) -> int:
 
 
 def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
-    """As few groups as possible, about equally large. The baseline is in every group if it fits, because ratios need
-    it.
+    """Make as few groups as possible, about equally large. The baseline is in every group if it fits, because ratios
+    need the baseline.
 
     `sizes` are the bytes of each implementation, `room` the bytes that a group may use.
     """

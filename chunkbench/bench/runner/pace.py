@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from chunkbench.bench.runner.passes import Budget, Pass
 
 _KEPT = 1.25
-"""Passes count as within the budget while they take at most this part of their shares. If the budget is too small for
-the fewest rounds, passes take longer, and the budget does not limit the estimate."""
+"""If the passes take more than this many times their shares of the budget, the budget no longer limits the estimate.
+This happens if the budget is too small for the minimum number of rounds."""
 
 
 class Pace:
@@ -60,8 +60,8 @@ class Pace:
 
     @property
     def left_s(self) -> float:
-        """Seconds left at the pace so far. While passes keep to their shares of the budget, at most the rest of the
-        budget; in the first 2% of the run, exactly that rest."""
+        """Estimated seconds until the run ends, at the pace so far. While passes keep to the budget, at most the rest
+        of the budget. In the first 2% of the run, the estimate is the rest of the budget."""
         machines = max(1, min(self.machines, len(self._running) or self.machines))
         spent_s = self._spent_s + sum(budget.spent_s for budget in self._running.values())
         measured = self._total - self._before - self._left()

@@ -28,11 +28,11 @@ class Pass(NamedTuple):
 
 @dataclass
 class Budget:
-    """The seconds that some work gets, counted from now, and the share of the work that is done."""
+    """The seconds that some work may take, counted from now, and the share of the work that is done."""
 
     seconds: float
     share_done: float = 0.0
-    """0 to 1."""
+    """Share of the work that is done, 0 to 1."""
 
     def __post_init__(self) -> None:
         self._began = monotonic()

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 ExperimentT = TypeVar("ExperimentT", bound=SessionExperiment, default=SessionExperiment)
 BEFORE, AFTER = 1 << 20, 1 << 21
-"""First nonces of the checks before and after the rounds; nonces of rounds are small."""
+"""First nonces (seeds of queries) of the checks before and after the rounds; the nonces of rounds are smaller."""
 _HOUSEKEEPING_S = 300.0
-"""Time limit of requests that run no implementation."""
+"""Time limit, in seconds, of requests that run no implementation."""
 _REPEATS = 3
 """How often a timed request is sent again if the worker was suspended while it answered."""
 
 
 class WorkerLost(Exception):
-    """The worker is gone while a request of `implementation` was outstanding; None: a request of the harness itself."""
+    """The worker died during a request. `implementation`: whose request; None for a request of the harness itself."""
 
     def __init__(self, implementation: str | None, status: Status, reason: str, mode: Mode | None = None) -> None:
         super().__init__(reason)
         self.implementation, self.status, self.reason = implementation, status, reason
         self.mode: Mode | None = mode
-        """The only mode of the implementation that is to blame; None: all modes."""
+        """The mode (eager, events, graph) that failed; None if the whole implementation failed."""
 
 
 class PointDriver(Generic[ExperimentT]):
@@ -120,7 +120,7 @@ class PointDriver(Generic[ExperimentT]):
         return call_s * runs_of(case.mode, copies) + self.rounds_of[case.key].capture_s * captures
 
     def appends(self, case: Case) -> int:
-        """Number of sessions of a case; every step is appended to each."""
+        """Number of sessions of a case. Every step is appended to each session."""
         return self.rotations[case.implementation].copies if case.cache == "cold" else 1
 
     def lost_in(self, case: Case) -> bool:
@@ -184,8 +184,8 @@ class PointDriver(Generic[ExperimentT]):
         state.deviation = reply.get("deviation")
 
     def check_bytes(self, name: str) -> None:
-        """Compare the K/V bytes that an implementation states with the bytes of its visible tensors and with the least
-        that it needs."""
+        """Compare the K/V bytes that an implementation states with the bytes of its visible tensors and with the
+        smallest number of bytes that it needs."""
         state = self.states[name]
         least = self.work.least_kv_bytes(self.point, self.experiment.seed, name)
         if state.failed or state.kv_bytes is None or not least:

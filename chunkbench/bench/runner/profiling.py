@@ -30,7 +30,8 @@ _MOST_LISTED = 40
 
 
 def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: str) -> AttentionPoint:
-    """The one point that a filter leaves. Raises `RunError`, which lists the points that are left."""
+    """The only point that matches a filter. Raises `RunError` if the filter does not leave exactly one point; the
+    message lists the points that are left."""
     kind = type(points[0])
     axes = {point: {axis: getattr(point, axis) for axis in kind.axes()} for point in points}
     left = [point for point in points if selects(accepted, axes[point])]
@@ -51,7 +52,7 @@ def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: s
 
 
 def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
-    """The axes that distinguish the point from others, as `--where` takes them."""
+    """The values that distinguish the point from others, in the form of the option `--where`."""
     others = {axis: value for axis in varying if (value := getattr(point, axis)) is not None}
     return " ".join(f"{axis}={show_value(value)}" for axis, value in (point.usually_swept | others).items())
 
@@ -124,8 +125,8 @@ def profile(
     log: Path,
     announce: Callable[[str], None],
 ) -> ProfileFacts:
-    """The facts of the step in the middle of n_c. If the implementation cannot run, or fails, the recorded case says
-    why.
+    """The facts of the step in the middle of n_c. If the implementation cannot run, or fails, the recorded case has the
+    reason.
 
     `log`: a file for what the worker prints. Raises `RunError` if no worker starts.
     """

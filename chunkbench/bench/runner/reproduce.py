@@ -15,17 +15,18 @@ from chunkbench.run_error import CannotRunError, RunError
 KERNELS = (
     "table1", "memory", "table3", "figure3", "figure4", "no-tpp", "break-even", "chunk-size", "heads", "prompts",
 )  # fmt: skip
-"""The paper's own experiments on kernels first, then those that explain their results."""
+"""Experiments on kernels: first the paper's own experiments, then those that explain their results."""
 EXPERIMENTS = (
     *KERNELS, "paged-kernel", "replay-managers", "replay-caches", "replay-policies", "replay-table4", "replay-paged",
     "replay-paged-answers", "replay-paged-prefix", "replay-paged-chat", "replay-paged-blocks", "table4", "figure5",
 )  # fmt: skip
-"""Servers come last: they take longest, and not every machine can run them."""
+"""All experiments that `reproduce` runs, in this order. Servers come last: they take longest, and not every machine can
+run them."""
 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The runs with cases, in the order of their experiments."""
+    """The runs that have cases, in the order of their experiments."""
 
     runs: Sequence[Run]
     interrupted: bool

@@ -50,7 +50,7 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
 
     @abstractmethod
     def implementations(self) -> Registry[AnyImplementation]:
-        """Adapters, which make sessions."""
+        """The adapters of this kind of work. An adapter makes sessions."""
 
     @abstractmethod
     def needs(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:

@@ -10,7 +10,7 @@ from chunkbench.bench.runner.client import WorkerClient, WorkerCrashed, WorkerEr
 from chunkbench.bench.store.results import Status
 
 _LIMIT_S = 120.0
-"""Time limit for one implementation: importing a large library from a slow disk is slow."""
+"""Time limit for one implementation, in seconds: importing a large library from a slow disk is slow."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,15 @@ class Traits:
     reason: str = ""
     remedy: str = ""
     status: Status = "unavailable"
-    """Status of its rows, unless `ok`."""
+    """Status of the rows of this implementation, unless `ok` is true."""
     shares_storage: bool = False
     reads_shared_once: bool = False
     isa: str | None = None
     package_version: str | None = None
     note: str = ""
     style: Mapping[str, Any] = field(default_factory=dict)
-    """How reports show the implementation (`chunkbench.bench.experiment.terms`); empty: the default style."""
+    """How reports show the implementation (`chunkbench.bench.experiment.terms`). If empty, the default style is
+    used."""
 
     def refusal(self) -> str:
         """Reason and remedy as one text."""

@@ -28,7 +28,7 @@ class Target:
     machine: str
     """Id of the machine."""
     machine_kind: str = ""
-    """The kind of machine, where several machines measure a run; empty on this machine alone."""
+    """The kind of this machine, if machines of several kinds measure a run; else empty."""
 
 
 def resolve_target(experiment: Experiment, describing: bool = False) -> Target:
@@ -57,7 +57,7 @@ def resolve_on(experiment: Experiment, environment: Environment, machine: str, m
 
 
 _BETWEEN = "; "
-"""Separates the kinds of machines in the identity of a run."""
+"""Text between the names of machine kinds in the identity of a run."""
 _EXPLANATIONS = {
     "experiment": "the experiment, or an option that overrides part of it, has changed since the run was started",
     "revision": "chunkbench itself has changed since the run was started",
@@ -67,8 +67,8 @@ _EXPLANATIONS = {
 
 
 def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str]:
-    """Digests and ids of experiment, revision and machine. If several kinds of machines measure a run: the names of the
-    kinds.
+    """Digests and ids of experiment, revision and machine. If several kinds of machines measure a run, the names of the
+    kinds replace the machine's id.
 
     The budget is left out, because a resumed run may get more time.
     """
@@ -85,7 +85,7 @@ def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str
 
 
 def machines_of(recorded: Mapping[str, str]) -> list[str]:
-    """The machine of a recorded identity, or its kinds of machines."""
+    """The id of the machine in a recorded identity, or the names of its kinds of machines."""
     return recorded.get("machine", "").split(_BETWEEN)
 
 

@@ -12,8 +12,8 @@ from chunkbench.bench.store.results import DecodeResult, Facts, Positive
 
 
 class Unit(NamedTuple):
-    """A unit of a traced call (`chunkbench.kernels.trace`). `begin_s`, `ready_s`, `end_s`: seconds from a moment
-    shortly after the call's start; the next three: seconds spent in each part."""
+    """A unit of a traced call (`chunkbench.kernels.trace`). `begin_s`, `ready_s`, `end_s`: time in seconds, counted
+    from shortly after the start of the call. `scores_s`, `softmax_s`, `values_s`: seconds spent in each part."""
 
     thread: Count
     shared: bool
@@ -56,7 +56,8 @@ class WatchedFacts(Facts):
 
 
 class ProfileFacts(Facts):
-    """A profile. Each kind of call has one entry for each round, or none if the implementation cannot show it."""
+    """A profile. For each kind of call, there is one entry per round, or no entry if the implementation cannot make
+    this kind of call."""
 
     case: DecodeResult
     """The case, whose samples are decodes with cold caches at the last step of n_c."""
@@ -70,6 +71,6 @@ class ProfileFacts(Facts):
     counters: Mapping[str, NonNegativeFloat] = Field(default_factory=dict)
     """Event of `perf stat` -> number of events in one decode with warm caches."""
     no_counters: str = ""
-    """Why there are no counters; empty if there are."""
+    """The reason why there are no counters; empty if there are counters."""
     l2_bytes: Count | None = None
-    """Size of a core's own level-2 cache."""
+    """Size, in bytes, of the level-2 cache of one core."""

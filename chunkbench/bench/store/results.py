@@ -33,7 +33,7 @@ class Peaks(Facts):
 
     read_bytes_per_s: Positive
     matrix_flops_per_s: Positive
-    """The higher of the two rates below, for the dtype of the point."""
+    """The higher of `matrix_torch_flops_per_s` and `matrix_native_flops_per_s`, for the dtype of the point."""
     matrix_torch_flops_per_s: Positive
     matrix_native_flops_per_s: Positive | None = None
     kernel_read_bytes_per_s: Positive | None = None
@@ -41,8 +41,8 @@ class Peaks(Facts):
     before 6. `read_bytes_per_s` is the highest rate of all ways to read."""
     sum_bytes_per_s: Positive | None = None
     copy_bytes_per_s: Positive | None = None
-    """GPU only: the rates of reading alone (`sum`) and of copying, for which bytes read and bytes written both count.
-    The higher of the two rates is `read_bytes_per_s`."""
+    """GPU only. `sum_bytes_per_s`: rate of reading alone; `copy_bytes_per_s`: rate of copying, where bytes read and
+    bytes written both count. `read_bytes_per_s` is the higher of the two rates."""
 
 
 class Noise(Facts):
@@ -59,39 +59,41 @@ class Calibration(Facts):
     """Times of the calibration kernels: fixed pieces of work, measured beside one round of one case."""
 
     arithmetic_us: Positive
-    """Matrix products that stay in a core's own cache, on every thread."""
+    """Microseconds of matrix products that stay in a core's own cache, on every thread."""
     memory_us: Positive | None = None
-    """One sweep of the caches; None for warm caches."""
+    """Microseconds of one sweep of the caches; None for warm caches."""
 
 
 class GpuState(Facts):
-    """State of the GPU during one round of one case; None where the driver does not report it."""
+    """State of the GPU during one round of one case. A value is None if the driver does not report it."""
 
     sm_mhz: Count | None = None
-    """Median clock of the multiprocessors, read after every kept sample."""
+    """Median clock of the multiprocessors in MHz, read after every kept sample."""
     sm_mhz_lowest: Count | None = None
     slow_samples: Count = 0
-    """Samples that were kept although the clock was below 75% of its usual value, because repeats were not better."""
+    """Number of samples that were kept although the clock was below 75% of its usual value, because repeats were not
+    better."""
     memory_mhz: Count | None = None
     power_w: float | None = None
     temperature_c: Count | None = None
     throttled_by: tuple[str, ...] = ()
     """All reasons that the driver gave for a lower clock, after any sample."""
     other_processes: Count | None = None
-    """Processes on the device other than ours, at the end of the round."""
+    """Number of processes on the device other than ours, at the end of the round."""
     other_bytes: Count | None = None
-    """Device memory that these processes hold."""
+    """Bytes of device memory that these processes (`other_processes`) hold."""
 
 
 class GpuSampling(Facts):
     """How samples were taken on a GPU."""
 
     copies: Count
-    """Sessions that took turns, so that each found the L2 cache filled by the other sessions."""
+    """Number of sessions that took turns, so that each session found the L2 cache filled by the other sessions."""
     calls: Count
-    """Calls per sample; a sample is their mean."""
+    """Number of calls in a sample; the sample is the mean of their times."""
     swept: bool
-    """Whether a buffer was read before each call instead, because the copies did not fit or were too many."""
+    """Whether a buffer was read before each call to clear the cache, because the copies did not fit or were too
+    many."""
     l2_bytes: Count
 
 
@@ -103,7 +105,7 @@ _OLDER_FIELDS = frozenset(
         *("read_bytes", "flops", "huge_share", "work_items", "max_error", "tolerance", "isa"),
     )
 )
-"""Before schema version 8, the lines of all kinds of work had all axes, and the fields of timed results."""
+"""Fields that the lines of all kinds of work had before schema version 8: all axes, and the fields of timed results."""
 
 
 class Result(Facts):
@@ -147,18 +149,18 @@ class Result(Facts):
 
     @property
     def rounds(self) -> Samples:
-        """[round][sample] microseconds, from which latency, intervals and ratios are computed; empty if nothing was
-        timed."""
+        """Microseconds of each sample, `[round][sample]`, from which latency, intervals and ratios are computed; empty
+        if nothing was timed."""
         return ()
 
     @property
     def round_groups(self) -> tuple[int, ...]:
-        """[round] number of the group of each round. Only rounds of the same group may be compared."""
+        """The number of the group of each round. Only rounds of the same group may be compared."""
         return ()
 
     @property
     def round_steps(self) -> tuple[int, ...]:
-        """[sample] the step of each sample of a round."""
+        """The step of each sample of a round."""
         return (1,) if self.rounds else ()
 
     def axis(self, name: str) -> Any:
@@ -190,32 +192,33 @@ class TimedResult(SessionResult):
     cache: Cache
     mode: Mode
     samples_us: Samples = ()
-    """[round][timed step] microseconds of `decode`, or of a module's call."""
+    """Microseconds of `decode`, or of a module's call: `[round][timed step]`."""
     steps: tuple[Annotated[Count, Field(ge=1)], ...] = ()
-    """Timed steps s, 1..n_c."""
+    """The timed steps, numbers between 1 and n_c."""
     append_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
-    """[round][step] microseconds of `append`, for every step."""
+    """Microseconds of `append` for every step: `[round][step]`."""
     plan_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
     groups: tuple[Count, ...] = ()
-    """[round] memory group in which the round ran; ratios are formed only inside one group."""
+    """For each round, the memory group in which the round ran. Ratios are formed only inside one group."""
     longest_n_c: Count | None = None
-    """n_c of the pass that the steps come from, where points that differ only in n_c shared a longer pass."""
+    """n_c of the longest point of the pass, if the steps of this result come from a pass over a longer point; else
+    None."""
     discarded: Count = 0
-    """Samples that were discarded and repeated because the clock was throttled, or the process suspended."""
+    """Number of samples that were discarded and repeated because the clock was throttled, or the process suspended."""
     peaks: tuple[Peaks, ...] = ()
     calibration: tuple[Calibration, ...] = Field(default=(), validation_alias=AliasChoices("calibration", "yardsticks"))
-    """[round]; empty on a GPU and in runs of schema version 1. Lines written before it had this name call it
-    `yardsticks`."""
+    """One entry per round; empty on a GPU and in runs of schema version 1. Older runs call this field `yardsticks`."""
     gpu: tuple[GpuState, ...] = ()
-    """[round]; empty on a CPU, and without nvidia-ml-py."""
+    """One entry per round; empty on a CPU, and without nvidia-ml-py."""
     sampling: GpuSampling | None = None
     """None on a CPU, where a sample is one call."""
     unique_bytes: tuple[Count, ...] = ()
-    """[timed step] K and V of the distinct token prefixes, plus q and out; for a module, all bytes that it moves."""
+    """For each timed step, bytes of K and V of the distinct token prefixes, plus q and out; for a module, all bytes
+    that it moves."""
     read_bytes: tuple[Count, ...] = ()
-    """[timed step] bytes that the implementation itself must read and write."""
+    """For each timed step, the bytes that the implementation itself must read and write."""
     flops: tuple[Count, ...] = ()
-    """[timed step] FLOPs of the call."""
+    """For each timed step, the FLOPs of the call."""
 
     @classmethod
     def of_case(cls, case: Case[Any], **values: Any) -> Self:

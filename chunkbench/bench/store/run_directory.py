@@ -212,7 +212,7 @@ class RunWriter:
         return cls(path, values, cases, lock, torn)
 
     def place_of(self, case: Result) -> tuple[str, str]:
-        """(case key, kind of machine): a run has at most one result for each such pair."""
+        """The pair (case key, kind of machine) of a result. A run has at most one result for each pair."""
         machine = self._values.get("machines", {}).get(case.machine, {})
         return case.key, machine.get("kind", "")
 
@@ -329,7 +329,7 @@ def _read_cases(path: Path, manifest: Manifest) -> tuple[list[Result], int, bool
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether a line was written to its end. A power cut may leave zeros in its place, then an end of line."""
+    """Whether a line was written completely. After a power cut, zeros and an end of line may replace the text."""
     try:
         from_json(line)
     except ValueError:

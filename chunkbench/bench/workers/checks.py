@@ -1,4 +1,4 @@
-"""Checks against a float64 reference, which give `max_error`."""
+"""Checks outputs against a float64 reference, which gives `max_error`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels.reference import attention, head_attention
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
-"""Limit of K and V elements that one check converts to float64: 128 MB; for a sample, a few milliseconds of work."""
+"""Largest number of K and V elements that one check converts to float64: 128 MB, or for a sample a few milliseconds of
+work."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ def make_check(
 ) -> Check:
     """A check of the state after `steps` completion tokens, with its own queries.
 
-    `losses`: the heads of a method that lose tokens, and the tokens of each sequence that they lose; None: every head
-    sees all tokens.
+    `losses`: the heads that lose tokens, and the tokens of each sequence that these heads lose; None if every head sees
+    all tokens.
 
     If the point is too large for one check, or if a `sample` is enough, `nonce` seeds the choice of sequences and
     heads.

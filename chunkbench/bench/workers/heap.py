@@ -74,7 +74,8 @@ def shift() -> None:
 
 
 def _lacking(libc: ctypes.CDLL, size: int) -> int:
-    """Bytes that are missing for `size`: what it needs from the system at worst, less the available memory.
+    """Number of bytes that are missing for blocks of `size`: the memory that they need from the system in the worst
+    case, minus the available memory.
 
     In the worst case, no hole has pages left.
     """
@@ -85,7 +86,8 @@ def _lacking(libc: ctypes.CDLL, size: int) -> int:
 
 _DEPTH = 8
 _NO_HOLDERS = (str, bytes, int, float, type(None), type, ModuleType, FunctionType)
-"""Types that are not followed: numbers and texts hold no tensors; modules, classes and functions lead to everything."""
+"""Types whose attributes are not searched for tensors: numbers and texts hold no tensors; modules, classes and
+functions lead to everything."""
 
 
 def visible_storages(root: object) -> dict[int, int]:

@@ -49,7 +49,7 @@ _LACKING = (
     "Resource temporarily unavailable",
     "can't start new thread",
 )
-"""Words of a RuntimeError when memory runs out."""
+"""Words in the message of a RuntimeError that is raised because memory ran out."""
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -73,7 +73,8 @@ class _Suspensions:
 
 
 def _gravest(kind: str) -> str:
-    """`lost` if the error destroyed the GPU's context, else `kind`. So only the implementation at fault is charged."""
+    """The kind `lost` if the error destroyed the GPU's context, else `kind`. So only the implementation at fault is
+    blamed."""
     return "lost" if lost() else kind
 
 

@@ -1,4 +1,5 @@
-"""Memory pages: all implementations of a run get the same, huge ones where the system allows them.
+"""Chooses the size of memory pages. All implementations of a run get the same size: huge pages if the system allows
+them.
 
 A huge page (2 MB on x86) saves the walks through page tables that reading 4 KB pages costs, up to a third of the time
 on a virtual machine. glibc asks for them for the whole heap (`MADV_HUGEPAGE`), and everything that a worker holds is on
@@ -21,14 +22,14 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ")
 
 
 def environment(pages: Pages, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a worker that shall use `pages`; `given` are the variables of the parent."""
+    """The environment variables of a worker that has to use `pages`; `given` are the variables of the parent."""
     others = [text for text in given.get(_TUNABLES, "").split(":") if text and not text.startswith(f"{_HUGETLB}=")]
     tunables = ":".join([*others, f"{_HUGETLB}={1 if pages == 'huge' else 0}"])
     return {_TUNABLES: tunables, _SMALL: "1" if pages == "small" else ""}
 
 
 def keep_small(variables: Mapping[str, str]) -> None:
-    """In a worker that shall use small pages, forbid huge pages, which a system may grant without a request."""
+    """In a worker that has to use small pages, forbid huge pages, which a system may grant without a request."""
     if variables.get(_SMALL) and Path("/proc/self").exists():
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 

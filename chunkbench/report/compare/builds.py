@@ -22,7 +22,7 @@ from chunkbench.kernels import cpu
 from chunkbench.run_error import RunError
 
 _LOG_LINES = 15
-"""Last lines of the build's log that an error message shows."""
+"""Number of lines, from the end of the build's log, that an error message shows."""
 
 
 @dataclass(frozen=True)

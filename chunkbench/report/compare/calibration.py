@@ -1,4 +1,4 @@
-"""Calibration: how much of a ratio of times the machine explains, by fixed work that was timed beside both sides."""
+"""Estimates how much of a ratio of times the machine explains, from fixed work that was timed beside both sides."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from chunkbench.bench.store.results import Calibration, Peaks, Result, TimedResu
 
 
 class CalibrationRatio(NamedTuple):
-    """Time of fixed work for HEAD over its time for BASE: the lowest and the highest ratio of all kinds of fixed
-    work."""
+    """Time of fixed work while HEAD was measured divided by its time while BASE was measured: the lowest and the
+    highest ratio of all kinds of fixed work."""
 
     low: float
     high: float
@@ -60,8 +60,8 @@ _WORK: Mapping[str, Callable[[Result], Iterator[float]]] = {
 
 
 def work_ratios(base: Sequence[Result], head: Sequence[Result]) -> dict[str, float]:
-    """Kind of fixed work -> its time for HEAD over its time for BASE, if both sides did this work. Fixed work:
-    calibration kernels and probes of peaks."""
+    """For each kind of fixed work (calibration kernels and probes of peaks) that both sides did: its time while HEAD
+    was measured divided by its time while BASE was measured."""
     ratios = {}
     for name, times_of in _WORK.items():
         base_times = [time for case in base for time in times_of(case)]

@@ -43,7 +43,8 @@ class Options:
     command: str = ""
     """Command line that repeats the comparison."""
     looks: int = 1
-    """How many times the verdicts may be looked at. All looks share the error probability of a case."""
+    """Number of times that each case is tested. The allowed error probability of a case is divided among these
+    tests."""
     case_command: Callable[[str], str] = lambda implementation: ""
     """Implementation -> the command that measures only this implementation again."""
 
@@ -56,11 +57,11 @@ class CaseJudge:
     metric: Metric
     """The figure that is compared."""
     counts: Sequence[Metric]
-    """The exact figures of the kind. A change of such a figure gets its own verdict."""
+    """The figures of the kind that are counted exactly. A change of such a figure gets its own verdict."""
     confidence: float
     interleaved: bool
     blocking_differences: str
-    """Differences between the two environments that forbid to compare times. Empty if there are none."""
+    """Differences between the two environments because of which times must not be compared."""
     across_machines: bool
 
     def judge(self, base: Sequence[Result], head: Sequence[Result]) -> list[CaseVerdict]:
@@ -186,7 +187,7 @@ class CaseJudge:
 
     @staticmethod
     def _why_too_little(times: TimeRatio) -> str:
-        """Why there is no interval; empty if there is an interval."""
+        """The reason why there is no interval; empty if there is an interval."""
         if times.disturbed:
             return f"other processes were busy during every measurement of {times.disturbed}"
         if times.shift is None:
@@ -197,7 +198,7 @@ class CaseJudge:
         return ""
 
     def _why_not_comparable(self, base: Result, head: Result) -> str:
-        """Why the two cases cannot be compared; empty if they can be compared."""
+        """The reason why the two cases cannot be compared; empty if they can be compared."""
         if self.options.cross_machine:
             return ""
         if self.blocking_differences:
@@ -212,7 +213,8 @@ def name_of(case: Result) -> str:
 
 
 def _whole_pairs(base: Sequence[Result], head: Sequence[Result]) -> tuple[Sequence[Result], Sequence[Result]]:
-    """Both sides without processes whose partner measured nothing. HEAD's failures stay: they decide the verdict."""
+    """Both sides, without pairs of processes of which one process measured nothing. Failures of HEAD stay, because they
+    decide the verdict."""
     pairs = list(zip(base, head, strict=False))
     whole = [pair for pair in pairs if measured(pair[0]) and measured(pair[1])]
     if not whole:
@@ -231,7 +233,8 @@ def _is_of_time(metric: Metric) -> bool:
 
 
 def _without_ratio(fields: Mapping[str, Any]) -> CaseVerdict:
-    """The verdict if the value of a round is 0: from the figures of all rounds."""
+    """The verdict if a round has a value of 0 or less, so that there is no ratio: equal figures over all rounds are
+    `same`."""
     if fields["base"] == fields["head"]:
         return CaseVerdict(**fields, verdict="same")
     return CaseVerdict(**fields, verdict="inconclusive", reason="a value is 0 or less: there is no ratio")

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST = 3
-"""Fewest values of a level. Fewer values count as outliers."""
+"""Smallest number of values of a level. Fewer values count as outliers."""
 _MOST_ORDERS = 100_000
-"""Most random orders of a permutation test."""
+"""Largest number of random orders in a permutation test."""
 
 
 class ChangePoint(NamedTuple):
@@ -23,7 +23,7 @@ class ChangePoint(NamedTuple):
     shift: float
     """Median of the level minus the median of the level before."""
     chance: float
-    """p value: how often the same values in random order have a change of this size."""
+    """p value: how often a random order of the same values has a change of this size."""
 
 
 def change_points(values: Sequence[float], alpha: float, least: float) -> list[ChangePoint]:
@@ -81,7 +81,7 @@ def _best_split(segment: NDArray[np.float64], alpha: float, rng: np.random.Gener
 
 
 def _explained(centred: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[order, split] variance that two levels explain, up to a factor that is the same for all orders."""
+    """The variance that two levels explain, `[order, split]`, up to a factor that is the same for all orders."""
     n = centred.shape[1]
     sizes = np.arange(SHORTEST, n - SHORTEST + 1)
     explained: NDArray[np.float64] = centred.cumsum(axis=1)[:, sizes - 1] ** 2 / (sizes * (n - sizes))

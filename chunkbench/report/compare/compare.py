@@ -121,13 +121,14 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
 def _fixed_work(
     common: Sequence[str], base: Mapping[str, Sequence[Result]], head: Mapping[str, Sequence[Result]]
 ) -> tuple[FixedWork, ...]:
-    """The machine's speed for HEAD over its speed for BASE, over the cases that both measured."""
+    """The machine's speed while HEAD was measured divided by its speed while BASE was measured, over the cases that
+    both sides measured."""
     sides = [[case for key in common for case in cases[key]] for cases in (base, head)]
     return tuple(FixedWork(work=work, speed=1 / ratio) for work, ratio in work_ratios(*sides).items())
 
 
 _MOST_REASONS = 3
-"""Most reasons that a message names."""
+"""Largest number of reasons that a message names."""
 
 
 def _check_measured(runs: Sequence[Run], metric: Metric, has_values: Callable[[Result], bool]) -> None:
@@ -226,7 +227,7 @@ def _warnings(
 
 
 def _machines(runs: Sequence[Run]) -> set[str]:
-    """Ids of the machines that measured these runs."""
+    """Ids of the machines of these runs."""
     return {case.machine for run in runs for case in run.cases}
 
 

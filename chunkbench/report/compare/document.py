@@ -1,4 +1,4 @@
-"""A comparison as a document: the verdicts on HEAD against BASE, worst first; and as files in a folder."""
+"""Shows a comparison as a document, with the worst verdicts on HEAD first, and writes it as files into a folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CALIBRATION = (
 _ALL = "--format json prints all, --out FOLDER writes them to comparison.json"
 """Says where a reader finds the cases that a document leaves out."""
 _HEADLINE_CASES = 3
-"""Most cases that the headline names."""
+"""Largest number of cases that the headline names."""
 
 
 def document(comparison: Comparison, most_rows: int | None = None, most_notes: int | None = None) -> Output:
@@ -233,7 +233,7 @@ def _legend(comparison: Comparison) -> tuple[str, ...]:
 def _footer(comparison: Comparison) -> list[tuple[str, str]]:
     settings = comparison.settings
     shares = count(settings.timed_cases, "timed case")
-    shares += f" and {count(settings.looks, 'look')}" if settings.looks > 1 else ""
+    shares += f" with up to {settings.looks} tests each," if settings.looks > 1 else ""
     lines = [
         ("BASE", _side(comparison.base)),
         ("HEAD", _side(comparison.head)),
@@ -274,11 +274,13 @@ FILES = {
 }
 """File -> its format."""
 PULL_REQUEST_BYTES = 60_000
-"""A comment on GitHub may have 65,536 characters. The difference is left for other text in the comment."""
+"""Largest size of a comment on a pull request. GitHub allows 65,536 characters; the rest is left for other text in the
+comment."""
 STEP_SUMMARY_BYTES = 1_000_000
-"""GitHub's limit is 1 MiB."""
+"""Largest size of the summary of a workflow's step, in bytes. GitHub's limit is 1 MiB."""
 _TERMINAL_ROWS, _TERMINAL_NOTES = 40, 5
-"""Most cases in the terminal's table, and most notes on them: the important cases have to fit on one screen."""
+"""Largest number of cases in the terminal's table, and of notes on them: the important cases have to fit on one
+screen."""
 
 
 def output(comparison: Comparison, form: str) -> Output:

@@ -18,7 +18,7 @@ class Difference(NamedTuple):
     """Whether the machine or the data differ, not only a version of software. Such a difference forbids to compare
     times."""
     hardware: bool = False
-    """Whether a different machine explains the difference."""
+    """Whether the difference is explained by a different machine."""
 
 
 _MACHINE = (

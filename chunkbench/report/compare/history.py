@@ -1,4 +1,4 @@
-"""A figure of each case over many recorded runs, in time order, and the changes of the figure."""
+"""Follows a figure of each case over many recorded runs, in time order, and finds the changes of the figure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Frozen(BaseModel):
 
 
 class HistoryEntry(_Frozen):
-    """One entry of a series: the figure of one run, or of the processes that measured together."""
+    """One entry of a series: the figure of one run, or of the processes that measured the experiment together."""
 
     started_at: str
     commit: str | None
@@ -45,9 +45,9 @@ class Change(_Frozen):
     started_at: str
     commit: str | None
     ratio: float
-    """The level after the change over the level before."""
+    """The level after the change divided by the level before."""
     chance: float
-    """Probability (p value) that noise alone looks like this change."""
+    """p value: the probability that noise alone looks like this change."""
 
 
 class Series(_Frozen):
@@ -67,7 +67,7 @@ class Series(_Frozen):
 
     @property
     def levels(self) -> list[float]:
-        """[changes + 1] medians between the changes, in the figure's unit."""
+        """The median of each level: one more than there are changes, in the figure's unit."""
         edges = [0, *(change.index for change in self.changes), len(self.measurements)]
         return [median(m.value for m in self.measurements[a:b]) for a, b in itertools.pairwise(edges)]
 

@@ -15,7 +15,7 @@ from chunkbench.report.model import Cell, Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
 _MOST_LINES = 8
-"""Most lines of a panel that a reader can distinguish."""
+"""Largest number of lines in a panel that a reader can distinguish."""
 
 
 def document(all_series: Sequence[Series], metric: Metric, threshold: float, confidence: float) -> Output:

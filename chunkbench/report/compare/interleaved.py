@@ -49,7 +49,7 @@ class InterleavedJob:
     """Folder for the runs."""
     listener: Listener
     processes: int
-    """Fewest pairs of processes. They share the experiment's budget."""
+    """Smallest number of pairs of processes. These pairs share the experiment's budget."""
 
 
 class Interleaved:
@@ -74,9 +74,9 @@ class Interleaved:
 
         Returns both runs, which are in `out`/base/`number` and `out`/head/`number`.
 
-        The parents of a pair are new: where a process's libraries and heap lie in memory is drawn when a program
-        starts, all its forked children inherit it, and it can make code that runs in Python or in PyTorch's dispatcher
-        10 or 20% slower. `swept`: the path of memory for the sweeps of all processes. Raises `RunError`.
+        Each pair has new parents. When a program starts, its libraries and its heap get random positions in memory. All
+        forked children inherit these positions, which can make code that runs in Python or in PyTorch's dispatcher 10
+        or 20% slower. `swept`: the path of memory for the sweeps of all processes. Raises `RunError`.
         """
         pending = [
             (point, case)
@@ -109,7 +109,7 @@ class Interleaved:
         return open_run(paths[0]), open_run(paths[1])
 
     def _report_failures(self, cases: tuple[TimedResult, TimedResult]) -> None:
-        """Report at once why a side does not measure a case, unless both sides fail for the same reason."""
+        """Report at once the reason why a side does not measure a case, unless both sides fail for the same reason."""
         if cases[0].status not in FAILED and cases[0].status == cases[1].status and cases[0].reason == cases[1].reason:
             return
         for side, case in zip(self._sides, cases, strict=True):
@@ -154,10 +154,10 @@ class Interleaved:
     ) -> tuple[TimedResult, TimedResult]:
         """Measure one case in a new process of each side, forked from its parent.
 
-        Processes differ from each other, and rounds do too. So the rounds last as long as the time from the start of
-        the pair to its second round, or `rounds_share` of that time if the budget allows no more. `parents_s` is the
-        case's part of the time that the start of the parents took. The first pair checks all rows of the output before
-        and after the rounds; other pairs check a sample of rows before the rounds.
+        Both processes and rounds vary. So the rounds get as much time as the start of the pair: they last as long as
+        the time from the start of the pair to its second round, or `rounds_share` of that time if the budget allows no
+        more. `parents_s` is the case's part of the time that the start of the parents took. The first pair checks all
+        rows of the output before and after the rounds; other pairs check a sample of rows before the rounds.
         """
         started_at = now()
         workers: list[WorkerClient] = []

@@ -1,4 +1,4 @@
-"""The figures that can be compared: the latency, and the figures that a kind of work adds."""
+"""Finds the figures that can be compared: the latency, and the figures that a kind of work adds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def metrics_of(kind: str) -> Mapping[str, Metric]:
 
 
 def exact_of(kind: str) -> list[Metric]:
-    """The figures of a kind that are counted."""
+    """The figures of a kind that are counted exactly, not measured."""
     return sorted((metric for metric in metrics_of(kind).values() if metric.exact), key=lambda metric: metric.name)
 
 
@@ -39,7 +39,7 @@ def metric_of(name: str, kinds: Iterable[str]) -> Metric:
 
 
 def has(case: Result, metric: Metric) -> bool:
-    """Whether a case has a value that may be compared."""
+    """Whether a case has a value of this metric that may be compared."""
     if metric is LATENCY:
         return measured(case)
     return counted(case) and (metric.exact or metric.value(case) is not None)

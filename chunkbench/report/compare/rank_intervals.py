@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _MOST_COUNTED = 600
-"""Largest value of a rank statistic up to which its distribution is counted exactly. Beyond, it is nearly normal."""
+"""Up to this value of a rank statistic, its distribution is counted exactly. Beyond, the distribution is nearly
+normal."""
 
 
 class Shift(NamedTuple):
@@ -97,7 +98,7 @@ def _largest_rank(chances: NDArray[np.float64], tail: float) -> int:
 
 @lru_cache(maxsize=64)
 def _signed_rank_chances(n: int) -> NDArray[np.float64]:
-    """[t] chance that the sum of a random subset of the ranks 1..n is t."""
+    """For each t, the probability that the sum of a random subset of the ranks 1..n is t."""
     chances = np.ones(1)
     for rank in range(1, n + 1):
         longer = np.zeros(len(chances) + rank)
@@ -109,7 +110,8 @@ def _signed_rank_chances(n: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def _mann_whitney_chances(m: int, n: int) -> NDArray[np.float64]:
-    """[u] chance that in u of the m * n pairs the value from the m lies above the value from the n."""
+    """For each u, the probability that in u of the m * n pairs the value of the first set is above the value of the
+    second set."""
     if m == 0 or n == 0:
         return np.ones(1)
     # The largest value is one of the m, and then lies above all n, or it is one of the n.

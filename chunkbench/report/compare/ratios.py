@@ -1,4 +1,4 @@
-"""The ratio of one case's times, HEAD over BASE, with its interval."""
+"""Computes the ratio of one case's times, HEAD over BASE, with its interval."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from chunkbench.report.metric import MICROSECONDS, Metric
 
 Unit = Literal["pair", "process", "round"]
 FEWEST_PROCESSES = 5
-"""Processes are the unit of a comparison if each side has at least this many; else rounds are the unit."""
+"""A comparison compares processes if each side has at least this many processes; else it compares rounds."""
 
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """The time ratio of one case. Its shift is the logarithm of the ratio, head over base."""
+    """The time ratio of one case. `shift` is the logarithm of the time of HEAD divided by the time of BASE."""
 
     unit: Unit
-    """The unit of repetition: pair, process or round."""
+    """The unit that is repeated and compared: pair, process or round."""
     shift: Shift | None
     """The shift; None if the two sides have nothing to compare."""
     base_units: int
     head_units: int
     disturbed: str = ""
-    """The side, if any, for which other processes were busy during every measurement."""
+    """The side that was disturbed by other busy processes during all its measurements, if there is such a side."""
 
 
 def interleaved_ratio(base: Sequence[Result], head: Sequence[Result], metric: Metric, confidence: float) -> TimeRatio:
@@ -81,7 +81,8 @@ def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
 
 
 def values_of(case: Result, metric: Metric) -> list[float]:
-    """[round] the figure. Microseconds are raised to at least 0.001, because a clock that did not advance gives 0."""
+    """The figure of each round. Microseconds are raised to at least 0.001, because a clock that did not advance gives
+    0."""
     known = metric.known(case)
     return [max(value, 1e-3) for value in known] if metric.unit is MICROSECONDS else known
 
@@ -92,8 +93,8 @@ def _common_steps(base: Sequence[Result], head: Sequence[Result]) -> set[int]:
 
 
 def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
-    """[round] logarithm of the figure, or of its inverse if higher is better. Latency and token rate: logarithm of the
-    mean time over the steps `steps`. Empty if a value is 0 or less."""
+    """For each round, the logarithm of the figure, or of its inverse if higher is better. For latency and token rate:
+    the logarithm of the mean time over the steps `steps`. Empty if a value is 0 or less."""
     if metric.name in ("latency", "token_rate"):
         columns = [index for index, step in enumerate(case.round_steps) if step in steps]
         return [math.log(fmean(samples[index] for index in columns)) for samples in case.rounds] if columns else []
@@ -102,5 +103,6 @@ def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
 
 
 def sign_of(metric: Metric) -> int:
-    """1 for costs, -1 if higher is better: a ratio of rates is the inverse of a ratio of costs."""
+    """1 if lower values are better, -1 if higher values are better: a ratio of rates is the inverse of a ratio of
+    costs."""
     return -1 if metric.better == "higher" else 1

@@ -20,7 +20,7 @@ from chunkbench.report.compare.verdicts import Comparison
 from chunkbench.run_error import RunError
 
 LIMIT = 6
-"""Pairs go on for this many times the experiment's budget: two minutes for a budget of 20 s."""
+"""The time limit is this many times the experiment's budget: two minutes for a budget of 20 s."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> Re
     """Measure pairs until each case has a verdict, or until the time is used up. At least `job.processes` pairs are
     measured.
 
-    If the verdicts are looked at more than once, the looks share the error probability. A case with a verdict is not
-    measured again. The folder `job.out` has to exist. `KeyboardInterrupt` keeps the complete pairs. Raises `RunError`
-    and `NothingToCompare`.
+    If the cases are tested more than once, the allowed error probability is divided among the tests. A case with a
+    verdict is not measured again. The folder `job.out` has to exist. `KeyboardInterrupt` keeps the complete pairs.
+    Raises `RunError` and `NothingToCompare`.
     """
     pairs: list[tuple[Run, Run]] = []
     try:
@@ -49,11 +49,11 @@ def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> Re
 
 
 def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
-    """Times of the looks at the verdicts, in seconds from the start: the first at `first_s`, after `pairs` pairs, the
-    last at `limit_s`.
+    """The times at which the cases are tested, in seconds from the start: the first at `first_s`, after `pairs` pairs,
+    the last at `limit_s`.
 
-    Between two looks the number of pairs about doubles. If the first look comes late, under load, there is still a
-    second look, unless twice the pairs are too few for a verdict.
+    Between two tests the number of pairs about doubles. Even if the first test comes late, under load, there is a
+    second test, unless twice the pairs are too few for a verdict.
     """
     growth = limit_s / first_s
     if pairs >= FEWEST_PROCESSES:
@@ -74,7 +74,7 @@ def default_experiment(project: Path) -> str:
 def _measure(
     measuring: Interleaved, pairs: list[tuple[Run, Run]], job: InterleavedJob, options: Options, swept: str
 ) -> Comparison:
-    """Measure pairs into `pairs`, and compare them at every look. Returns the last comparison."""
+    """Measure pairs into `pairs`, and compare them at the times of `looks`. Returns the last comparison."""
     began = monotonic()
     for number in range(1, 1 + job.processes):
         pairs.append(measuring.pair(number, None, swept))

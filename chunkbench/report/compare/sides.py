@@ -58,7 +58,7 @@ _FACTS_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison. Both sides differ only in these fields."""
+    """One side of a comparison. The two sides differ only in these fields."""
 
     name: str
     """`base` or `head`."""
@@ -181,7 +181,7 @@ def warm(worker: WorkerProcess, seed: int, point: Point, sweep_file: str) -> Non
     """Let a parent make the data that its children only read. The inputs fit points with the dtype of `point`; children
     make other inputs themselves.
 
-    `sweep_file`: memory for the children's sweeps; empty if the parent shall take its own memory. Raises `LOST`.
+    `sweep_file`: memory for the children's sweeps; if empty, the parent takes its own memory. Raises `LOST`.
     """
     arguments = {"seed": seed, "dtype": point.dtype, "device": point.device, "sweep_file": sweep_file}
     worker.ask("warm", _IMPORT_LIMIT_S, **arguments)

@@ -50,10 +50,10 @@ class Speedup(BaseModel):
     base_implementation: str
     head_implementation: str
     base: float
-    """BASE's speed-up: time of the common implementation over the time of this implementation."""
+    """Speed-up of BASE: time of the common implementation divided by the time of this implementation."""
     head: float
     ratio: float
-    """HEAD's speed-up over BASE's."""
+    """The speed-up of HEAD divided by the speed-up of BASE."""
     low: float | None
     high: float | None
     change: Change
@@ -66,7 +66,7 @@ class Speedups(BaseModel):
 
     between: Between
     over: str
-    """The implementation that both sides measured."""
+    """The common implementation, over which speed-ups are computed. Both sides measured it."""
     base: SideSummary
     head: SideSummary
     threshold: float
@@ -78,8 +78,8 @@ class Speedups(BaseModel):
 def speedups(
     base: Sequence[Run], head: Sequence[Run], between: Between, over: str | None, threshold: float, confidence: float
 ) -> Speedups:
-    """Compare the speed-ups of two measurements over the implementation `over`; None: `naive` if both measured it, else
-    the baseline of BASE's experiment.
+    """Compare the speed-ups of two measurements over the implementation `over`. If `over` is None: over `naive` if both
+    measured it, else over the baseline of BASE's experiment.
 
     Compared cases are at the same point, except for the axes that may differ for `between`. Raises `NothingToCompare`.
     """
@@ -130,7 +130,7 @@ def speedups(
 
 _Point = tuple[Any, ...]
 _Cases = dict[_Point, list[dict[str, Result]]]
-"""[point][process][implementation] the cases."""
+"""Point -> for each process, its cases by implementation."""
 
 
 def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:

@@ -23,7 +23,7 @@ class _Frozen(BaseModel):
 
 
 class CaseVerdict(_Frozen):
-    """The verdict on one case by one metric. Ratio and interval are raw."""
+    """The verdict on one case by one metric. `ratio` and its interval are raw: not divided by the calibration ratio."""
 
     key: str
     name: str
@@ -38,7 +38,8 @@ class CaseVerdict(_Frozen):
     """BASE's value, in the unit of the metric."""
     head: float | None = None
     ratio: float | None = None
-    """HEAD's value over BASE's. A slower case has a ratio above 1 for times, below 1 for token rates."""
+    """The value of HEAD divided by the value of BASE. A slower case has a ratio above 1 for times, below 1 for token
+    rates."""
     low: float | None = None
     high: float | None = None
     calibration_low: float | None = None
@@ -46,7 +47,7 @@ class CaseVerdict(_Frozen):
     """`calibration_low`, `calibration_high`: the calibration ratio, lowest and highest, in the direction of `ratio`;
     None if both sides were interleaved. The verdict is on `ratio` divided by the calibration ratio."""
     unit: Literal["pair", "process", "round"] = "round"
-    """The unit of repetition, from which the interval is computed."""
+    """The unit that is repeated and compared: pair, process or round."""
     base_units: int = 0
     head_units: int = 0
     """`base_units`, `head_units`: number of compared units of each side."""
@@ -78,12 +79,12 @@ class EnvironmentDifference(_Frozen):
 
 
 class FixedWork(_Frozen):
-    """The speed of the machine itself: one kind of work that does not depend on any implementation."""
+    """The speed of the machine itself, measured with one kind of work that does not depend on any implementation."""
 
     work: str
     """The kind of work: arithmetic, memory sweep, read bandwidth or matrix rate."""
     speed: float
-    """Speed while HEAD was measured over speed while BASE was measured."""
+    """Speed while HEAD was measured divided by speed while BASE was measured."""
 
 
 class SideSummary(_Frozen):
@@ -112,7 +113,7 @@ class Settings(_Frozen):
     """Confidence of each interval: the error probability is divided among the timed cases (Bonferroni)."""
     timed_cases: int
     looks: int = 1
-    """How many times the verdicts may be looked at: the looks share the error probability."""
+    """Number of times that each case is tested. The allowed error probability is divided among these tests."""
     interleaved: bool
     """Whether both sides were measured in interleaved pairs of processes, so that pairs are compared."""
     cross_machine: bool

@@ -19,7 +19,7 @@ from chunkbench.report.figures.style import StyleName, plain, styled
 from chunkbench.report.layout import Report
 
 _SMALLER = 0.65
-"""Factor on the sizes of lines and marks in the style for papers."""
+"""Factor on the sizes of lines and markers in the style for papers."""
 
 
 def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Figure | None:

@@ -70,13 +70,13 @@ class Layout:
     """Sizes of figures, and whether the caption is part of a figure."""
 
     scale: float
-    """Scale factor: inches of the figure for an inch of the sheet."""
+    """Scale factor: inches of the figure for one inch of the sheet."""
     least_inches: float
     """Width of a figure of one panel."""
     captioned: bool
     """Whether the caption is a part of the picture."""
     spacing: float = 1.0
-    """Factor on the room below the panels, because fonts shrink less than the rest."""
+    """Factor on the space below the panels, because fonts shrink less than the rest."""
     settings: dict[Any, Any] = field(default_factory=dict)
     """matplotlib's settings besides STYLE."""
 
@@ -124,7 +124,8 @@ def plain(text: str) -> str:
 
 
 def handle(style: LineStyle, label: str, here: bool = True) -> Line2D:
-    """A line of the legend: with filled marks for this run (`here`); thin, dotted, with hollow marks for the paper."""
+    """A line of the legend. For this run (`here`) it has filled markers; for the paper it is thin and dotted, with
+    hollow markers."""
     return Line2D([], [], label=label, **(style.line2d(markersize=6, linewidth=1.6) if here else paper_line(style)))
 
 

@@ -61,7 +61,8 @@ def render(book: Book) -> str:
 
 
 def bodies(table: Table) -> list[list[tuple[Cell, ...]]]:
-    """Groups of rows that sorting keeps together: a row with an empty first cell belongs to the row above."""
+    """Groups of rows that stay together when the table is sorted: a row with an empty first cell belongs to the row
+    above."""
     groups: list[list[tuple[Cell, ...]]] = []
     for row in table.rows:
         if groups and row[0].text == "" and table.keys > 1:
