@@ -14,10 +14,13 @@ from chunkbench.workloads.serving.objective import SustainedRate, sustained_rate
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system in the paper's Table 4 that uses such a manager."""
 
+REPLAYED_AS = {"wmt16": "alpaca"}
+"""Texts whose lengths the PagedAttention paper does not print -> the traffic whose lengths replace them."""
+
 
 def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
-    """Sustained rate over that of an allocator that knows all lengths, as the PagedAttention paper states it. None if
-    it does not.
+    """Sustained rate over that of an allocator that knows all lengths, as the PagedAttention paper states it; None if
+    the paper does not state it.
     """
     low, high, one = (
         stated_by_paged_attention(axes, manager, f"rate_over_exact{end}") for end in ("_low", "_high", "")
@@ -27,20 +30,21 @@ def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
 
 
 def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: str) -> float | None:
-    """The PagedAttention paper's value for a system with this manager, in its setup of 12 GB beside OPT-13B. None if it
-    prints none.
+    """The PagedAttention paper's value for a system with this manager, in its setup of 12 GB beside OPT-13B. None if
+    the paper prints no value.
     """
     if (str(axes["model"]), axes["memory"]) != PAGED_ATTENTION_SETUP:
         return None
     for row in paged_attention():
-        same = all(str(axes[name] or "") == row[name] for name in ("traffic", "n_s", "samples", "beams"))
+        wanted = {**row, "traffic": REPLAYED_AS.get(row["traffic"], row["traffic"])}
+        same = all(str(axes[name] or "") == wanted[name] for name in ("traffic", "n_s", "samples", "beams"))
         if same and (row["manager"], row["quantity"]) == (manager, quantity) and row["rate"] in ("", str(axes["rate"])):
             return float(row["value"])
     return None
 
 
 def printed(group: Group, row: Row, column: str) -> str | None:
-    """The paper's Table 4 for the system with this manager at this point; None if it has no such row."""
+    """The paper's Table 4 for the system with this manager at this point; None if the table has no such row."""
     axes = group.axes
     known = table4().get((axes["n_p"], axes["n_s"], SYSTEMS.get(row.facts.implementation, "")))
     if known is None or axes["rate"] is None or axes["batch_size"] != 32:

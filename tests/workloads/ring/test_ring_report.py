@@ -10,11 +10,15 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from chunkbench.bench.analysis.derive import derive
 from chunkbench.bench.store import Run
 from chunkbench.report import figures
 from chunkbench.report.build import build
+from chunkbench.report.claims.evidence import Evidence, RunRows
+from chunkbench.report.claims.judgement import Judgement
 from chunkbench.report.formats import render
 from chunkbench.report.layout import Report
+from chunkbench.workloads.ring.claims import JUDGES
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, block_bytes, busy
 from chunkbench.workloads.ring.result import RingResult
 from tests.workloads.made import check_inside, drawn, ring_result
@@ -231,3 +235,56 @@ def test_six_blocks_of_float32_and_the_larger_output_of_bfloat16() -> None:
     assert block_bytes(ring_result("ring", kv_heads=2)) == (4 + 4 * 4 / 4 + 4) * block
     assert METRICS["of_six_blocks"].value(ring_result("ring", peak=BLOCKS * 4 * block * 2)) == 2
     assert METRICS["of_six_blocks"].value(ring_result("ring", peak=None)) is None
+
+
+def judge(id: str, *results: RingResult) -> Judgement:
+    return JUDGES[id](Evidence([RunRows(derive(list(results)))]))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gain", "verdict"),
+    [
+        (2, 0.996, "does not hold"),
+        (2, 1.0, "does not hold"),
+        (2, 1.49, "holds"),
+        (2, 1.51, "more than stated"),
+        (8, 1.58, "does not hold"),
+        (8, 1.6, "holds"),
+        (8, 1.65, "more than stated"),
+    ],
+)
+def test_zigzag_gains_more_than_nothing_and_what_the_text_says_on_8_ranks(
+    ranks: int, gain: float, verdict: str
+) -> None:
+    pairs = [2 * rank + 1 for rank in range(ranks)]
+    ring = ring_result("ring", [0.3 * gain] * ranks, pairs=pairs)
+    judged = judge("RG-balance", ring, ring_result("zigzag", [0.3] * ranks, pairs=[ranks] * ranks))
+    assert (judged.verdict, judged.measured) == (verdict, pytest.approx(gain)), judged.reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sent", "verdict", "gain"),
+    [
+        (2, 20_000, "does not hold", 1 / 3),
+        (4, 20_000, "does not hold", 1),
+        (5, 20_000, "holds", 4 / 3),
+        (5, 2_000_000, "does not hold", 1),
+    ],
+)
+def test_the_tree_needs_fewer_bytes_and_fewer_rounds(ranks: int, sent: int, verdict: str, gain: float) -> None:
+    axes: dict[str, Any] = {"phase": "decode", "batch_size": 32, "n_p": 8192, "n_s": 8192}
+    rings = [
+        ring_result(name, [0.1] * ranks, pairs=[1] * ranks, sent=bytes, **axes)
+        for name, bytes in (("ring", 2_000_000), ("tree_decode", sent))
+    ]
+    judged = judge("RG-tree", *rings)
+    assert (judged.verdict, judged.measured) == (verdict, pytest.approx(gain)), judged.reason
+    assert f"3 all-reduces against {ranks - 1} of the ring, so the tree has fewer from 5 ranks on" in judged.reason
+
+
+def test_claims_from_printed_numbers_need_no_run() -> None:
+    formula = judge("RG-appendixD")
+    assert (formula.verdict, formula.measured) == ("cannot tell", None)
+    assert (formula.low, formula.high) == pytest.approx((129.6, 177.5), abs=0.1)
+    table = judge("RG-table1")
+    assert (table.verdict, table.measured) == ("holds", BLOCKS)
