@@ -51,7 +51,7 @@ class Loadable(Protocol):
     """An entry point, or a row of the same form: names an implementation, and imports its module only in `load`."""
 
     def load(self) -> Any:
-        """A class, or an implementation."""
+        """Import and return a class, or an implementation."""
 
 
 class Registry(Generic[ListedT]):

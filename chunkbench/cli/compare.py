@@ -1,4 +1,4 @@
-"""`chunkbench compare`: the changes from one run to another."""
+"""`chunkbench compare`: shows the changes from one run to another."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing; 
 
 
 def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
-    """The option `--confidence`, for all `subject` together."""
+    """Make the option `--confidence`. Its help text names the `subject`, such as verdicts."""
     text = f"Confidence of all {subject} together, 0.5 to 1."
     return click.option("--confidence", type=float, default=0.99, show_default=True, help=text)
 
 
 def out_option(text: str, file_okay: bool = True) -> Callable[[Decorated], Decorated]:
-    """`--out`, a folder."""
+    """The option `--out`, which takes a folder."""
     return click.option("--out", type=click.Path(file_okay=file_okay, path_type=Path), help=text)
 
 

@@ -111,7 +111,7 @@ def command(
 
 
 def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[str, object], str]:
-    """(axes, description) of the forest of prompts: the first prompts of the largest group in these files."""
+    """Axes, and a description, of the forest of prompts: the first prompts of the largest group in these files."""
     from chunkbench.report.numbers import count
     from chunkbench.report.sharing import MOST_SEQUENCES
     from chunkbench.traffic.live import forest_of

@@ -39,7 +39,7 @@ Examples:
 """
 
 _FIGURES = (".png", ".svg", ".pdf")
-"""Endings of figures."""
+"""Endings of figure files."""
 
 
 @click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")

@@ -89,7 +89,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
 
 
 def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
-    """Tune on nodes of a cluster. Each node starts from the table of the node before."""
+    """Tune on nodes of a cluster. Each node starts from the table that the previous node wrote."""
     from chunkbench.plugins.ray.remote import OUT
     from chunkbench.plugins.ray.remote_commands import run_remote_command
 

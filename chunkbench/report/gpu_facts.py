@@ -44,7 +44,7 @@ def samples(timed: Sequence[TimedResult]) -> str:
 
 
 def conditions(timed: Sequence[TimedResult]) -> str:
-    """Clocks, power, temperature, reasons for lower clocks, and other processes on the device."""
+    """The state of the device: clocks, power, temperature, reasons for lower clocks, and other processes."""
     if not any(case.sampling for case in timed):
         return ""
     states = [state for case in timed for state in case.gpu]

@@ -91,7 +91,7 @@ class View:
         )
 
     def by_implementation(self, title: str, show: Callable[[Group, Row | None], Cell], essential: bool = True) -> Table:
-        """A line for each point, a column for each implementation."""
+        """A table with a line for each point and a column for each implementation."""
 
         def column(name: str) -> Column[Group]:
             return self.columns.column(name, lambda group: show(group, group.rows.get(name)))
@@ -109,7 +109,7 @@ class View:
     def line_table(
         self, title: str, lines: Callable[[Group], Sequence[Line]], names: Sequence[str] = (), apart: bool = False
     ) -> Table:
-        """Named lines for each point, a column for each implementation, or each of `names`."""
+        """A table with named lines for each point, and a column for each implementation, or for each of `names`."""
         return self.table(title, lines, self.line_columns(names or self.columns.ids), keys=1, apart=apart)
 
     def _breaks(self, sizes: Sequence[int], apart: bool) -> frozenset[int]:

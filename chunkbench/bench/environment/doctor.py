@@ -256,7 +256,7 @@ def check_machine() -> Diagnosis:
 
 
 def _existing(path: Path) -> Path:
-    """The path itself, or the nearest existing folder above it."""
+    """The path itself if it exists, else the nearest existing folder above it."""
     path = path.absolute()
     while not path.exists():
         path = path.parent

@@ -107,7 +107,7 @@ def open_nvml(uuid: str | None = None) -> Nvml | None:
 
 
 def throttle_words(reasons: int) -> tuple[str, ...]:
-    """The bits in words; unknown bits as one hexadecimal number."""
+    """Words for these bits (`THROTTLE_WORDS`), and one hexadecimal number for unknown bits."""
     words = [word for bit, word in THROTTLE_WORDS.items() if reasons & bit]
     unknown = reasons & ~sum(THROTTLE_WORDS) & ~1
     return (*words, f"reason {unknown:#x}") if unknown else tuple(words)

@@ -102,7 +102,7 @@ def _children(raw: object, level: int) -> int | tuple[int, ...] | Forest:
 
 
 def _checked(forest: Forest) -> Forest:
-    """The forest, if it can be measured. Raises `Findings`."""
+    """Returns the forest if it can be measured; otherwise raises `Findings`."""
     findings = list(_conflicts(forest))
     if findings:
         raise Findings(*findings)
@@ -135,7 +135,8 @@ def _conflicts(forest: Forest) -> Iterator[Finding]:
 
 
 def _of_levels(words: list[str]) -> Forest:
-    """The forest of levels `NODESxTOKENS`; the last level has the sequences and their private tokens."""
+    """The forest that these levels (`NODESxTOKENS`) describe. The last level has the sequences and their private
+    tokens."""
     levels: list[tuple[int, int]] = []
     for word in words:
         nodes, _, tokens = word.partition("x")
@@ -183,7 +184,8 @@ def _of_file(name: str) -> Forest:
 
 
 def _place(name: str, path: Path) -> str:
-    """A place in a JSON file: `mine.json[0][1][2]`; only the file's name if the place is too deep to be useful."""
+    """The name of a place in a JSON file: `mine.json[0][1][2]`; only the file's name if the place is too deep to be
+    useful."""
     return f"{name}{''.join(f'[{step}]' for step in path)}" if len(path) <= _DEEPEST_PLACE else name
 
 

@@ -90,7 +90,7 @@ def search(
     measure: Callable[[Tuning], tuple[float, ...] | str],
     announce: Callable[[Trial], None],
 ) -> Tuning:
-    """Try tiles, then merges.
+    """Try the candidates for tiles, then the candidates for the merge.
 
     `fit` returns each candidate with its `blocks`, `measure` its times; both return the reason if they refuse it.
     """

@@ -168,7 +168,8 @@ class TimedAttempt(Attempt[TimedExperiment]):
                 failing.fail("timeout", reason)
 
     def _rounds(self, cases: Sequence[Case], group: int, groups: int, time: Budget) -> None:
-        """Interleaved rounds until the intervals are narrow or the time is used up, but at least the minimum number."""
+        """Run interleaved rounds until the intervals are narrow or the time is used up, but at least the minimum number
+        of rounds."""
         experiment = self.experiment
         rounds_done = 0
         while cases:

@@ -126,7 +126,7 @@ class Context(Generic[PointT, ResultT]):
     noise: Noise
     started_at: str
     longest_n_c: int | None = None
-    """n_c of the pass that the steps come from, if it is longer than the point's n_c."""
+    """n_c of the pass to which the steps belong, if it is larger than the point's n_c; else None."""
 
 
 def facts(

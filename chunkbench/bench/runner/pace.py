@@ -28,7 +28,7 @@ class Pace:
         self._running: dict[Pass, Budget] = {}
         self._spent_s = self._granted_s = 0.0  # time of passes that have ended, and their shares
         self.machines = 1
-        """How many machines measure at the same time."""
+        """Number of machines that measure at the same time."""
 
     def begin(self, pass_: Pass) -> Budget:
         """Start a pass. Returns the pass's share of the rest of the budget."""
@@ -60,8 +60,8 @@ class Pace:
 
     @property
     def left_s(self) -> float:
-        """Estimated seconds until the run ends, at the pace so far. While passes keep to the budget, at most the rest
-        of the budget. In the first 2% of the run, the estimate is the rest of the budget."""
+        """Estimated seconds until the run ends, at the pace so far. While passes keep to the budget, the estimate is at
+        most the rest of the budget; in the first 2% of the run, it is the rest of the budget."""
         machines = max(1, min(self.machines, len(self._running) or self.machines))
         spent_s = self._spent_s + sum(budget.spent_s for budget in self._running.values())
         measured = self._total - self._before - self._left()

@@ -52,7 +52,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Workplace(Generic[ResultT]):
-    """What a measurer gets from the run: files, earlier rows, and a way to tell the user something."""
+    """The part of a run that a measurer uses: files, earlier rows, and a way to tell the user something."""
 
     log: Path
     """The file for the output of workers and servers."""

@@ -31,7 +31,8 @@ _REPEATS = 3
 
 
 class WorkerLost(Exception):
-    """The worker died during a request. `implementation`: whose request; None for a request of the harness itself."""
+    """The worker died during a request. `implementation`: the implementation that ran; None for a request of the
+    harness itself."""
 
     def __init__(self, implementation: str | None, status: Status, reason: str, mode: Mode | None = None) -> None:
         super().__init__(reason)
@@ -41,7 +42,7 @@ class WorkerLost(Exception):
 
 
 class PointDriver(Generic[ExperimentT]):
-    """A point in one worker: `states` by implementation, `rounds_of` by case key."""
+    """Drives one point in one worker. `states`: implementation -> its state; `rounds_of`: case key -> its rounds."""
 
     def __init__(
         self,

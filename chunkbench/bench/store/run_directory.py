@@ -99,9 +99,10 @@ def open_run(path: Path | str) -> Run:
 
 
 def open_runs(path: Path | str) -> list[Run]:
-    """The processes that measured one experiment together: the runs 1, 2, ... in a folder, or a single run directory.
+    """Read the runs of the processes that measured one experiment together: the folders 1, 2, ... in a folder, or a
+    single run directory.
 
-    In a folder of `chunkbench regress --out`, the runs of HEAD.
+    In a folder of `chunkbench regress --out`, these are the runs of HEAD.
 
     Raises `RunError` as `open_run` does, and if the folder has no run.
     """

@@ -25,7 +25,7 @@ class Check:
     heads: tuple[int, ...]
     """Query heads to compare, always all heads of a KV head's group; for a module, columns of its output."""
     expected: torch.Tensor
-    """`[sequences, heads, head_dim]` float64, or `[sequences, columns]`."""
+    """The expected output in float64: `[sequences, heads, head_dim]`, or `[sequences, columns]` for a module."""
     of_all: torch.Tensor | None = None
     """The outputs of attention over all tokens, if the implementation computes something else; the same shape as
     `expected`."""

@@ -207,7 +207,8 @@ class CaseJudge:
 
 
 def name_of(case: Result) -> str:
-    """Implementation and every axis, for people and for JUnit. The name depends on nothing else in the run."""
+    """The name of a case, for people and for JUnit: the implementation and the values of all axes. It depends on
+    nothing else in the run."""
     axes = ",".join(f"{axis}={spell_value(case.axis(axis))}" for axis in AXES if axis != "threads")
     return f"{case.implementation}[{axes}]"
 

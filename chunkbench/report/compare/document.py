@@ -136,7 +136,7 @@ def varying(cases: Sequence[CaseVerdict]) -> list[str]:
 
 
 def change(case: CaseVerdict) -> str:
-    """Ratio and interval: `1.12x (1.08x to 1.15x)`."""
+    """Ratio and interval as text: `1.12x (1.08x to 1.15x)`."""
     if case.ratio is None:
         return NOTHING
     if case.low is None or case.high is None:
@@ -272,7 +272,7 @@ FILES = {
     "comparison.xml": "junit",
     "annotations.txt": "github",
 }
-"""File -> its format."""
+"""Name of a file -> its format, for the files of a comparison."""
 PULL_REQUEST_BYTES = 60_000
 """Largest size of a comment on a pull request. GitHub allows 65,536 characters; the rest is left for other text in the
 comment."""

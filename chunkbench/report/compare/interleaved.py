@@ -1,4 +1,4 @@
-"""Two sides measured in interleaved pairs of processes: each case in one process of each side, round by round."""
+"""Measures two sides in interleaved pairs of processes: each case in one process of each side, round by round."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class Interleaved:
 
     @contextmanager
     def _parents(self, swept: str) -> Iterator[dict[str, WorkerProcess]]:
-        """A new parent of each side, by its name, started at the same time. Raises `RunError`."""
+        """Start a new parent for each side, both at the same time. Returns name of the side -> parent. Raises
+        `RunError`."""
         # The pool stays open: a worker ends together with the thread that started the worker (`chunkbench.lifetime`).
         with ThreadPoolExecutor(len(self._sides)) as pool:
             in_order = self._rng.sample(self._sides, len(self._sides))

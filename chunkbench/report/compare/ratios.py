@@ -25,7 +25,7 @@ class TimeRatio:
     unit: Unit
     """The unit that is repeated and compared: pair, process or round."""
     shift: Shift | None
-    """The shift; None if the two sides have nothing to compare."""
+    """The logarithm of the ratio; None if the two sides have nothing to compare."""
     base_units: int
     head_units: int
     disturbed: str = ""

@@ -46,7 +46,7 @@ class Speedup(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     axes: dict[str, Any]
-    """Axes of HEAD's case."""
+    """The values of the axes of HEAD's case."""
     base_implementation: str
     head_implementation: str
     base: float

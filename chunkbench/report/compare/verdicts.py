@@ -27,7 +27,7 @@ class CaseVerdict(_Frozen):
 
     key: str
     name: str
-    """Implementation and every axis. A case has the same name in every comparison."""
+    """The implementation and the values of all axes. A case has the same name in every comparison."""
     implementation: str
     label: str
     axes: dict[str, Any]
