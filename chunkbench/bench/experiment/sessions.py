@@ -1,4 +1,4 @@
-"""Keys of experiments that are measured in sessions, whose calls are timed, or whose points are requests."""
+"""Models of experiments that are measured in sessions, that time calls, or whose points are sequences of requests."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class TimedExperiment(SessionExperiment[PointT]):
         None, description="hardware caches before a call: cold, warm; default: cold for strict, warm for paper"
     )
     modes: Modes | None = Field(
-        None, description="what a sample is: events, graph, eager; default: all three on CUDA, eager on a CPU"
+        None, description="modes of timing: events, graph, eager; default: all three on CUDA, eager on a CPU"
     )
     confidence: Confidence = 0.95
     precision: Fraction01 = Field(
@@ -191,7 +191,7 @@ class TimedExperiment(SessionExperiment[PointT]):
         return expect
 
     def in_full(self) -> Self:
-        """The same experiment with `min_rounds` rounds and every step timed, however long that takes."""
+        """The same experiment with exactly `min_rounds` rounds, and with every step timed, however long that takes."""
         day = 86400.0
         return self.model_copy(update={"budget_s": day, "case_limit_s": day, "max_rounds": self.min_rounds})
 
@@ -217,6 +217,7 @@ class RequestExperiment(Experiment[PointT]):
 
 
 def request_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Conflicts among prompts and sharing. Requests are not a batch: they may be more or fewer than the prefixes."""
+    """Conflicts among prompts and sharing. There may be more or fewer requests than prefixes, because requests are not
+    a batch."""
     sequences = sequences_in(given["tree"]) if "tree" in given else values["prompts"]
     yield from prompt_conflicts({**given, "n_c": values["n_c"]}, sequences, values["prompts"])

@@ -1,4 +1,4 @@
-"""The experiment: a frozen model of one YAML file, and the points and cases that it describes."""
+"""The model of an experiment: one YAML file, and the points and cases that it describes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     )
     title: str = Field("", max_length=MAX_TITLE, description="heading of tables and figures")
     order: Whole | None = Field(
-        None, ge=1, exclude=True, description="place of an experiment of this project in lists and reports"
+        None, ge=1, exclude=True, description="position of a bundled experiment in lists and reports"
     )
     kind: str = Field(default_factory=workload.default, description="the kind of work", validate_default=True)
     device: Literal["auto", "cpu", "cuda"] = Field(
