@@ -1,4 +1,4 @@
-"""Experiments that test what a model still finds in a context when most heads keep only a window (RazorAttention,
+"""Experiments that test what a model finds in a context when most of its heads keep only a window (RazorAttention,
 2407.15891).
 """
 
@@ -35,7 +35,7 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         return METHODS
 
     def weight(self, point: AnswersPoint, seed: int) -> int:
-        """Tokens of the context."""
+        """Relative cost of a point: the tokens of its context."""
         return point.n_p
 
     def start(
@@ -58,7 +58,7 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: AnswersExperiment, target: Target) -> str:
-        """The run ends when every point is done; the budget is only an upper limit."""
+        """Say the budget, as an upper limit: the run ends when every point is done."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"

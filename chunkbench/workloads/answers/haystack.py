@@ -37,7 +37,7 @@ class Haystack:
     values: list[str]
     """The value of each needle: a correct answer begins with it."""
     held: list[int]
-    """Text that follows the context."""
+    """Token ids of the text that follows the context."""
 
 
 def haystack(encode: Callable[[str], list[int]], tokens: int, held: int, seed: int) -> Haystack:

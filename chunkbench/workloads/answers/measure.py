@@ -31,7 +31,7 @@ _QUESTION = 32
 
 
 class AnswersMeasurer:
-    """Tries the choices of heads at the points of a run, with one model."""
+    """Measures all choices of heads at the points of a run, with one model."""
 
     def __init__(
         self,
@@ -60,7 +60,9 @@ class AnswersMeasurer:
             raise CannotRunError(str(error)) from None
 
     def _heads(self, folder: Path, dtype: torch.dtype, notify: Callable[[str], None]) -> HeadScores:
-        """Read the scores of heads from the experiment's file, or compute them now. Raises `RunError`."""
+        """Read the scores of heads from the file that the experiment names; without a file, compute the scores. Raises
+        `RunError`.
+        """
         if self._experiment.heads is not None:
             try:
                 return read_heads(Path(self._experiment.heads))

@@ -1,4 +1,4 @@
-"""The choices of which heads keep everything."""
+"""The choices of heads that experiments of `kind: answers` compare: some heads keep all tokens, the others a window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ INDUCTION = "induction_heads"
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """Which heads keep everything, and whether a compensation token stands for what the other heads drop."""
+    """A choice of the heads that keep all tokens. A compensation token may stand for the tokens that the other heads
+    drop.
+    """
 
     label: str
     chosen: Literal["all", "retrieval", "induction", "random", "none"]

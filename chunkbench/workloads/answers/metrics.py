@@ -15,7 +15,7 @@ def _each(value: Callable[[AnswersContext], float]) -> Callable[[AnswersResult],
 
 
 def _found(context: AnswersContext) -> int:
-    """Number of needles found, of those that the model finds where all heads keep everything."""
+    """Number of needles found, among those that the model finds when all heads keep all tokens."""
     return sum(found and by_all for found, by_all in zip(context.found, context.found_by_all, strict=True))
 
 
@@ -25,7 +25,9 @@ def _share(facts: AnswersResult) -> float | None:
 
 
 def by_depth(facts: AnswersResult) -> list[float | None]:
-    """[needle] share found of the findable needles; None where the model finds no needle at this depth."""
+    """[depth] share of needles found, among those that the model finds when all heads keep all tokens; None if it finds
+    none there.
+    """
     depths = zip(*(zip(text.found, text.found_by_all, strict=True) for text in facts.contexts), strict=True)
     findable = [[found for found, by_all in pairs if by_all] for pairs in depths]
     return [fmean(found) if found else None for found in findable]

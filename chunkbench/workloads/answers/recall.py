@@ -1,4 +1,4 @@
-"""Tests what a model still knows of a context after its cache was compressed: answers to questions, and next tokens."""
+"""Tests a model on a context whose cache was compressed: its answers to questions, and its next tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chunkbench.server.engine import Model
 C = TypeVar("C", bound=RaggedChunkAttention)
 CHUNK = 64
 _PIECE = 2048
-"""Prompt tokens of a step."""
+"""Largest number of context tokens that the model computes in one step."""
 
 
 class _Recorder(RaggedChunkAttention):
@@ -53,10 +53,10 @@ class Context:
 
     tokens: list[int]
     keys: list[torch.Tensor]
-    """`[layer]`, each `[n, kv_heads, d]`."""
+    """K of each layer: `[n, kv_heads, d]`."""
     values: list[torch.Tensor]
     queries: list[torch.Tensor]
-    """Queries of the last token: `[layer]`, each `[h, d]`."""
+    """Queries of the last token in each layer: `[h, d]`."""
 
 
 def read(model: Model, tokens: list[int]) -> Context:
@@ -74,7 +74,7 @@ def read(model: Model, tokens: list[int]) -> Context:
 
 
 class CompressedContext:
-    """A context in a compressed cache with a policy. Questions follow the context."""
+    """A context in a cache that a policy of heads compressed. Questions come after the context."""
 
     def __init__(self, model: Model, context: Context, policy: HeadPolicy | None) -> None:
         self._model, self._length = model, len(context.tokens)
@@ -88,7 +88,7 @@ class CompressedContext:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K, V and sums in use."""
+        """Bytes in use for K, V and the sums of compensation tokens."""
         return self._cache.kv_bytes
 
     def next_tokens(self, text: Sequence[int]) -> list[int]:
@@ -114,7 +114,7 @@ class CompressedContext:
         return found
 
     def _compute(self, sequences: Sequence[int], texts: list[list[int]], rows: list[int]) -> list[int]:
-        """Append a text to each sequence. Returns the most probable next token after each of the `rows`."""
+        """Append and compute a text for each sequence. Returns the most probable next token after each of `rows`."""
         firsts = [self._cache.length(sequence) for sequence in sequences]
         counts = [len(text) for text in texts]
         tokens = [token for text in texts for token in text]

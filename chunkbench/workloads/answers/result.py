@@ -1,4 +1,4 @@
-"""Results of experiments on what a model still answers when most heads keep only a window."""
+"""Results of experiments on the answers of a model when most heads keep only a window."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ class AnswersContext(Facts):
     found: tuple[bool, ...]
     """[needle] whether the answer begins with the needle's value."""
     found_by_all: tuple[bool, ...]
-    """[needle] whether the model finds the needle where all heads keep everything."""
+    """[needle] whether the model finds the needle when all heads keep all tokens."""
     agreement: Annotated[float, Field(ge=0, le=1)]
     """In held-out text after the context: share of positions at which this cache and the full cache predict the same
     token.
     """
     deviation: NonNegativeFloat
-    """Deviation of the attention of the context's last token, in all layers, on this model's own K and V."""
+    """Deviation of the attention of the context's last token, in all layers: length of the difference to attention over
+    all tokens, over the length of that attention.
+    """
     kv_bytes: Count
     full_bytes: Count
-    """Bytes of K/V where all heads keep everything."""
+    """Bytes of K/V when all heads keep all tokens."""
 
 
 class AnswersResult(AnswersPoint, Result):
@@ -47,7 +49,7 @@ class AnswersResult(AnswersPoint, Result):
     REPEATED = "context"
 
     full_heads: Count = 0
-    """Number of KV heads that keep everything, over all layers."""
+    """Number of KV heads that keep all tokens, over all layers."""
     tested_tokens: Count = 0
     """Number of random tokens in the test that found the retrieval heads."""
     contexts: tuple[AnswersContext, ...] = ()

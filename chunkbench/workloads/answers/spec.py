@@ -1,4 +1,4 @@
-"""Experiments on what a model still answers: their keys and the rules of their axes."""
+"""Experiments of `kind: answers`: their keys and the rules of their axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from chunkbench.workloads.answers.result import AnswersPoint
 
 
 class AnswersExperiment(Experiment[AnswersPoint]):
-    """Choices of which heads keep everything, tried on the same contexts; one case for each point and choice."""
+    """An experiment that compares choices of the heads that keep all tokens. All choices get the same contexts. Each
+    point and choice is a case.
+    """
 
     POINT = AnswersPoint
     REQUIRED = (N_P,)

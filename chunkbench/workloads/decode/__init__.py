@@ -24,13 +24,13 @@ ResultT = TypeVar("ResultT", bound=SessionResult)
 
 
 class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
-    """Sessions that hold K and V of all sequences; all implementations of a point compute the same attention."""
+    """Times sessions that hold K and V of all sequences. All implementations of a point compute the same attention."""
 
     def implementations(self) -> Registry[Implementation]:
         return REGISTRY
 
     def weight(self, point: AttentionPoint, seed: int) -> int:
-        """Bytes of K/V of all sequences at the end of a round, plus a constant."""
+        """Relative cost of a point: bytes of K/V of all sequences at the end of a round, plus a constant."""
         tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
         return tokens * point.token_bytes + (1 << 24)
 
@@ -99,7 +99,9 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
 
 class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
-    """Decode steps that read K and V of all tokens. One pass to the longest n_c also serves the shorter ones."""
+    """Times decode steps that read K and V of all tokens. One pass to the longest n_c also gives the results of shorter
+    n_c.
+    """
 
     name = "decode"
     summary = "attention of a decode step"

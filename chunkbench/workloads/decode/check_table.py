@@ -1,4 +1,4 @@
-"""The report of an experiment that only checks results: which implementations are right at which points."""
+"""The report of an experiment that only checks results: which implementations are correct, and at which points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _EMPHASIS: Mapping[str, Emphasis] = {"passed": "best", "failed": "failed", "cann
 
 
 def body(view: View) -> Body:
-    """A table with the error of every implementation at each point. Latencies of such small shapes are details."""
+    """A table with the error of every implementation at each point. Latencies are in the details, because the shapes
+    are small.
+    """
     errors = view.by_implementation("Largest error against float64 at each point", _cell, essential=False)
     tables = (_passes(view), errors, latency_table(view, essential=False))
     return Body(_headline(view), tables, compares=False)

@@ -59,8 +59,8 @@ class Panel:
 
 
 def x_axis(report: Report) -> str:
-    """The numeric axis with the most values. Of axes with equally many: `n_s / n_p` (at one n_p) first, else the last
-    axis of the table.
+    """The numeric axis with the most values. Among axes with equally many values: `n_s / n_p` (at one n_p) first, else
+    the last axis of the table.
     """
     shares: dict[object, set[object]] = {}
     for group in report.groups:
@@ -81,7 +81,7 @@ def x_label(report: Report) -> str:
 
 
 def undrawn(report: Report) -> int:
-    """Number of groups without a place on the x-axis, such as trees if the x-axis is the number of prompts."""
+    """Number of groups that have no value on the x-axis, such as trees if the x-axis is the number of prompts."""
     axis = x_axis(report)
     return sum(_x(group, axis) is None for group in report.groups)
 
@@ -120,10 +120,9 @@ def _curves(groups: Sequence[Group], report: Report, axis: str) -> list[Curve]:
 
 
 def _owners(report: Report, implementations: Sequence[str]) -> Mapping[str, str]:
-    """Column of the paper -> the implementation whose style the paper's curve takes.
+    """Column of the paper -> the implementation that gives its style to the paper's curve.
 
-    Of several candidates: one that was measured here first, then the paper's own implementation, then one that stands
-    for it.
+    Of several candidates, a measured one comes first, then the paper's own implementation, then a substitute for it.
     """
 
     def rank(implementation: str) -> tuple[bool, bool]:

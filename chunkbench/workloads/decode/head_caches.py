@@ -16,8 +16,8 @@ from chunkbench.workloads.decode import tables
 FULL = "chunk_attn"
 """The cache that keeps everything."""
 _RETRIEVAL, _LEAST_WINDOW, _BESIDES = 0.15, 4000, 5
-"""RazorAttention's share of retrieval heads, its least window, and its tokens beside the window: four sinks and the
-compensation token.
+"""RazorAttention's share of retrieval heads, its smallest window in tokens, and the number of tokens kept besides the
+window: four sinks and the compensation token.
 """
 
 

@@ -42,8 +42,8 @@ class Match:
 def strongest_other(group: Group, baseline: str, columns: Columns) -> Row | None:
     """The fastest other implementation with correct results.
 
-    If the baseline was measured, the ratio to it decides, because rounds of different memory groups cannot be compared.
-    Without the baseline the latency decides.
+    If the baseline was measured, ratios to the baseline are compared, because rounds of different memory groups cannot
+    be compared. Otherwise latencies are compared.
     """
     others = [row for implementation, row in group.rows.items() if columns.competes(implementation, baseline)]
     if group.rows.get(baseline) and group.rows[baseline].derived.latency_us is not None:

@@ -14,7 +14,7 @@ from chunkbench.report.numbers import span as span_of_us
 
 
 class Phase(NamedTuple):
-    """Sums over some of the units of one call. Seconds are summed over all threads."""
+    """Sums over units of work of one call, such as all shared units. Seconds are summed over all threads."""
 
     name: str
     units: int
@@ -70,8 +70,8 @@ def middle(traces: Sequence[TraceFacts]) -> TraceFacts:
 
 
 def phases(trace: TraceFacts) -> list[Phase]:
-    """The sums of shared units, of private units, and of all units. Kinds without units are left out; so is the sum of
-    all if there is only one kind.
+    """The sums of shared units, of private units, and of all units. A sum without units is left out; the sum of all is
+    left out if all units are shared or all are private.
     """
     parts = (_phase(name, [unit for unit in trace.units if unit.shared == (name == "shared")]) for name in _NAMES)
     found = [part for part in parts if part.units]
@@ -121,7 +121,7 @@ def overlap(facts: ProfileFacts) -> Overlap | None:
 LIMIT = 0.9
 """A part that takes at least this share of a decode counts as its limit."""
 _MUCH = 0.1
-"""A smaller share of a decode is not mentioned."""
+"""The text does not mention parts of a decode below this share."""
 _REPEATED = 1.5
 _OPERATORS = 6
 _LEGEND = (

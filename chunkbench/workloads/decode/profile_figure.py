@@ -63,7 +63,7 @@ def _handle(label: str, style: LineStyle) -> Line2D:
 
 
 def _mark(style: LineStyle) -> dict[str, Any]:
-    """Keyword arguments for a point. The whole decode is a hollow frame, because a phase may lie at the same place."""
+    """Keyword arguments for a point. The whole decode is a hollow frame, because a phase may lie at the same point."""
     if style == _WHOLE:
         return style.line2d(markersize=11, markerfacecolor="none", markeredgewidth=1.4)
     return style.line2d(markersize=7)

@@ -1,5 +1,5 @@
-"""Figure of kernels and planners over many trees, a performance profile: how often each is how close to the fastest
-one.
+"""Figure of kernels and planners over many trees, a performance profile: the share of points at which each takes at
+most x times as long as the fastest.
 """
 
 from __future__ import annotations

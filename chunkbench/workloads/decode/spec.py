@@ -20,7 +20,7 @@ MODEL = {"model": f"is only for {_OTHERS}; write heads, kv_heads and head_dim in
 
 
 class DecodeExperiment(TimedExperiment[AttentionPoint]):
-    """Implementations of decode attention, timed in turns."""
+    """An experiment that times implementations of decode attention in turns."""
 
     POINT = AttentionPoint
     REQUIRED = (N_P, N_S)

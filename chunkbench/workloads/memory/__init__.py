@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
-    """Fills sessions one by one and records the bytes that each says it holds. The bytes depend on n_c, so each point
-    is a pass.
+    """Fills sessions one by one and records the bytes that each session reports. The bytes depend on n_c, so each point
+    has a pass of its own.
     """
 
     name = "memory"

@@ -1,4 +1,4 @@
-"""Results of kind `memory`: K/V that implementations hold, savings of a shared prefix, and slots lost to whole chunks
+"""Results of kind `memory`: K/V that implementations hold, savings of a shared prefix, and empty slots of chunks
 (section 3.1 of the paper).
 """
 
@@ -32,11 +32,13 @@ class Saving:
     measured: float | None
     """Bytes of the contiguous cache over bytes of the prefix-aware cache; None unless both were measured."""
     at_batch: float
-    """`measured` if each shared token were held exactly once, for the point's numbers of sequences and prompts."""
+    """The value of `measured` if each shared token were held exactly once, with the point's numbers of sequences and
+    prompts.
+    """
     limit: float
     """1 / (1 - r): the limit of `at_batch` for many sequences."""
     empty: float | None
-    """Slots of the cache's chunks that hold no token, over the tokens of all sequences."""
+    """Share of empty slots: slots of the cache's chunks that hold no token, over the tokens of all sequences."""
     bound: float
     """(c - 1) / n, the upper bound of `empty`: a sequence fills all its chunks except the last."""
 

@@ -14,7 +14,7 @@ _TIMING = "is about timing, and `kind: memory` times nothing; leave it out"
 
 
 class MemoryExperiment(SessionExperiment[AttentionPoint]):
-    """Implementations of decode attention, filled and checked, not timed."""
+    """An experiment that fills caches of decode attention and checks them. Nothing is timed."""
 
     POINT = AttentionPoint
     REQUIRED = (N_P, N_S)

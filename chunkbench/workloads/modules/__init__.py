@@ -1,4 +1,4 @@
-"""The modules of a decoder layer: measured times beside costs computed from the shapes (the paper's Table 1)."""
+"""The modules of a decoder layer: measured times, and costs computed from the shapes (the paper's Table 1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesResult, "ModulesInputs"]):
-    """Calls that take hidden states. Every module computes a different result; only self-attention keeps K and V."""
+    """Times modules of a decoder layer, which take hidden states. Each computes another result; only self-attention
+    keeps K and V.
+    """
 
     name = "modules"
     summary = "the modules of a decoder layer"
@@ -34,7 +36,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         return implementation
 
     def weight(self, point: ModulesPoint, seed: int) -> int:
-        """Bytes of K/V of all sequences, plus a constant."""
+        """Relative cost of a point: bytes of K/V of all sequences, plus a constant."""
         return point.batch_size * (point.n_p + point.n_c) * point.layer_token_bytes + (1 << 24)
 
     def needs(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
@@ -48,7 +50,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         return int(rows * columns * point.element_bytes * memory_guard.SLACK)
 
     def touched(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Distinct bytes of weights, or of K and V, that a call reads."""
+        """Distinct bytes that a call reads: weights, or K and V."""
         from chunkbench.bench.runner import memory_guard
 
         columns = _columns(point.model, implementation)
@@ -88,5 +90,5 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
 
 
 def _columns(shape: LlamaShape, module: str) -> int | None:
-    """Number of columns of all weights of a module together; None for self-attention, which has no weights."""
+    """Number of columns of all weights of a module; None for self-attention, which has no weights."""
     return {"qkv_projection": shape.qkv_size, "mlp": 3 * shape.intermediate_size}.get(module)

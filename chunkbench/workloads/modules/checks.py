@@ -16,7 +16,9 @@ _ROWS = 1024
 
 
 def make_module_check(inputs: ModulesInputs, module: str, nonce: int) -> Check:
-    """A check of `module` with its own hidden states; `nonce` selects the sequences and columns to compare."""
+    """Make a check that compares `module` with float64 on hidden states of its own; `nonce` selects the compared
+    sequences and columns.
+    """
     if module == "self_attention":
         return make_check(inputs, 1, nonce)
     shape = inputs.shape

@@ -76,8 +76,8 @@ def _panel(plot: Axes, rows: Sequence[Row], columns: Columns) -> None:
 def _labels(
     spots: Sequence[tuple[float, float]], batches: Sequence[int]
 ) -> list[tuple[tuple[float, float], list[int]]]:
-    """Places of labels with the batch sizes that each label names. Spots of any module that almost coincide share a
-    label.
+    """The labels: each has a position and the batch sizes that it names. Points that almost coincide share a label,
+    also points of several modules.
     """
     labels: list[tuple[tuple[float, float], list[int]]] = []
     for spot, batch in sorted(zip(spots, batches, strict=True)):

@@ -1,7 +1,7 @@
-"""The modules of a decoder layer that the paper's Table 1 compares, as PyTorch's own products compute them.
+"""The modules of a decoder layer that the paper's Table 1 compares, computed by PyTorch's matrix products.
 
-They are measured like implementations, but each computes a different result: `decode` takes hidden states
-`[b, width]`, a module reads as many leading columns as its input is wide, and its output has a shape of its own.
+They are measured like implementations, but each computes a different result: `decode` takes hidden states `[b, width]`,
+a module reads as many leading columns as its input is wide, and its output has a shape of its own.
 """
 
 from __future__ import annotations

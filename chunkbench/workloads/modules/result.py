@@ -12,13 +12,13 @@ from chunkbench.llama import LlamaShape
 
 
 class LayerPoint(AttentionPoint):
-    """The attention of a decoder layer, and the model whose layer it is."""
+    """The attention of a decoder layer as a point of decode attention, with the model that has the layer."""
 
     model: LlamaShape
 
 
 class ModulesPoint(ModelPoint, SessionPoint):
-    """Modules of a decoder layer for `batch_size` sequences of n_p tokens, which share nothing; a round has n_c
+    """The modules of a decoder layer, for `batch_size` sequences of n_p tokens that share nothing. A round has n_c
     calls.
     """
 

@@ -22,7 +22,7 @@ _MODEL = Required(frozenset({"model"}), "model is missing, here and under defaul
 
 
 class ModulesExperiment(TimedExperiment[ModulesPoint]):
-    """The modules of a decoder layer, timed."""
+    """An experiment that times the modules of a decoder layer."""
 
     POINT = ModulesPoint
     REQUIRED = (_MODEL, N_P)

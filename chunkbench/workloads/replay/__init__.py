@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
-    """Compares cache managers that get the same requests, scheduler and memory."""
+    """Compares cache managers in replays: all get the same requests, scheduler and memory."""
 
     name = "replay"
     summary = "requests through cache managers, on a virtual clock"
@@ -33,7 +33,9 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         return MANAGERS
 
     def weight(self, point: ReplayPoint, seed: int) -> int:
-        """Tokens of an answer; 1 for traffic whose answers have different lengths, because traces are read later."""
+        """Relative cost of a point: the tokens of an answer; 1 for traffic whose answers differ in length, because
+        traces are read later.
+        """
         return point.n_c or 1
 
     def start(
@@ -55,7 +57,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         return describe(experiment, target)
 
     def estimate(self, experiment: ReplayExperiment, target: Target) -> str:
-        """A replay ends when its requests are answered; the budget is only an upper limit."""
+        """Say the budget, as an upper limit: a replay ends when its requests are answered."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"

@@ -32,7 +32,7 @@ from chunkbench.workloads.replay.result import ReplayResult
 
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
-"""Without a manager that uses less of its memory than this, the figure has no panel of waste."""
+"""The figure shows how memory is used only if a manager uses a smaller share of its memory than this."""
 _KINDS = (
     ("used", "#4c72b0", "holds tokens"),
     ("reserved", "#dd8452", "reserved"),
@@ -59,7 +59,9 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 
 def _along(report: Report, axis: str, others: Sequence[str]) -> dict[Values, list[Group]]:
-    """Groups that have a value of `axis`, by the values of the other axes; only lists with several values of `axis`."""
+    """Groups that have a value of `axis`, collected by the values of the other axes. A collection needs at least two
+    values of `axis`.
+    """
     known = (
         group
         for group in report.groups
@@ -136,8 +138,8 @@ def _lines(
     labels: tuple[str, str, str],
     top: float | None = None,
 ) -> list[Panel]:
-    """Panels of a value of each manager against an axis, a panel for each combination of the fixed axes. `labels`:
-    title of a panel that is alone, x-axis, y-axis.
+    """Panels that show a value of each manager against an axis: one panel for each combination of the fixed axes.
+    `labels`: the title of a single panel, and the labels of the x-axis and the y-axis.
     """
     words, x, y = labels
     panels: list[Panel] = []
@@ -196,7 +198,7 @@ def _hit(group: Group, name: str) -> float | None:
 
 def _memory(report: Report) -> list[Panel]:
     """A panel of how the memory that sequences have taken is used, at the point that the PagedAttention paper prints,
-    else at the point with most waste.
+    else at the point that wastes most memory.
 
     The pale bar beside a bar shows the paper's values.
     """

@@ -33,10 +33,10 @@ class AnswerGroups(ReplayedManager):
     """A cache manager for requests that have `width` answers of one length to one prompt. It treats a request as a
     sequence.
 
-    Parallel sampling: the answers go on independently. Beam search: after each token, each of the `width` places
-    continues a parent that is drawn uniformly among all places, by `seed`; sequences that no place continues are freed.
-    Real beams follow the model's scores, which no trace has. After a preemption the answers share only the prompt. So a
-    request whose answers do not fit into memory that way never fits.
+    Parallel sampling: the answers go on independently. Beam search: after each token, each of the `width` new beams
+    continues a parent that is drawn from all beams with equal chances, by `seed`; beams that no new beam continues are
+    freed. Real beams follow the model's scores, which no trace has. After a preemption the answers share only the
+    prompt. So a request never fits if the memory cannot hold its answers while they share only the prompt.
     """
 
     _live: LiveSequences[_Group]
@@ -52,11 +52,13 @@ class AnswerGroups(ReplayedManager):
         self._prompts = 0
         """Tokens of the prompts of requests that decode; shared tokens count once."""
         self._keys: Counter[int] = Counter()
-        """How many decoding requests have each full block of a prompt, by key; empty if requests share nothing."""
+        """Key of a full block of a prompt -> number of decoding requests that have the block; empty if requests share
+        nothing.
+        """
 
     @property
     def prompt_share(self) -> float:
-        """Share of prompts in the memory that is used while answers are decoded, over all steps. A prompt counts once,
+        """Share of the used memory that holds prompts while answers are decoded, over all steps. A prompt counts once,
         even if each answer has a copy.
         """
         return self._prompt_tokens / self._used_tokens if self._used_tokens else 0.0
@@ -143,7 +145,7 @@ class AnswerGroups(ReplayedManager):
         return group.text.keys(self.block_tokens)[:full].tolist() if full else []
 
     def _alone(self, group: _Group) -> int:
-        """Tokens of the group's prompt that no other group in `_keys` has."""
+        """Number of tokens of the group's prompt that no other decoding request has."""
         known = sum(self._keys[key] > 0 for key in self._shared_keys(group))
         return group.text.prompt - known * self.block_tokens
 
@@ -160,7 +162,7 @@ class AnswerGroups(ReplayedManager):
         return needed * size <= self.capacity - self.slots_held
 
     def _twins(self, first: int, number: int, group: _Group) -> list[int]:
-        """Fork up to `number` sequences with the same tokens; fewer if there is no room."""
+        """Fork the sequence `first` up to `number` times. Returns the forks: fewer if there is no room."""
         twins: list[int] = []
         while len(twins) < number:
             twin = next(self._fresh)
@@ -170,8 +172,8 @@ class AnswerGroups(ReplayedManager):
         return twins
 
     def _survive(self, group: _Group) -> None:
-        """Let each place continue a parent that is drawn. There is always room: for each new sequence another one was
-        freed.
+        """Draw the parent of each new beam: fork parents with several new beams, and free beams without any. There is
+        always room: as many beams are freed as forks are made.
         """
         successors = [0] * len(group.sequences)
         for _ in range(self._width):

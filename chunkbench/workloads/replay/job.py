@@ -1,4 +1,4 @@
-"""One replay, as a process computes it: requests, manager, scheduler, and the figures that are kept."""
+"""Computes one replay in a process: requests, manager, scheduler, and the figures that are kept."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: in
 
 
 def slots_of(requests: Sequence[ReplayRequest], block: int, longest: int) -> int:
-    """Slots for all requests at once, in whole blocks; at least eight pieces for the longest sequence."""
+    """Slots for all requests at once, in whole blocks; at least eight contiguous pieces for the longest sequence."""
     blocks = sum(-(-request.text.total // block) * block for request in requests)
     return max(blocks, 8 << longest.bit_length())
 

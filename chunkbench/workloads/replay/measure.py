@@ -1,4 +1,4 @@
-"""Measures replays: each manager and arrival seed is a job of its own; as many run at a time as there are cores."""
+"""Measures replays: one job for each manager and arrival seed. As many jobs run at a time as there are cores."""
 
 from __future__ import annotations
 

@@ -175,9 +175,9 @@ class FittedStepTime:
     steps: int
     """Number of steps that the fit used."""
     median_error: float
-    """Error of the predicted time that half of these steps stay below, as a share of the measured time."""
+    """Median error of the predicted times of these steps, as a share of the measured time."""
     p95_error: float
-    """Error of the predicted time that 95% of these steps stay below, as a share of the measured time."""
+    """95th percentile of the errors of the predicted times of these steps, as a share of the measured time."""
 
     @classmethod
     def fit(cls, rows: Sequence[TimedStep]) -> FittedStepTime:

@@ -20,7 +20,7 @@ from chunkbench.workloads.replay.paper_a100 import PaperSystem
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a manager."""
+    """The memory that a manager gets."""
 
     slots: int
     """Token slots."""
@@ -48,7 +48,7 @@ class ManagerKind:
     """Build an empty manager with this memory."""
     style: Style
     kernel: PaperSystem = "paged_attn"
-    """The system whose decode attention the manager has, in the paper's model of step times."""
+    """The system whose decode attention sets the step times, if `step_time` is `paper`."""
     swaps: bool = False
     """Whether preempted sequences are swapped to host memory instead of computed again."""
     one_at_a_time: bool = False
@@ -56,7 +56,7 @@ class ManagerKind:
     compiles = False
 
     def availability(self, device: str) -> Answer:
-        """A replay needs nothing but a CPU."""
+        """Yes: a replay needs only a CPU."""
         return YES
 
 

@@ -18,7 +18,7 @@ def _each(value: Callable[[ReplaySeed], float | None]) -> Callable[[ReplayResult
 
 
 def _memory(label: str, kind: str) -> Metric:
-    """A metric: share of this kind in the memory that sequences have taken, mean over time."""
+    """Build a metric: the share of these slots in the memory that sequences have taken, mean over time."""
 
     def share(seed: ReplaySeed) -> float | None:
         slots = seed.slot_seconds
@@ -29,7 +29,7 @@ def _memory(label: str, kind: str) -> Metric:
 
 
 def _saved(seed: ReplaySeed) -> float:
-    """Slots that sharing saves, over the tokens of all live sequences; mean over time."""
+    """Number of slots that sharing saves, over the tokens of all live sequences; mean over time."""
     slots = seed.slot_seconds
     return (slots["covered"] - slots["used"]) / slots["covered"] if slots["covered"] else 0.0
 

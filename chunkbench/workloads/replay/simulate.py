@@ -42,7 +42,7 @@ class Replayed(Entry):
 
 @dataclass(frozen=True)
 class ReplayMoment:
-    """The state after a step was scheduled."""
+    """The state of a replay after a step was scheduled."""
 
     at: float
     batch: int
@@ -78,8 +78,8 @@ def replay(
     step_time: StepTime,
     answers: int = 1,
 ) -> Replay:
-    """Replay requests, which must be in order of due time. Each request has `answers` answers. With several, `manager`
-    is an `AnswerGroups`, and the budget of a step counts the tokens of one answer per request.
+    """Replay requests, which must be in order of due time. Each request has `answers` answers. If there are several,
+    `manager` is an `AnswerGroups`, and the budget of a step counts the tokens of one answer per request.
 
     A request joins the queue at the first step that begins at or after its due time. A step takes the time that
     `step_time` gives; its tokens appear at its end. Raises Stuck.
@@ -142,7 +142,7 @@ def _shape(step: Step[Replayed], answers: int, manager: ReplayedManager) -> Step
 
 
 def _reads(first: int, last: int) -> int:
-    """Number of tokens that the tokens `first` to `last - 1` attend to; each attends to all tokens up to itself."""
+    """Sum, over the tokens `first` to `last - 1`, of the tokens that each attends to: all tokens up to itself."""
     return (last - first) * (first + last + 1) // 2 if first < last else 0
 
 

@@ -28,7 +28,7 @@ _REQUESTS = Required(
 
 
 class ReplayExperiment(RequestExperiment[ReplayPoint]):
-    """Managers that get the same requests on a virtual clock; one case for each point and manager."""
+    """An experiment in which managers get the same requests on a virtual clock. Each point and manager is a case."""
 
     POINT = ReplayPoint
     REQUIRED = (_REQUESTS,)

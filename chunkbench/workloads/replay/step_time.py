@@ -26,8 +26,8 @@ class StepShape:
     prompt_tokens: int = 0
     """Prompt tokens that the step computes, over all prompts."""
     prompt_reads: int = 0
-    """Sum, over the computed prompt tokens, of the tokens that each attends to: `first + 1` to `last` for tokens
-    `first` to `last - 1` of a prompt, cached tokens before them included.
+    """Sum, over the computed prompt tokens, of the number of tokens that each attends to: `i + 1` for token `i` of a
+    prompt, cached tokens included.
     """
     sampled: int = 0
     """Number of rows whose logits are needed: decoding sequences, and prompts that end in this step."""
@@ -78,7 +78,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class WithSwaps:
-    """Another model, plus the time of copies when sequences are swapped."""
+    """A model of step times that adds the time to copy swapped sequences to another model."""
 
     inner: StepTime
     token_s: float
@@ -95,7 +95,7 @@ class WithSwaps:
 
 
 _BYTES = 1 << 28
-"""Bytes copied from: more than the caches of most machines."""
+"""Bytes of the memory that copies are read from: more than the caches of most machines."""
 _COPIED = 1 << 26
 _TIMES = 5
 

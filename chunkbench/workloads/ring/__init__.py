@@ -31,7 +31,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         return METHODS
 
     def weight(self, point: RingPoint, seed: int) -> int:
-        """Number of pairs of query and key, plus a constant for the start."""
+        """Relative cost of a point: the number of pairs of query and key, plus a constant for the start."""
         queries = point.n_p if point.phase == "prefill" else 16 * point.batch_size
         return queries * point.n_p * point.heads // 1024 + (1 << 18)
 
@@ -73,7 +73,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: RingExperiment, target: Target) -> str:
-        """Each point has at least three passes of each scheme; the budget limits the further passes."""
+        """Say the budget, which limits the passes: each point has at least three passes of each scheme."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"about its budget of {words_of(experiment.budget_s)}"

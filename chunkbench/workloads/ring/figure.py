@@ -1,4 +1,4 @@
-"""Figure of a ring: what each rank does over time, and the share of transfers that a slow link exposes."""
+"""Figure of a ring: the activities of each rank over time, and the share of transfers that a slow link exposes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MOST_LINES = 12
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """A panel of timelines for the longest prefill and one for the longest decode step, then exposed transfers over c.
-    None if there is no panel.
+    """Draw a panel of timelines for the longest prefill and one for the longest decode step, then exposed transfers
+    over c, the tokens of a rank. None if there is no panel.
     """
     longest = [_longest(report, phase) for phase in ("prefill", "decode")]
     panels: list[Group | list[Row]] = [group for group in longest if group is not None]
@@ -55,7 +55,7 @@ def _longest(report: Report, phase: str) -> Group | None:
 
 
 def _moving(group: Group) -> list[RingResult]:
-    """Results of schemes with our kernel whose ranks exchange data."""
+    """Results of schemes that use our kernel and whose ranks exchange data."""
     rows = [row.facts for name, row in group.rows.items() if CHOICES[name].scheme.kernel == "native"]
     results = [facts for facts in rows if isinstance(facts, RingResult)]
     return [facts for facts in results if any(what == "transfer" for rank in facts.timeline for what, _, _ in rank)]

@@ -22,7 +22,7 @@ _PROGRAM = (sys.executable, "-m", "chunkbench.workloads.ring.rank")
 _POLL_S = 0.01
 _END_S = 3.0
 _SETTLE_S = 1.0
-"""Seconds to wait, after a rank's error, for another rank to turn out dead: its death may be the cause of the error."""
+"""Seconds to wait after a rank's error: another rank may turn out dead in this time, and be the cause of the error."""
 
 
 class RankLostError(Exception):
@@ -212,8 +212,8 @@ _LOCAL = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
 def share_of_cpus(rank: int, ranks: int) -> tuple[int, ...]:
-    """The CPUs of one of a machine's ranks: an equal part. With fewer CPUs than ranks, a single CPU that other ranks
-    use too.
+    """The CPUs of one rank: an equal part of the machine's CPUs. With fewer CPUs than ranks, the rank has one CPU,
+    which other ranks use too.
     """
     cpus = sorted(os.sched_getaffinity(0))
     share = cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks]

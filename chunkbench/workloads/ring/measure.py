@@ -26,8 +26,8 @@ from chunkbench.workloads.ring.task import Task
 _LEAST_S = 0.1
 """Short passes are repeated until a sample takes this many seconds."""
 _WARM_S = 1.0
-"""If passes take fewer seconds than this, each is preceded by an untimed pass, and the first pass of all, which is
-checked, is not timed.
+"""Passes that take fewer seconds than this follow an untimed pass each. The first pass, which is checked, is then not
+timed.
 """
 _MOST_REPEATS = 200
 

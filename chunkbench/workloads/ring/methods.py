@@ -28,7 +28,7 @@ class RingMethod:
 
     @property
     def is_peer(self) -> bool:
-        """Whether another library moves the bytes or, in one process, does the computing."""
+        """Whether another library moves the bytes, or computes if there is only one process."""
         return self.scheme.kernel not in ("native", "flash")
 
     def availability(self, device: str) -> Answer:

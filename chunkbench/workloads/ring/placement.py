@@ -1,4 +1,4 @@
-"""The tokens that each rank holds, and the keys of a block that a rank's queries see. Only integers, no tensors."""
+"""Which tokens each rank holds, and which keys of a block a rank's queries see. Uses integers only, no tensors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
 """Largest number of tokens in the probed block."""
 _LEAST_PROBES, _MOST_PROBES, _PROBED_FLOPS = 5, 50, 2e10
-"""Least and most calls of the probed kernel, and the FLOPs to spend on them: about 0.2 s. The fastest call counts."""
+"""Smallest and largest number of calls of the probed kernel, and the FLOPs to spend on them: about 0.2 s. The fastest
+call counts.
+"""
 _PROBE_BYTES = 1 << 25
 """Largest number of bytes in a probed transfer. On a slowed link, a probe sends what takes a quarter of a second."""
 
@@ -46,7 +48,7 @@ class NoLeaderError(Exception):
 
 
 class Seat(NamedTuple):
-    """The place of a process among the ranks: address of the store, number of the rank, and CPUs."""
+    """How a process joins the other ranks: address of the store, number of the rank, and its CPUs."""
 
     host: str
     port: int
@@ -60,7 +62,7 @@ class Answer(NamedTuple):
     """A rank's answer after a pass of attention. Times in seconds."""
 
     seconds: float
-    """Time from when all ranks were ready, mean over the repeats."""
+    """Time of a pass after all ranks were ready, mean over the repeats."""
     compute_s: float
     wait_s: float
     transfer_s: float
@@ -160,7 +162,7 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
 
 
 def open_store(host: str, port: int, leads: bool, deadline: float | None = None) -> Any:
-    """The store through which ranks meet. `leads`: this process creates the store, at `port`, or at a free port if
+    """The store through which ranks meet. If `leads`, this process creates the store, at `port`, or at a free port if
     `port` is 0.
 
     Raises OSError if the address cannot be used, and NoLeaderError after the deadline (a time of `monotonic`; None:

@@ -47,7 +47,7 @@ def break_even(facts: RingResult) -> float | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """A causal prefill of one layer, for which times are counted."""
+    """Shape of a causal prefill of one layer, whose times are computed from rates."""
 
     tokens: int
     heads: int
@@ -64,8 +64,8 @@ class Shape:
         return (ranks - 1) * self.block_bytes(ranks)
 
     def seconds(self, device: Device, ranks: int, order: Order) -> float:
-        """Seconds of a pass if computing and transfers hide each other as far as the order allows. Counted, not
-        measured.
+        """Seconds of a pass if computing and transfers hide each other as far as the order allows. Computed from rates,
+        not measured.
         """
         block = 4 * self.heads * self.head_dim * (self.tokens / ranks) ** 2 / device.flops_per_s
         transfer = self.block_bytes(ranks) / device.bytes_per_s

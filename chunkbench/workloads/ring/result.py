@@ -49,7 +49,7 @@ class RankTimes(Facts):
     """The times of one rank in one round, in seconds."""
 
     total_s: PositiveFloat
-    """Time from when all ranks were ready."""
+    """Time of the pass after all ranks were ready."""
     compute_s: NonNegativeFloat
     wait_s: NonNegativeFloat
     """Time that the rank waited for transfers: the exposed part of them."""
@@ -65,7 +65,7 @@ class RankFacts(Facts):
     peak_bytes: Count | None
     """Peak memory of the rank's session, inputs included; None if the system does not report memory."""
     pairs: Count
-    """Pairs of query and key that the rank computes, at 4 * heads * head_dim FLOPs each. Counted from the layout."""
+    """Pairs of query and key that the rank computes, at 4 * heads * head_dim FLOPs each. Computed from the layout."""
 
 
 Activity = tuple[Literal["compute", "transfer", "wait"], float, float]

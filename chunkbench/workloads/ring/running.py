@@ -1,4 +1,6 @@
-"""Attention results of rows that have read only a part of their context (section 3.2 of the ChunkAttention paper)."""
+"""Attention results of queries (rows) that have read only a part of their context (section 3.2 of the ChunkAttention
+paper).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class Running:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all that was read."""
+        """Forget all parts of the context that were read."""
         self.outputs.zero_()
         self.stats.zero_()[..., 0] = -torch.inf
 

@@ -28,7 +28,7 @@ class World:
     """This rank in the default process group of `torch.distributed`.
 
     `link`: bytes per second that a rank can send; None: not limited. A limited transfer copies at full speed, then
-    waits until its bytes could have passed. Collectives are counted as if they sent their bytes around a ring.
+    waits until its bytes could have passed. The bytes of collectives count as if they were sent around a ring.
     """
 
     def __init__(self, link: int | None = None, device: str = "cpu") -> None:
@@ -79,7 +79,7 @@ class World:
 
 
 class Transfer:
-    """A block that is sent and one that is received. A thread waits for both, so that the record has their end."""
+    """A block on its way to the next rank, and an arriving block. A thread waits for both, to record when they end."""
 
     def __init__(self, world: World, block: torch.Tensor, incoming: torch.Tensor) -> None:
         self._world, self._start = world, perf_counter()

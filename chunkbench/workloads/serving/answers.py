@@ -36,7 +36,7 @@ class Question:
     answer: Ids
     """Token ids of the answer, without the id that ends the text."""
     gaps: Sequence[float]
-    """[token] difference of the two largest logits; if the text ended, with one entry for the end."""
+    """[token] difference of the two largest logits; if the text ended, there is one more entry for the end."""
 
 
 class QuestionSet:
@@ -65,7 +65,9 @@ class QuestionSet:
         self.folder, self.n_c = folder, n_c
 
     def batches(self) -> Iterator[dict[Ids, str]]:
-        """Parts of `last_messages` whose prompts begin alike, so that transformers computes the common tokens once."""
+        """Parts of `last_messages` whose prompts begin with the same tokens, so that transformers computes the common
+        tokens once.
+        """
         ordered = sorted(self.last_messages.items())
         while ordered:
             begin = ordered[0][0][:_ALIKE]
@@ -113,8 +115,8 @@ class Answers:
         )
 
     def _first_other(self, wanted: Ids, got: Sequence[int]) -> int | None:
-        """First place where two answers differ; None if they are equal. An id that ends the text is ignored, because
-        not all servers return it.
+        """Index of the first token at which two answers differ; None if they are equal. An id that ends the text is
+        ignored, because not all servers return it.
         """
         told = tuple(got[:-1] if got[-1] in self._ends else got)
         return None if told == wanted else alike(told, wanted)

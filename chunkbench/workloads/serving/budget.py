@@ -13,11 +13,11 @@ FEWEST_REQUESTS = 8
 FEWEST_SEEDS = 2
 """Fewest arrival seeds that a comparison needs."""
 _SHARES = 64
-"""Number of steps in which requests are cut."""
+"""Requests are cut in this number of equal steps, until the parts fit."""
 
 
 class Cut(NamedTuple):
-    """How much of a part is measured; nothing if `seeds` is 0."""
+    """The requests and arrival seeds of a part that are measured. Nothing is measured if `seeds` is 0."""
 
     requests: int
     """Requests of each arrival seed."""
@@ -45,17 +45,17 @@ class Part:
         return self.once_s + cut.seeds * (self.seed_s + cut.requests * self.request_s) if cut.seeds else 0.0
 
     def cut(self, share: float, fewer_seeds: int) -> Cut:
-        """A cut that keeps `share` of the requests above the fewest, and drops `fewer_seeds` seeds, but not below the
-        fewest.
+        """A cut that keeps the fewest requests and `share` of the others, and drops `fewer_seeds` seeds, but keeps the
+        fewest seeds.
         """
         requests = self.fewest_requests + int(share * (self.requests - self.fewest_requests))
         return Cut(requests, max(self.fewest_seeds, self.seeds - fewer_seeds))
 
 
 def fit(parts: Sequence[Part], left_s: float) -> list[Cut]:
-    """[part] the cut with which all parts together fit into `left_s` seconds.
+    """Choose a cut for each part, so that all parts together take at most `left_s` seconds.
 
-    Requests are cut first, by the same share in all parts; then arrival seeds; then whole parts, from the last on.
+    Requests are cut first, by the same share in all parts; then arrival seeds; then whole parts, the last part first.
     """
     most = max((part.seeds - part.fewest_seeds for part in parts), default=0)
     for kept in range(len(parts), 0, -1):
@@ -84,7 +84,7 @@ class _Pace(NamedTuple):
 
 
 class Costs:
-    """Seconds that the parts of a run take: assumed at first, then measured."""
+    """Estimates the seconds of a run's parts, first from assumptions, later from measured times."""
 
     def __init__(self, starts: Mapping[str, float], assumed: Callable[[ServingPoint], float]) -> None:
         """`starts`: system -> seconds until it is warm. `assumed`: seconds of the reference for a request of a point

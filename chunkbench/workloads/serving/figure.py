@@ -35,7 +35,7 @@ from chunkbench.workloads.serving.objective import OBJECTIVE_LOAD, objective_s, 
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 
 Spot = tuple[float, float, float, float]
-"""(rate, latency, latency of the fastest seed, latency of the slowest seed)."""
+"""(requests/s, latency, latency of the fastest seed, latency of the slowest seed)."""
 _MOST_POINTS = 4
 
 

@@ -230,7 +230,7 @@ class ServingMeasurer:
         return told
 
     def _cut(self, rest: Budget, done: int) -> Cut:
-        """How much is measured of the first unit that is left, if `done` of its arrival seeds are already measured."""
+        """The cut of the first unit that is left, if `done` of its arrival seeds are already measured."""
         up = {name for name, entry in self._systems.items() if entry.server is not None or entry.refusal is not None}
         parts = parts_of(self._experiment, self._costs, self._units, up, done)
         cut = fit(parts, rest.left_s)[0]

@@ -10,7 +10,9 @@ from chunkbench.traffic.request_result import LoadNumbers
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 
 Work = dict[str, float]
-"""The cost of following constraints: fact -> sum over the answers with known cost, whose number is `told`."""
+"""The cost of following constraints: name of a cost -> its sum over the answers whose cost is known. `told` is the
+number of these answers.
+"""
 
 
 def _load(value: Callable[[LoadNumbers], float | None]) -> Samples:

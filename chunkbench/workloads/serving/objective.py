@@ -37,7 +37,7 @@ def shares_one_prefix(axes: Mapping[str, Any]) -> bool:
     """Whether the requests of a point share one prefix of n_s tokens, or nothing, as in the paper. `axes`: axis ->
     value.
 
-    Only such points form a line over the rate: n_s alone does not tell trees and several prefixes apart.
+    Only points of this kind form a line over the rate: n_s alone does not tell trees and several prefixes apart.
     """
     return axes["n_s"] is not None and axes["prompts"] in (None, 1)
 

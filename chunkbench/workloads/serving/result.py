@@ -154,7 +154,7 @@ class ConstrainedAnswers(Facts):
 
 
 class Measurement(Facts):
-    """The requests of one arrival seed."""
+    """The measurement of one system with the requests of one arrival seed."""
 
     arrival_seed: Count
     requests: tuple[RequestResult, ...]
@@ -192,8 +192,8 @@ class EqualAnswers(Facts):
 
 
 class ServingResult(ServingPoint, Result):
-    """A system at a point. Ratios are formed between measurements of the same arrival seed, which have the same
-    requests.
+    """The results of a server system at a point. Ratios are formed between measurements of the same arrival seed, which
+    have the same requests.
     """
 
     REPEATED = "arrival seed"

@@ -26,7 +26,7 @@ _RATE = Required(
 
 
 class ServingExperiment(RequestExperiment[ServingPoint]):
-    """Systems that take turns to answer the same requests; one case for each point and system."""
+    """An experiment on systems that take turns to answer the same requests. Each point and system is a case."""
 
     POINT = ServingPoint
     REQUIRED = (N_P, N_S, _RATE)

@@ -158,8 +158,8 @@ def constrained_answers(
     keep: bool,
     wait_s: float = 0.1,
 ) -> ConstrainedAnswers:
-    """Facts about the answers to a plan. `told`: prompt -> answer; `keep`: also keep the texts; `wait_s`: seconds
-    between two looks into the server's log.
+    """Facts about the answers to a plan. `told`: prompt -> the server's answer; `keep`: also keep the texts; `wait_s`:
+    seconds between two looks into the server's log.
     """
     kinds = Counter(_kind(request, told) for request in plan)
     names = [told[request.prompt].request if request.prompt in told else "" for request in plan]
@@ -183,7 +183,7 @@ def constrained_answers(
 
 
 def first_invalid(plan: Sequence[PlannedRequest], told: Mapping[Prompt, Tokens]) -> str:
-    """The text of the first answer that breaks its constraint. At least one must."""
+    """The text of the first answer that breaks its constraint. At least one answer must break its constraint."""
     return next(_text(request, told) for request in plan if _kind(request, told) == "invalid")
 
 

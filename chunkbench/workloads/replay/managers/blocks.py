@@ -42,7 +42,7 @@ class Blocks(ABC):
         return self.evictable + len(self._nameless) + self.blocks - self._used
 
     def free_among(self, blocks: Sequence[int]) -> int:
-        """Number of these blocks that are free."""
+        """Number of free blocks among `blocks`."""
         return len(blocks) - int(np.count_nonzero(self._references[ids_of(blocks)]))
 
     @abstractmethod

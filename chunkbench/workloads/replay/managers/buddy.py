@@ -16,11 +16,13 @@ class Buddy:
         self.free = capacity
         """Sum of the slots of all free pieces."""
         self.largest = 1 << (capacity.bit_length() - 1)
-        """Slots of the largest top piece."""
+        """Number of slots of the largest piece that can be taken from an empty memory."""
         self._free: list[set[int]] = [set() for _ in range(capacity.bit_length())]
-        """[log2 of the size] begins of free pieces. A free piece has a buddy in use, so each size has few of them."""
+        """[log2 of the size] first slots of the free pieces of this size. A free piece has a buddy in use, so each size
+        has few of them.
+        """
         self._sizes: dict[int, int] = {}
-        """Begin of each piece in use -> log2 of its size."""
+        """First slot of each piece in use -> log2 of its size."""
         begin = 0
         for order in reversed(range(capacity.bit_length())):
             if capacity >> order & 1:
@@ -29,11 +31,11 @@ class Buddy:
 
     @staticmethod
     def piece(slots: int) -> int:
-        """The size of the piece that holds this number of slots: the next power of two."""
+        """The smallest size of a piece that holds this number of slots: the next power of two."""
         return 1 << (slots - 1).bit_length()
 
     def take(self, slots: int) -> int | None:
-        """Take a piece of at least this number of slots. Returns the begin of the piece, or None if no free piece
+        """Take a piece of at least this number of slots. Returns the first slot of the piece, or None if no free piece
         suffices.
         """
         wanted = (slots - 1).bit_length()

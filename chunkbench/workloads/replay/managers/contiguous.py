@@ -92,7 +92,7 @@ class Contiguous(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Copy the tokens into a new piece for the twin. Raises NeverFits."""
+        """Copy the tokens of a sequence into a new contiguous piece for its fork. Raises NeverFits."""
         return self._add(twin, text, self._live[sequence].tokens)
 
     def check_answers(self, text: Text, answers: int) -> None:
@@ -106,7 +106,7 @@ class Contiguous(AccountedManager):
         del self._live[sequence]
 
     def accounts(self) -> Accounts:
-        """Where all slots are. External fragmentation: what the allocator's rounding adds and, after a refused
+        """How the slots are used. External fragmentation: slots that the allocator's rounding adds and, after a refused
         allocation, the free pieces that were too small for it.
         """
         used = reserved = inside = 0

@@ -64,7 +64,7 @@ class HashedBlocks(AccountedManager):
         return len(self._hits(text.keys(self.block_tokens), text.prompt)) * self.block_tokens
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """Take the blocks that are found by key, and no others yet.
+        """Give the sequence the blocks that are found by key; other blocks follow when its tokens need them.
 
         Returns None if too few blocks are free for all known tokens. So a prompt that is computed in parts has enough
         room when it is admitted, unless other sequences take the blocks later.
@@ -139,7 +139,7 @@ class HashedBlocks(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Share the full blocks with the twin, and copy a partial last block. Raises NeverFits."""
+        """Share the full blocks of a sequence with its fork, and copy a partial last block. Raises NeverFits."""
         source = self._live[sequence]
         self._live.check_new(twin)
         self._check_size(text)

@@ -27,7 +27,7 @@ class _Run:
         self.blocks = array("i")
 
     def common(self, first: int, keys: Ints) -> int:
-        """Number of these keys that the run has from place `first` on."""
+        """Number of leading `keys` that equal the run's keys from index `first` on."""
         if first == len(self.keys):  # the most frequent case
             return 0
         own = self.keys[first : first + len(keys)]
@@ -50,7 +50,7 @@ class KeyedBlocks(Blocks):
         self._run: npt.NDArray[np.object_] = np.zeros(8, np.object_)
         """[block] the run of its key, even if another block got the key first; 0 if it has no key."""
         self._place = np.zeros(8, np.int32)
-        """[block] place of its key in the run."""
+        """[block] index of its key in the run."""
         self._freed = np.zeros(8, np.int64)
         """[block] time when it last became free with a key."""
         self._queue: deque[tuple[int, npt.NDArray[np.int32]]] = deque()
@@ -60,7 +60,7 @@ class KeyedBlocks(Blocks):
         self._queued = 0
         """Number of blocks in the queue, stale ones included."""
         self._next: Iterator[int] = iter(())
-        """Blocks still to be looked at from the last entry that left the queue."""
+        """Blocks of the entry that left the queue last, except those that `_evict` has already examined."""
         self._next_freed = self._time = 0
         self._runs: dict[int, _Run] = {}
         """First key of a run -> the run."""
@@ -126,7 +126,7 @@ class KeyedBlocks(Blocks):
         return taken
 
     def _forget(self, block: int) -> None:
-        """Take a block's key away. If other blocks have the same key, the next of them becomes the first."""
+        """Remove a block's key. If other blocks have the same key, the next of them becomes the first."""
         run, place = self._run[block], int(self._place[block])
         self._run[block] = 0
         key = run.keys[place]

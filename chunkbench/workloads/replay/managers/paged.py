@@ -83,7 +83,7 @@ class Paged(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Share all blocks of a sequence with the twin, which always succeeds. Raises NeverFits."""
+        """Share all blocks of a sequence with its fork. Always returns True. Raises NeverFits."""
         source = self._live[sequence]
         self._check_new(twin, text, source.tokens)
         for block, tokens in self._filled(source):
@@ -123,7 +123,7 @@ class Paged(AccountedManager):
         return True
 
     def accounts(self) -> Accounts:
-        """Where all slots are. A partial block that forks share is counted as filled up to the longest fork."""
+        """How the slots are used. A partial block that forks share is counted as filled up to the longest fork."""
         covered = sum(entry.tokens for entry in self._live.values())
         used = covered - self._shared_covered + self._shared
         reserved: dict[int, int] = {}  # last block of a table -> tokens that will still come
@@ -154,14 +154,14 @@ class Paged(AccountedManager):
             raise NeverFits(f"{text.total} tokens need {needed} blocks; {self.blocks - self._kept} can be had")
 
     def _admit(self, tokens: int, spare: int = 0) -> list[int] | None:
-        """Take blocks for this number of tokens. None if fewer blocks than the watermark, or than `spare`, would stay
-        free.
+        """Take free blocks for this number of tokens. None if fewer blocks than the watermark, or than `spare`, would
+        stay free.
         """
         needed = -(-tokens // self.block_tokens)
         return self._take(needed) if needed + max(self._kept, spare) <= len(self._free) else None
 
     def _copied(self, live: list[_Live]) -> int:
-        """Number of blocks that are copied on write if each of these sequences gets tokens."""
+        """Number of blocks to copy on write if each of these sequences gets tokens."""
         writers: Counter[int] = Counter()
         for entry in live:
             if entry.tokens % self.block_tokens and self._references[entry.table[-1]] > 1:
@@ -187,7 +187,7 @@ class Paged(AccountedManager):
             self._release(block, tokens)
 
     def _release(self, block: int, tokens: int) -> None:
-        """Take one reference from a block that holds this number of tokens."""
+        """Remove one reference from a block that holds this number of tokens."""
         self._references[block] -= 1
         left = self._references[block]
         if left == 0:

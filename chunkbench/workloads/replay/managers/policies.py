@@ -32,7 +32,7 @@ class _Ranked(Policy):
 
     @abstractmethod
     def rank(self, key: int) -> tuple[int, int]:
-        """The rank of a block as two numbers; the second decides among blocks with the same first one."""
+        """The rank of a block: two numbers. The second orders blocks whose first number is equal."""
 
     def freed(self, key: int) -> None:
         self._free[key] = place = (*self.rank(key), key)
@@ -53,7 +53,8 @@ class _Ranked(Policy):
 
 
 class LeastFrequent(_Ranked):
-    """LFU: takes the block with the fewest uses since it was computed; of equal ones, the block that became free first.
+    """LFU: takes the block with the fewest uses since it was computed; among equally used blocks, the block that became
+    free first.
 
     The computation of a block counts as a use, and so does each sequence that finds the block. The count ends when the
     block is taken.
@@ -82,8 +83,8 @@ class LeastFrequent(_Ranked):
 
 
 class Belady(_Ranked):
-    """The optimum: takes the block whose next use is furthest away; of blocks of the same request, the last one in the
-    text.
+    """The optimum: takes the block whose next use is furthest away; among blocks of the same request, the last block in
+    the text.
 
     Only valid for sequences that join in the order of `texts`, each after the previous one left. `texts` has no text
     that never fits. Only leading blocks of a prompt can be found, without the prompt's last token. A request computes
@@ -96,7 +97,7 @@ class Belady(_Ranked):
         self._now = -1
         """Index of the text whose sequence joined last."""
         self._places: dict[int, int] = {}
-        """Key of a block of that text -> the block's place in the text."""
+        """Key of a block of that text -> the block's index in the text."""
         self._next: list[npt.NDArray[np.int32]] = []
         """[text][block] index of the next text that finds the block; the number of texts if none does."""
         later: dict[int, int] = {}

@@ -22,7 +22,7 @@ class Policy(ABC):
 
     @abstractmethod
     def named(self, key: int) -> None:
-        """A sequence computed a block, which got this key. Before, another block had the key, or none."""
+        """A sequence computed a block, which got this key. Before, another block or no block had the key."""
 
     @abstractmethod
     def freed(self, key: int) -> None:

@@ -118,7 +118,7 @@ class PrefixManager(AccountedManager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Share full chunks with the twin, and copy a partial last chunk."""
+        """Share the full chunks of a sequence with its fork, and copy a partial last chunk."""
         source = self._live[sequence]
         self._live.check_new(twin)
         try:

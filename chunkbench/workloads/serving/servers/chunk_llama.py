@@ -20,7 +20,7 @@ from chunkbench.workloads.serving.servers.system import Launch, Setting, System,
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
 IDLE_S = 0.05
-"""Seconds. Between steps that are further apart, no request was live."""
+"""Seconds. If two consecutive steps are further apart, no request was live between them."""
 
 
 class StepLog(Watch):

@@ -24,7 +24,7 @@ class ServerFailed(RuntimeError):
 
 
 class RunningServer:
-    """A server that listens. Use `start_server`."""
+    """A server process that listens. `start_server` starts it."""
 
     def __init__(self, process: ChildProcess | None, target: ServerTarget, watch: Watch, log: Path) -> None:
         self.target = target

@@ -21,7 +21,7 @@ class Setting:
     """The setting that all systems of a run get."""
 
     shape: LlamaShape
-    """The model."""
+    """Shape of the model."""
     layers: int
     vocabulary: int
     max_length: int
@@ -124,13 +124,13 @@ class System(ABC):
     style: Style = Style()
     compiles: bool = False
     constraint: Literal["sent", "left out", "refused"] = "sent"
-    """Whether requests of a constrained experiment name their constraint. refused: this server follows no
-    constraints.
+    """Whether requests of a constrained experiment name their constraint: yes (sent), no (left out), or never, because
+    this server follows no constraints (refused).
     """
     note: str = ""
     """Remark about this system that a reader must know."""
     ready_s: float = 180.0
-    """Most seconds to wait until the server listens."""
+    """Largest number of seconds to wait until the server listens."""
     start_s: float = 15.0
     """Approximate seconds until the server listens on a CPU; a run measures them."""
     process_bytes: int | None = 1_000_000_000
