@@ -52,9 +52,15 @@ def each_reached(
     figures: Sequence[tuple[Figure, Stated]], words: str, cause: str = "", cause_above: float = -inf
 ) -> Judgement:
     """The judgement of figures that each have to reach a bound of their own. The worst one decides: by its verdict,
-    then by the low end of its interval over its bound.
+    then, on the wrong side, by the sign of the effect, then by the low end of its interval over its bound.
     """
-    worst, stated = min(figures, key=lambda pair: (pair[1].goodness(pair[0]), pair[0].low / pair[1].bound))
+
+    def goodness(pair: tuple[Figure, Stated]) -> tuple[int, bool, float]:
+        figure, stated = pair
+        good = stated.goodness(figure)
+        return good, good > 0 or figure.low > cause_above, figure.low / stated.bound
+
+    worst, stated = min(figures, key=goodness)
     return decided(worst, stated, words, [figure for figure, _ in figures], cause, cause_above)
 
 

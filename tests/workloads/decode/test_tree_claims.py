@@ -151,6 +151,7 @@ def test_deft_node_behind_4000_tokens(point: Point) -> None:
         ({128: 0.6, 256: 2.3, 4096: 32.0}, "holds", 32.0),
         ({128: 1.2, 256: 2.3, 4096: 4.0}, "different here", 4.0),
         ({256: 0.5}, "does not hold", 0.5),
+        ({128: 0.6, 300: 0.9, 4096: 4.0}, "does not hold", 0.9),  # no explanation of a slower cascade
     ],
 )
 def test_the_cascade_by_prefix(point: Point, speedups: dict[int, float], verdict: str, measured: float) -> None:
