@@ -1,7 +1,7 @@
 """Shows how often a verdict of `regress` is right: applies the current and the former stopping rule to the same
 recorded pairs.
 
-    python benchmarks/regress_proof.py      the table of docs/regression.md
+    python benchmarks/regress_proof.py      prints the numbers of docs/regression.md
 
 `results/recorded/gate-proofs/pairs.csv` has a line for each pair of processes. It holds the ratio HEAD / BASE (median
 over the pair's rounds), the seconds since the first pair began, and the CPUs that other programs used meanwhile. A run

@@ -120,8 +120,8 @@ def shape_of(model: str) -> LlamaShape:
 
 
 def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
-    """Fill in fields that older files leave out: the number of KV heads is that of heads, and head_dim is hidden_size /
-    heads."""
+    """Fill in fields that older files leave out: num_key_value_heads is then the number of heads, and head_dim is
+    hidden_size / heads."""
     fields: dict[str, Any] = {
         name: config.get(name) for name in LlamaShape.model_fields if name not in ("name", "folder", "weights")
     }

@@ -24,7 +24,7 @@ class Entry(ABC):
     """Number of leading tokens whose K and V the cache holds, or gets in this step."""
     joined: int = 0
     """Number of tokens that the request had when it was last admitted, or when several tokens were appended at once.
-    After a preemption this includes its answer so far."""
+    After a preemption this number includes the answer so far."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed; None until the first part of the prompt is computed."""
     preempted: int = 0

@@ -55,8 +55,8 @@ class CacheHits:
 
     @property
     def warm(self) -> bool:
-        """Whether the server found more tokens than these requests can have left in the cache, so that it was not empty
-        at first."""
+        """Whether the server found more tokens than these requests can have left in the cache: then the cache was not
+        empty at first."""
         most, slack = self.shared * self.prompt_tokens, _BY_CHANCE_TOKENS
         if self.unit == "characters":
             most, slack = most * _LENGTHS_DIFFER, SLACK_TOKENS

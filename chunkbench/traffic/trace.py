@@ -18,7 +18,7 @@ class TraceRequest(NamedTuple):
     """One request of a trace."""
 
     due: float
-    """Seconds after the first request; in the load's own format, after the start."""
+    """Due time in seconds after the first request; in ChunkBench's own format, after the start of the load."""
     prompt_tokens: int
     answer_tokens: int
     blocks: tuple[int, ...]

@@ -147,9 +147,9 @@ class ForcedTokensMatcher(Matcher):
 class JumpMatcher(Matcher):
     """Appends forced bytes as their canonical tokens.
 
-    Forced bytes are a compressed edge of the constraint's automaton over bytes: consecutive edges, each the only edge
-    of its state. The end counts as an edge of a state in which the text may end (SGLang's paper, section 4 and appendix
-    B). llguidance makes this automaton while an answer walks it.
+    Forced bytes are consecutive edges of the constraint's automaton over bytes, each the only edge of its state: a
+    compressed edge in SGLang's paper (section 4 and appendix B). If the text may end in a state, the end counts as an
+    edge. llguidance makes this automaton while an answer walks it.
     """
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:

@@ -32,7 +32,7 @@ class Vocabulary:
     """The tokens of a model."""
 
     library: Any
-    """An LLTokenizer."""
+    """The tokenizer in llguidance's form: an LLTokenizer."""
     lengths: NDArray[np.int32]
     """`[tokens]`: bytes of each token's text; 0 for special tokens."""
     writable: NDArray[np.int32]

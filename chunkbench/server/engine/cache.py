@@ -41,10 +41,10 @@ class EngineCache(Manager):
 
     Tokens that get a slot are also selected for the next step; `plan` ends the selection.
 
-    `tree` measures the bookkeeping of prefixes: matching prompts; joins, evictions included; finding how far K and V of
-    a prompt are written; appending tokens, with the collection of their ids and evictions; leaving, and keeping chunks
-    for later; with window heads, also dropping chunks. It does not contain: selecting the rows of a step, the plan, K
-    and V, and cuts of constrained answers, which may copy K and V.
+    `tree` adds up the seconds of the bookkeeping of prefixes: matching prompts; joins; finding how far K and V of a
+    prompt are written; appending tokens, with the collection of their ids; evictions; removing sequences, and keeping
+    their chunks; with window heads, also dropping chunks. `tree` leaves out selecting the rows of a step, the plan,
+    writing K and V, and cuts of constrained answers, which may copy K and V.
     """
 
     _live: LiveSequences[_Live]
