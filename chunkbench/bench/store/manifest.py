@@ -25,13 +25,13 @@ def _nothing_if_none(raw: object) -> object:
 
 
 class _Part(BaseModel):
-    """Part of a manifest. Extra fields of other versions are kept; a missing field takes its default."""
+    """A part of a manifest. Extra fields of other versions are kept; a missing field gets its default."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
 class CpuFacts(_Part):
-    """The processor."""
+    """Facts about the processor of a machine."""
 
     model: str = ""
     cores: Count | None = None
@@ -44,14 +44,14 @@ class CpuFacts(_Part):
 
 
 class TorchFacts(_Part):
-    """The PyTorch build."""
+    """Facts about the PyTorch build that was used."""
 
     version: str = ""
     note: str = ""
 
 
 class GpuFacts(_Part):
-    """One GPU."""
+    """Facts about one GPU."""
 
     name: str
     compute_capability: str | None = None
