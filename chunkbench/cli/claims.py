@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -41,6 +42,10 @@ def command(runs: tuple[Path, ...], form: str) -> None:
         opened = runs_in(runs) if runs else [open_run(run) for run in newest_runs(RUNS)]
     except RunError as error:
         fail(error)
-    rows = {run.path.name: derive(run.cases) for run in opened}
-    of_machines = [part for run in opened for part in by_machine(run.manifest, rows[run.path.name])]
+    single = Counter(run.path.name for run in opened)
+    names = [run.path.name if single[run.path.name] == 1 else str(run.path) for run in opened]
+    rows = {name: derive(run.cases) for name, run in zip(names, opened, strict=True)}
+    of_machines = [
+        part for name, run in zip(names, opened, strict=True) for part in by_machine(run.manifest, rows[name])
+    ]
     show(document(claims_by_machine(of_machines), list(rows), differing(rows)), form)

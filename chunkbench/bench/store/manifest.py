@@ -36,6 +36,8 @@ class CpuFacts(_Part):
     model: str = ""
     cores: Count | None = None
     generation: str = ""
+    isa: tuple[str, ...] = ()
+    """The instruction sets that kernels may use, from the oldest to the newest."""
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ class Claim:
     """The text and the place in it."""
     basis: Basis
     read: str
-    """Where the stated figure was read: paper, transcription, repository, discussion, or ours."""
+    """Where the stated figure was read: paper, transcription, repository, discussion, notes, or ours."""
     statement: str
     quantity: str
     """A short name of the figure that decides the claim."""
@@ -58,6 +58,11 @@ class Claim:
     def text(self) -> str:
         """The text that makes the claim."""
         return self.source.partition(" ")[0]
+
+    @property
+    def of_machine(self) -> bool:
+        """Whether runs of the machine decided the claim, not arithmetic or a virtual clock."""
+        return bool(self.rows) and self.basis != "arithmetic" and "replayed" not in (self.basis, self.verdict)
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "rows": list(self.rows)}
@@ -112,9 +117,5 @@ def claims_by_machine(runs: Sequence[tuple[str, Sequence[Row]]]) -> dict[str, li
         rows_of.setdefault(machine, []).append(rows)
     everywhere = [rows for _, rows in runs]
     judged = {machine: claims(own, everywhere) for machine, own in rows_of.items()}
-    deciding = {
-        machine: found
-        for machine, found in judged.items()
-        if any(claim.rows and claim.basis != "replayed" for claim in found)
-    }
+    deciding = {machine: found for machine, found in judged.items() if any(claim.of_machine for claim in found)}
     return deciding or dict([*judged.items()][:1]) or {"": claims([])}

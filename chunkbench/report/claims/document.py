@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from chunkbench.bench.analysis.derive import Row
 from chunkbench.bench.store import Manifest
+from chunkbench.bench.store.manifest import MachineFacts
 from chunkbench.report.claims import Basis, Claim, ClaimVerdict
 from chunkbench.report.claims.judgement import WORDS
 from chunkbench.report.model import Cell, Column, Emphasis, Output, Table
@@ -44,7 +45,7 @@ def document(
     return Output(
         title="The paper's claims",
         headline=summary(judged),
-        tables=(_counts(judged), Table("Verdicts", _columns(list(judged)), known)),
+        tables=(_counts(judged), *_verdicts(list(judged), known)),
         statuses=(*_statuses(judged), *missing(judged)),
         footer=(
             (
@@ -53,7 +54,10 @@ def document(
             ),
             *([("differs between runs", "; ".join(between))] if between else []),
             ("against", "claims about PagedAttn and PagedAttn* use the faster of this project's kernel and vLLM's"),
-            ("read", "figures marked (t) are from a transcription, (r) from a repository, (d) from a discussion"),
+            (
+                "read",
+                "figures marked (t) are from a transcription, (r) from a repository, (d) from a discussion, (n) from notes on the text",
+            ),
         ),
         headings=("Claims and reasons", "Columns", "How they were judged"),
         data={machine: [claim.as_dict() for claim in claims] for machine, claims in judged.items()}
@@ -63,12 +67,23 @@ def document(
 
 
 def by_machine(manifest: Manifest, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """(Name of a machine, its rows) for each machine of a run; machines of one kind have one name."""
-    names = {id: machine.name or "machine not recorded" for id, machine in manifest.machines.items()}
+    """(Label of a machine, its rows) for each machine of a run; machines of one kind have one label."""
     parts: dict[str, list[Row]] = {}
     for row in rows:
-        parts.setdefault(names.get(row.facts.machine, "machine not recorded"), []).append(row)
+        parts.setdefault(_label(manifest.machines.get(row.facts.machine)), []).append(row)
     return list(parts.items())
+
+
+def _label(machine: MachineFacts | None) -> str:
+    """The machine's name. Without the generation of the processor, its widest instruction set tells machines apart."""
+    if machine is None or not machine.name:
+        return "machine not recorded"
+    widest = next((name for name in _WIDEST if name in machine.cpu.isa), "")
+    known = machine.gpus or machine.cpu.generation or not widest
+    return machine.name if known else f"{machine.name}, {_WIDEST[widest]}"
+
+
+_WIDEST = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
 
 
 def summary(judged: Mapping[str, Sequence[Claim]]) -> str:
@@ -106,6 +121,23 @@ def _counts(judged: Mapping[str, Sequence[Claim]]) -> Table:
     return Table("What the verdicts rest on", (*named[: len(judged) > 1], *texts, *map(column, _BASES)), entries)
 
 
+def _verdicts(machines: Sequence[str], known: Sequence[tuple[Claim, ...]]) -> list[Table]:
+    """One table; of several machines two: a column for each machine, and what is the same on all machines."""
+    if len(machines) == 1:
+        return [Table("Verdicts", _columns(machines), known)]
+    same = [
+        claims
+        for claims in known
+        if all(claim.verdict == claims[0].verdict and not claim.of_machine for claim in claims)
+    ]
+    others = [claims for claims in known if claims not in same]
+    everywhere = [claims[:1] for claims in same]
+    return [
+        Table("Verdicts by machine", _columns(machines), others),
+        Table("Verdicts that need no machine, or a virtual clock", _columns(["verdict"]), everywhere),
+    ]
+
+
 def _columns(machines: Sequence[str]) -> tuple[Column[tuple[Claim, ...]], ...]:
     """Columns over the same claim of every machine."""
 
@@ -122,7 +154,7 @@ def _columns(machines: Sequence[str]) -> tuple[Column[tuple[Claim, ...]], ...]:
     one = len(machines) == 1
     return (
         Column("claim", lambda same: same[0].id, align="left"),
-        Column("quantity", lambda same: same[0].quantity, align="left", wrap=True),
+        *((Column[tuple[Claim, ...]]("quantity", lambda same: same[0].quantity, align="left"),) if one else ()),
         *((Column[tuple[Claim, ...]]("here", lambda same: measured(same[0])),) if one else ()),
         Column("paper", lambda same: Cell(f"{same[0].paper}{_MARKS[same[0].read]}", "quiet")),
         *(
@@ -132,13 +164,15 @@ def _columns(machines: Sequence[str]) -> tuple[Column[tuple[Claim, ...]], ...]:
     )
 
 
-_MARKS = {"paper": "", "ours": "", "transcription": " (t)", "repository": " (r)", "discussion": " (d)"}
+_MARKS = {"paper": "", "ours": "", "transcription": " (t)", "repository": " (r)", "discussion": " (d)", "notes": " (n)"}
 
 
 def _statuses(judged: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
-    for machine, claims in judged.items():
-        start = f"{machine}: " if len(judged) > 1 else ""
-        yield from (start + _status(claim) for claim in claims if claim.verdict != "not measured")
+    """A sentence for each verdict; those that need no machine once."""
+    for place, (machine, claims) in enumerate(judged.items()):
+        for claim in claims:
+            if claim.verdict != "not measured" and (not place or claim.of_machine):
+                yield f"{machine}: {_status(claim)}" if len(judged) > 1 and claim.of_machine else _status(claim)
 
 
 def missing(judged: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
