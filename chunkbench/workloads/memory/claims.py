@@ -40,44 +40,34 @@ def waste(evidence: Evidence) -> Judgement:
 
 
 def sharing(evidence: Evidence) -> Judgement:
-    """Bytes that one more sequence takes without sharing, over those with sharing: this ratio decides how many
-    sequences fit.
+    """Bytes of K and V of all sequences without sharing, over those with sharing. b sequences can save b n tokens over
+    n_s + b (n - n_s). With many sequences this is 1 / (1 - r).
 
-    The point where this ratio is the smallest share of 1 / (1 - r) decides. Without a run that measured bytes, the
-    judgement compares how many sequences fit in replays. What whole chunks allow explains a smaller ratio: a sequence's
-    own tokens may fill a small part of a chunk.
+    The point with the smallest share of it decides. Without a run that measured bytes, the judgement compares how many
+    sequences fit in replays. What whole chunks allow explains a smaller share: a sequence's own tokens may fill a small
+    part of a chunk.
     """
     found: list[Figure] = []
     explained = True
-    for run in evidence.runs:
-        by_axes = {
-            tuple(axes[name] for name in ("n_p", "n_s", "n_c", "chunk_size", "batch_size")): point.rows
-            for point in run.groups
-            if (axes := point.axes)["prompts"] == 1
-            and axes["tree"] is None
-            and isinstance(axes["n_p"], int)
-            and axes["n_s"]
-        }
-        for (n_p, n_s, n_c, chunk, b), larger in by_axes.items():
-            fewer = [other for other in by_axes if other[:4] == (n_p, n_s, n_c, chunk) and other[4] < b]
-            smaller = by_axes[max(fewer, key=lambda other: other[4])] if fewer else {}
-            pairs = [(larger[name], smaller[name]) for name in (CONTIGUOUS, PAKV) if name in larger and name in smaller]
-            if len(pairs) < 2 or any(not row.kv_bytes for pair in pairs for row in pair):
-                continue
-            one_more = [(big.kv_bytes or 0) - (small.kv_bytes or 0) for big, small in pairs]
-            value, limit = one_more[0] / one_more[1], (n_p + n_c) / (n_p + n_c - n_s)
-            explained &= value >= (1 - _ABOUT) * (n_p + n_c) / (chunk * (ceil((n_p + n_c) / chunk) - n_s // chunk))
-            place = f"{value:.2f} times less memory with sharing, of {limit:.2f} by 1 / (1 - r), with chunks of {chunk}"
-            found.append(Figure.counted(value / limit, *(row for pair in pairs for row in pair), place=place))
+    for point in evidence.groups:
+        axes, rows = point.axes, [point.rows[name] for name in (CONTIGUOUS, PAKV) if name in point.rows]
+        plain = axes["prompts"] == 1 and axes["tree"] is None and isinstance(axes["n_p"], int)
+        n_s, b, chunk = axes["n_s"], axes["batch_size"], axes["chunk_size"]
+        without, shared = ([row.kv_bytes or 0 for row in rows] + [0, 0])[:2]
+        if not (plain and n_s and b > 1 and without and shared):
+            continue
+        n = axes["n_p"] + axes["n_c"]
+        value, possible = without / shared, b * n / (n_s + b * (n - n_s))
+        explained &= value >= (1 - _ABOUT) * b * n / chunk / (n_s // chunk + b * (ceil(n / chunk) - n_s // chunk))
+        place = f"{b} sequences take {value:.2f} times less memory, of {possible:.2f} possible (r = {n_s / n:.2f})"
+        found.append(Figure.counted(value / possible, *rows, place=place))
     if not found:
-        return managers.sharing(evidence) or absent("bytes of two batch sizes that share a prefix", "memory")
+        return managers.sharing(evidence) or absent("bytes of several sequences that share a prefix", "memory")
     stated = Stated("at least", 1 - _ABOUT, 2)
     near = sum(stated.verdict(figure.low, figure.high) == "holds" for figure in found)
-    words = (
-        f"{near} of {{count}} points are within {_ABOUT:.0%} (our tolerance); at the worst, one more sequence takes "
-    )
+    words = f"{near} of {{count}} points are within {_ABOUT:.0%} (our tolerance); at the worst, {{where}}"
     cause = "that is what whole chunks allow, because a sequence's own tokens fill a part of one" if explained else ""
-    return bounded(found, stated, words + "{where}", ("bytes", "memory"), cause=cause)
+    return bounded(found, stated, words, ("bytes", "memory"), cause=cause)
 
 
 @cache
