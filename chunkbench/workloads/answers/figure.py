@@ -22,12 +22,12 @@ from chunkbench.report.layout import Report
 from chunkbench.workloads.answers.metrics import METRICS
 
 _FIGURES = {"found_share": "needles found, %", "agreement": "next tokens, % equal"}
-"""Metric -> label."""
+"""The metrics that the figure shows -> the label of the y-axis."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Two panels over the length of contexts for each window, and two over the window for each length. None
-    if neither varies.
+    """Draw two panels over the length of contexts for each window, and two over the window for each length. Returns
+    None if neither length nor window varies.
     """
     tried = [
         group for group in report.groups if any(METRICS["agreement"].known(row.facts) for row in group.rows.values())
@@ -42,7 +42,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     columns = report.columns
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids]
     parts = [
-        "Needles: share of those that the model finds with all heads whole; next tokens: share equal to that model's",
+        "Needles: share of those that the model finds with the full cache; next tokens: share equal to that cache's",
         conditions(report, manifest, timed=False),
     ]
     page = sheet(caption(parts, report), handles, 2 * len(blocks), across=2, share_y=False)

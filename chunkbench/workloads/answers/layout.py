@@ -1,4 +1,4 @@
-"""The report of answers: needles, next tokens, bytes and deviation of each choice of heads."""
+"""The report of answers: needles, next tokens, bytes and deviation of the attention, for each choice of heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LEGEND = (
     "needles: keys with values hidden in real text at ten depths. The question comes after the compressed cache, and "
-    "the greedy answer must begin with the value. Counted are needles that the model finds with all heads whole",
+    "the greedy answer must begin with the value. Needles count only if the model finds them with the full cache",
     "next tokens: in held-out text after the context, the share of positions at which this cache predicts the same "
     "next token as the full cache",
     "deviation = length of the difference to attention over all tokens, over the length of that attention; for the "

@@ -55,7 +55,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 
 def _along(groups: Sequence[Group], axis: str, varying: Sequence[str]) -> list[Group]:
-    """Groups that differ only in `axis`, at the most frequent combination of the other axes."""
+    """The points that differ only in `axis`. The other axes have their most frequent combination of values."""
     if axis not in varying or any(not isinstance(group.axes.get(axis), int) for group in groups):
         return []
     others = [other for other in varying if other != axis]
@@ -64,7 +64,7 @@ def _along(groups: Sequence[Group], axis: str, varying: Sequence[str]) -> list[G
 
 
 def _names(groups: Sequence[Group], columns: Columns) -> list[str]:
-    """Implementations whose bytes are known, in the order of the columns."""
+    """Ids of the implementations whose bytes are known, in the order of the columns."""
     sized = {name for group in groups for name, row in group.rows.items() if row.kv_bytes}
     return [name for name in columns.ids if name in sized]
 
@@ -104,7 +104,7 @@ def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: 
     plot.set_xlabel("tokens of a sequence, $n$")
     plot.set_ylabel("empty slots, % of tokens")
     plot.set_ylim(bottom=0)
-    panel_title(plot, words="lost to whole chunks")
+    panel_title(plot, words="empty slots of chunks")
 
 
 def _tokens(group: Group) -> int:

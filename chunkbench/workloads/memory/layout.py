@@ -1,4 +1,4 @@
-"""The report of K/V memory: bytes of each implementation, savings of sharing, slots lost to whole chunks."""
+"""The report of K/V memory: bytes of each implementation, savings of sharing, empty slots of chunks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _savings(view: View) -> Table:
         saved = saving_of(group)
         return [] if saved is None else [saved]
 
-    title = "Bytes saved by a shared prefix, and slots lost to whole chunks (section 3.1 of the paper)"
+    title = "Bytes saved by a shared prefix, and empty slots of chunks (section 3.1 of the paper)"
     return view.table(title, lines, columns)
 
 
@@ -68,8 +68,8 @@ def _headline(savings: Sequence[Saving]) -> str:
     most, saved = max(measured, key=lambda pair: pair[0])
     text = f"The prefix-aware cache holds up to {times(most)} less than contiguous K/V (r = {saved.ratio:.2f})"
     wasteful = [saved for saved in savings if saved.empty is not None and saved.empty > saved.bound]
-    where = f"exceeds (c - 1) / n at {count(len(wasteful), 'point')}" if wasteful else "nowhere exceeds (c - 1) / n"
-    return f"{text}; what its chunks leave empty {where}."
+    where = f"exceed (c - 1) / n at {count(len(wasteful), 'point')}" if wasteful else "nowhere exceed (c - 1) / n"
+    return f"{text}; its empty slots {where}."
 
 
 def _draw(report: Report, manifest: Manifest) -> Figure | None:

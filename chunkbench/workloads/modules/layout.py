@@ -43,12 +43,14 @@ def body(view: View) -> Body:
 
 @dataclass(frozen=True)
 class _Computed:
-    """One figure of a layer at one place, for each module: computed here, and printed by the paper."""
+    """A figure of a layer, such as its FLOPs, at one combination of model, context and batch size. `computed` and
+    `printed`: module -> the value computed here, and the value that the paper prints.
+    """
 
     place: tuple[str, str, str]
     """Model, context and batch size."""
     first: bool
-    """Whether this is the first figure of its place; only the first line shows the place."""
+    """Whether this is the first figure of its combination; only the first line names the combination."""
     title: str
     computed: Mapping[str, str]
     printed: Mapping[str, str]
@@ -129,7 +131,7 @@ def _measured(view: View) -> Table:
                     for module, row in rows.items()
                 },
             ),
-            Line("share of the three", {module: Cell(percent(_share(group, row))) for module, row in rows.items()}),
+            Line("share of all three", {module: Cell(percent(_share(group, row))) for module, row in rows.items()}),
             Line("roofline", {module: Cell(percent(fraction)) for module, fraction in fractions.items()}),
         ]
         paper = Line("µs, paper's A100", {module: Cell(printed[module], "quiet") for module in rows if printed})
@@ -139,7 +141,7 @@ def _measured(view: View) -> Table:
 
 
 def _share(group: Group, row: Row | None) -> float | None:
-    """Share of a module in the time of all modules of the layer; None unless all were measured."""
+    """Share of a module in the time of all modules of its layer; None unless all were measured."""
     times = [other.derived.latency_us for other in group.rows.values()]
     if row is None or row.derived.latency_us is None or None in times or len(times) < len(MODULES):
         return None

@@ -44,16 +44,16 @@ _LEGEND = (
         "saved by sharing: slots that sequences would need without sharing and do not take, over the tokens of all "
         "sequences"
     ),
-    "cached: prompt tokens that a request found when it was first admitted; computed, over the least: prompt tokens "
-    "computed, counted again after a preemption, over the distinct tokens of all prompts",
+    "cached: prompt tokens that a request found in the cache when it was first admitted; computed, over the least: "
+    "computed prompt tokens, counted again after a preemption, over the distinct tokens of all prompts",
 )
 _OF_OPTIMUM = (
     "cached, of the optimum: cached tokens over those that belady caches. Belady knows all future requests, and no "
     "other choice of blocks to evict caches more. Trees have chunks of another size"
 )
 _ANSWERS = (
-    "requests have several answers of one length to one prompt. Beam search: after each token, each place continues "
-    "a beam that is drawn with equal chances; real beams follow the model's scores, which no trace has"
+    "requests have several answers of one length to one prompt. Beam search: after each token, each new beam "
+    "continues a parent that is drawn with equal chances; real beams follow the model's scores, which no trace has"
 )
 
 
@@ -74,7 +74,7 @@ def _sustained(view: View) -> list[Table]:
 
 
 def _sustained_of_lengths(view: View) -> list[Table]:
-    """Tables of sustained rates where prompts of one length share one prefix: the paper's Figure 5 in numbers."""
+    """Tables of sustained rates for prompts of equal length that share one prefix: the paper's Figure 5 in numbers."""
     known = [group for group in view.groups if group.axes["n_p"] and group.axes["rate"]]
     points = [group for group in known if shares_one_prefix(group.axes)]
     blocks = []
@@ -96,12 +96,12 @@ def _sustained_of_lengths(view: View) -> list[Table]:
 
 
 _SAME = ("traffic", "samples", "beams", "n_s", "prompts", "memory", "schedule", "batch_size", "block_size")
-"""Axes on which all rates of one line of `_sustained_of_traffic` agree."""
+"""Axes whose values are equal for all rates of one line of `_sustained_of_traffic`."""
 
 
 def _sustained_of_traffic(view: View) -> list[Table]:
-    """Tables of sustained rates where traffic comes at several rates: the PagedAttention paper's Figures 12, 14, 16 and
-    17 in numbers.
+    """Tables of sustained rates for traffic at several rates: the PagedAttention paper's Figures 12, 14, 16 and 17 in
+    numbers.
     """
     known = [group for group in view.groups if group.axes["traffic"] and group.axes["rate"]]
     alike: dict[tuple[Any, ...], list[Group]] = {}
@@ -137,7 +137,7 @@ def _sustained_of_traffic(view: View) -> list[Table]:
 
 
 def _median_rate(rows: Sequence[Row]) -> SustainedRate | None:
-    """Median sustained rate over the arrival seeds; a lower bound if the rate of any seed is one."""
+    """Median sustained rate over the arrival seeds; a lower bound if the rate of any seed is a lower bound."""
     known = [rate for rate in rates_by_seed(rows, OBJECTIVE_S) if rate]
     if not known:
         return None
@@ -197,7 +197,7 @@ def _of_optimum(group: Group, row: Row) -> Cell:
 
 
 def _paged_attention(metric: str) -> Quantity:
-    """A line of what the PagedAttention paper prints for this metric at each point."""
+    """A line with the values of this metric that the PagedAttention paper prints at each point."""
 
     def stated(group: Group, row: Row) -> str | None:
         value = stated_by_paged_attention(group.axes, row.facts.implementation, metric)

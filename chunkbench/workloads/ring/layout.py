@@ -1,4 +1,4 @@
-"""The report of a ring: the schemes at each point, transfers that a slow link exposes, and times counted for more
+"""The report of a ring: the schemes at each point, transfers that a slow link exposes, and times computed for more
 ranks.
 """
 
@@ -187,7 +187,7 @@ class _Count:
 
 
 def _counted(view: View) -> list[Table]:
-    """Tables of time, bytes and break-even blocks for 4 to 1,024 ranks; empty without probed rates."""
+    """Tables of computed times, bytes and break-even blocks for 4 to 1,024 ranks; empty without probed rates."""
     probed = [
         row.facts
         for row in view.rows
@@ -226,7 +226,7 @@ def _counted(view: View) -> list[Table]:
     blocks += [(device, 2, device.break_even()) for device in (*accelerators, *printed_devices)]
     return [
         Table(f"Counted, not measured: a pass of {words}", times_columns, items, 2, gaps),
-        Table("Counted, not measured: break-even blocks and least sequences, tokens", devices, blocks),
+        Table("Counted, not measured: break-even blocks, and shortest sequences per rank, in tokens", devices, blocks),
     ]
 
 

@@ -17,7 +17,7 @@ from chunkbench.workloads.ring.result import RingPoint
 
 
 class Accelerator(BaseModel):
-    """A device that times are counted for, with its rates."""
+    """A device for which times are computed, with its rates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,7 @@ class Accelerator(BaseModel):
 
 
 class RingExperiment(Experiment[RingPoint]):
-    """Schemes of several ranks, measured in turns; one case for each point and scheme."""
+    """An experiment that measures schemes of several ranks in turns. Each point and scheme is a case."""
 
     POINT = RingPoint
     REQUIRED = (N_P,)
