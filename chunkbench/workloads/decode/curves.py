@@ -26,7 +26,7 @@ class Spot:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The ends of the interval; both are the value if there is no interval."""
+        """The ends of the interval. Without an interval both ends are the value."""
         return self.low or self.value, self.high or self.value
 
 

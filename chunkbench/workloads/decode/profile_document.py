@@ -31,7 +31,7 @@ class Phase(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """The time of one thread until the last unit of the call ended."""
+    """How one thread spends the time until the last unit of the call has ended."""
 
     number: int
     computing_s: float

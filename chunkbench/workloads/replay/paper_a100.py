@@ -180,7 +180,7 @@ _PROMPT_TOKEN_S = 2 * PARAMETERS / (PEAK_FLOPS * SHARE_OF_PEAK)
 
 
 def _step(traffic: str) -> tuple[float, float]:
-    """(printed mean batch, seconds of a step without prompts that lead to that batch)."""
+    """(printed mean batch, seconds that a step without prompts takes if it leads to that batch)."""
     names = ("figure", "traffic", "manager")
     (row,) = (row for row in paged_attention() if tuple(row[name] for name in names) == ("13", traffic, "paged"))
     batch, per_s, lengths = float(row["value"]), float(row["rate"]) / 60, LENGTHS[traffic]

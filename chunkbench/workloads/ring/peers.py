@@ -94,7 +94,7 @@ def _torch_ring(world: World, scheme: Scheme, task: Task, inputs: ContextInputs)
 
 
 def _pytorch_ring(world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> PeerSession:
-    """Open a session of `ring_flash_attn`. In the striped layout each of its buckets is a stripe."""
+    """Open a session of `ring_flash_attn`. In the striped layout each bucket of the library is a stripe."""
     from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
     each, striped = task.tokens // world.size, scheme.layout == "striped"

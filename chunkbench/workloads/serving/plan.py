@@ -302,7 +302,7 @@ def capacity_requests(point: ServingPoint) -> int:
 
 
 def weight(point: ServingPoint) -> int:
-    """Relative cost of a point: the tokens of a request that is not shared."""
+    """Relative cost of a point: the tokens of a request, shared tokens included."""
     return point.n_p + point.n_c
 
 

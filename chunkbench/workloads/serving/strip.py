@@ -41,7 +41,7 @@ def single_choices(state: Any, text: str) -> Iterator[bool]:
 
 
 def written(report: Report) -> list[Written]:
-    """The first answer of the systems in SHOWN, at the last point where each has one."""
+    """The first answer of each system in SHOWN, at the last point where the system has answers."""
     found: dict[str, ConstrainedAnswers] = {}
     for group in report.groups:
         for name in SHOWN:

@@ -51,7 +51,7 @@ class MetricsWatch(Watch):
     sampled = True
 
     def __init__(self, url: str, bytes_of_usage: int) -> None:
-        """`bytes_of_usage`: bytes of K/V at a usage of 1."""
+        """`bytes_of_usage`: bytes of K/V if vLLM reports a usage of 1."""
         self._url = url
         self._bytes = bytes_of_usage
         self._moments: list[Moment] = []
