@@ -89,8 +89,8 @@ class ReplaySeed(Facts):
     mean_batch: NonNegativeFloat = 0.0
     """Requests in a step, mean over the time until the last request is due."""
     prompt_share: NonNegativeFloat | None = None
-    """Share of the prompts, each counted once, in the memory that is used while answers are decoded, over all steps.
-    None where requests have one answer.
+    """Share of the used memory that holds prompts, each counted once, while answers are decoded, over all steps. None
+    if requests have one answer.
     """
     first_token_s: tuple[NonNegativeFloat, ...] = ()
     """Time to first token at the 50th, 90th and 99th percentile."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from chunkbench.workloads.serving.result import ServingPoint
 
 FEWEST_REQUESTS = 8
-"""Fewest requests of an arrival seed that a comparison needs; above a load of 100%, in proportion more."""
+"""Fewest requests of an arrival seed that a comparison needs; a load above 100% needs proportionally more."""
 FEWEST_SEEDS = 2
 """Fewest arrival seeds that a comparison needs."""
 _SHARES = 64

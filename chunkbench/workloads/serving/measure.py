@@ -145,8 +145,8 @@ class ServingMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[ServingPoint, Sequence[ServingResult]]:
-        """Measure all systems at a point as far as the time allows: group by group, every arrival seed. The order of
-        the systems changes with the seed.
+        """Measure all systems at a point as far as the time allows: every arrival seed, in one group of systems after
+        the other. The order of the systems changes with the seed.
         """
         (point,) = points
         started_at = now()

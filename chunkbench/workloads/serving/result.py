@@ -135,9 +135,9 @@ class ConstrainedAnswers(Facts):
     invalid: Count
     """Number of all other answers."""
     work: dict[str, float] = Field(default_factory=dict)
-    """The cost of following the constraint, summed over the `told` answers whose cost is known. Tokens: sampled,
-    forced, rolled_back; pieces of text that were appended without the model: pieces; seconds: mask_s, automaton_s,
-    retokenize_s, compile_s. Empty if no cost is known.
+    """The cost of following the constraint, summed over the answers whose cost is known; `told` is their number.
+    Tokens: sampled, forced, rolled_back; pieces of text that were appended without the model: pieces; seconds: mask_s,
+    automaton_s, retokenize_s, compile_s. Empty if no cost is known.
     """
     texts: tuple[str, ...] = ()
     """The answers of the first arrival seed, in order of the plan."""
