@@ -22,7 +22,7 @@ from chunkbench.report import html, latex
 from chunkbench.report.book import Book, build_book
 from chunkbench.report.build import build
 from chunkbench.report.claims import claims_by_machine, differing
-from chunkbench.report.claims.document import by_machine, document
+from chunkbench.report.claims.document import PAPER, by_machine, document
 from chunkbench.report.formats import names, render
 
 ROOT = Path(__file__).parents[1]
@@ -158,7 +158,7 @@ def test_a_recorded_run_is_complete_and_its_keys_are_those_of_its_points(path: P
 def test_the_results_quote_the_recorded_runs(book: Book) -> None:
     text = " ".join((ROOT / "docs" / "results.md").read_text().split())
     summary, *runs, _ = book.documents
-    assert summary.headline.rstrip(".") in text
+    assert summary.headline.rstrip(".") in " ".join((ROOT / "README.md").read_text().split())
     for one in runs:
         quoted = f"**{one.title}**: {one.verdict} {one.headline}".replace(":  ", ": ").rstrip()
         assert f"**{one.title}**" not in text or quoted in text
@@ -174,12 +174,33 @@ def test_the_results_rank_the_trees_of_every_machine(accept: bool) -> None:
         rows = [[cell.text.replace("*", r"\*") for cell in row] for row in table.rows]
         heading = [column.name for column in table.columns]
         lines += [f"**{table.title}**", "", *map(_line, [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]), ""]
+    check_block("rankings", lines, accept)
+
+
+def test_the_results_have_the_verdicts_of_every_machine(accept: bool) -> None:
+    """The counts stand on the page, all verdicts and reasons in results/recorded/verdicts.md."""
+    runs = {name_of(path): open_run(path) for path in RUNS}
+    parts = [part for run in runs.values() for part in by_machine(run.manifest, derive(run.cases))]
+    output = document(claims_by_machine(parts), list(runs))
+    counts = output.tables[0]
+    rows = [[cell.text for cell in row] for row in counts.rows if row[1].text == PAPER]
+    heading = [column.name for column in counts.columns]
+    lines = [_line([row[0], *row[2:4]]) for row in (heading, ["---"] * len(heading), *rows)]
+    check_block("verdicts", [*lines, ""], accept)
+    kept, text = RECORDED / "verdicts.md", f"{render(output, 'markdown')}\n"
+    if accept:
+        kept.write_text(text)
+    assert kept.read_text() == text
+
+
+def check_block(name: str, lines: Sequence[str], accept: bool) -> None:
+    """Compare lines with a block of the results page; `--accept` puts them there."""
     page = ROOT / "docs" / "results.md"
-    before, rest = page.read_text().split("<!-- rankings -->\n\n")
-    kept, after = rest.split("<!-- end of rankings -->")
+    before, rest = page.read_text().split(f"<!-- {name} -->\n\n")
+    kept, after = rest.split(f"<!-- end of {name} -->")
     if accept:
         kept = "\n".join([*lines, ""])
-        page.write_text(f"{before}<!-- rankings -->\n\n{kept}<!-- end of rankings -->{after}")
+        page.write_text(f"{before}<!-- {name} -->\n\n{kept}<!-- end of {name} -->{after}")
     assert kept.splitlines() == lines
 
 

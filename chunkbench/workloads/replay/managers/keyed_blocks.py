@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from chunkbench.attention.tokens import alike
 from chunkbench.kernels.integers import Bools, Ints
-from chunkbench.workloads.replay.managers.blocks import Blocks, ids_of
+from chunkbench.workloads.replay.managers.pools import Blocks, ids_of
 
 _MOST_OUTDATED = 1 << 16
 """Remove stale entries from the queue when there are more than this plus the live ones."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chunkbench.kernels.integers import Bools, Ints
-from chunkbench.workloads.replay.managers.blocks import Blocks, ids_of
+from chunkbench.workloads.replay.managers.pools import Blocks, ids_of
 
 
 class Policy(ABC):
