@@ -9,8 +9,8 @@ from itertools import islice
 from chunkbench.attention.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
 from chunkbench.attention.text import Text
 from chunkbench.kernels.integers import Ints
-from chunkbench.workloads.replay.managers.pools import Blocks
 from chunkbench.workloads.replay.managers.keyed_blocks import KeyedBlocks
+from chunkbench.workloads.replay.managers.pools import Blocks
 
 
 @dataclass(slots=True)
