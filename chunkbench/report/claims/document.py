@@ -56,7 +56,8 @@ def document(
             ("against", "claims about PagedAttn and PagedAttn* use the faster of this project's kernel and vLLM's"),
             (
                 "read",
-                "figures marked (t) are from a transcription, (r) from a repository, (d) from a discussion, (n) from notes on the text",
+                "figures marked (t) are from a transcription, (r) from a repository, (d) from a discussion, "
+                "(n) from notes on the text",
             ),
         ),
         headings=("Claims and reasons", "Columns", "How they were judged"),
