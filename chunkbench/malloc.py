@@ -20,7 +20,8 @@ class _Statistics(ctypes.Structure):
 
 @cache
 def glibc() -> ctypes.CDLL | None:
-    """glibc, with the types of its memory functions set; None for another C library, or glibc before 2.33."""
+    """The library glibc, with the argument types of its memory functions declared; None for another C library, or glibc
+    before 2.33."""
     if platform.libc_ver()[0] != "glibc":
         return None
     libc = ctypes.CDLL(None)

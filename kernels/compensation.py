@@ -26,7 +26,7 @@ class CompensationTokens:
     entries: Ints
     """`[b]`: index in `sums` of each row's token; NOWHERE if the row has none."""
     tokens: Ints
-    """`[b]`: number of tokens that each row's entry sums."""
+    """`[b]`: number of tokens over which the partial result of each row runs."""
     weighted: bool
     """Whether the logarithm of the number of tokens is added to the score."""
 

@@ -61,7 +61,7 @@ class Reads:
     """The tokens that one step of attention reads, by the number of live sequences that cover them."""
 
     private: int
-    """Tokens that one sequence covers."""
+    """Tokens that only one sequence covers."""
     shared: int
     """Tokens that several sequences cover, each counted once."""
     shared_covered: int

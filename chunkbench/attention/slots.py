@@ -72,7 +72,8 @@ class Slots:
         self.last_tokens[slot] = (length - 1) % self.chunk_size + 1
 
     def append(self, slots: Ints, token_counts: Ints, chunk_counts: Ints, new: Ints) -> Append:
-        """Add `token_counts[i]` tokens to slot `slots[i]`, which takes the next `chunk_counts[i]` of the chunks `new`.
+        """Add `token_counts[i]` tokens to slot `slots[i]`. The slot takes the next `chunk_counts[i]` chunk ids of the
+        list `new`.
 
         Updates lengths and last chunks; the caller updates `tails`.
         """

@@ -56,8 +56,8 @@ class Book:
     version: str
     chapters: Sequence[Chapter]
     claims: Mapping[str, Sequence[Claim]]
-    """Machine -> all claims, judged by the machine's runs. If the book has only one run, only the claims for which the
-    run has rows."""
+    """Machine -> all claims, judged by the machine's runs. A book of one run contains only the claims for which the run
+    has rows."""
     unmeasured: Sequence[Table]
     """Tables of the paper that no run measures."""
     rankings: Sequence[Table] = ()

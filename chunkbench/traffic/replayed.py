@@ -28,7 +28,8 @@ class ReplayRequest(NamedTuple):
     due: float
     """Seconds after the start."""
     text: Text
-    """Prompt and answer. Requests share leading segments with equal ids, or leading equal tokens."""
+    """Prompt and answer. Two requests share a prefix if their leading segments have equal ids, or their leading tokens
+    are equal."""
 
     @property
     def answer(self) -> int:

@@ -71,7 +71,7 @@ class YamlDocument:
         self.problems.append(Problem(mark.path, mark.line, mark.column, message, key))
 
     def put(self, path: Path, other: YamlDocument) -> None:
-        """Put the value of another document at a path below a mapping, with its places."""
+        """Insert the value of another document at a path below a mapping, and keep the value's source positions."""
         *above, last = path
         parent = self.value
         for step in above:

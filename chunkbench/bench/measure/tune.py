@@ -176,7 +176,8 @@ class Session:
             self._stores.append(store)
 
     def decode(self, tuning: Tuning) -> Callable[[], None]:
-        """Decode every copy with a candidate. Returns a function that does the same again, as one CUDA graph."""
+        """Decode every copy of the inputs with a candidate. Returns a function that replays these decodes as one CUDA
+        graph."""
         from chunkbench.kernels.triton.decode import TppTriton
 
         kernels = [TppTriton(store, self._heads, tuning=tuning) for store in self._stores]

@@ -83,7 +83,7 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
     def check(self, inputs: InputsT, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
         """A check of an implementation's output after `steps` completion tokens, with its own queries.
 
-        `nonce` seeds the queries and, if a `sample` of the output is enough, the choice of what is compared.
+        `nonce` seeds the queries. With `sample`, only a part of the output is compared, which `nonce` selects.
         """
 
     def start(

@@ -174,8 +174,8 @@ class SessionResult(Result):
     noise: Noise | None = None
     kv_bytes: Count | None = None
     huge_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of huge pages in the memory that holds the implementation's tensors; None on a GPU, where the system does
-    not say, where no tensor is visible, and in schema versions before 6."""
+    """Share of huge pages in the memory that holds the implementation's tensors; None on a GPU, if the system does not
+    report it, if no tensor is visible, and in schema versions before 6."""
     work_items: Count | None = None
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None

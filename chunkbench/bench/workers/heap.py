@@ -49,7 +49,8 @@ def reserve(size: int, threads: int) -> None:
 
 
 def make_room(size: int, margin: int) -> None:
-    """Return freed pages to the system until `size` bytes of large blocks can be allocated with `margin` bytes left.
+    """Return freed pages to the system until `size` bytes can be allocated in large blocks and `margin` bytes stay
+    free.
 
     glibc puts a block into a hole of the heap that is large enough, otherwise at its end. Does nothing without glibc.
     """

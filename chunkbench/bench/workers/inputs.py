@@ -33,7 +33,7 @@ class PointInputs(Feed, Protocol):
 
 
 def prime(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Make the pool of a run with this seed now, before its first point needs it."""
+    """Make the pool of random numbers for this seed now, before the first point needs it."""
     _pool(_stream(seed, 0), dtype, device)
 
 

@@ -88,7 +88,7 @@ class Figure:
 
 
 def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
-    """Figures with their places, as text. `each` writes a value."""
+    """Values with their places in words, as text. `each` is the format of a value."""
     return ", ".join(f"{each.format(figure.value)} {figure.place}" for figure in figures)
 
 

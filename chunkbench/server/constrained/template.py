@@ -69,8 +69,8 @@ class Gap(NamedTuple):
 
 
 class Place:
-    """The position of an answer in a template. A gap ends at the first character where it may end and the next fixed
-    text may begin."""
+    """A gap in a template, which an answer fills. The gap ends at the first character where it may end and the next
+    fixed text may begin."""
 
     def __init__(self, begin: bytes, gaps: Sequence[Gap]) -> None:
         """`begin`: the fixed text before the first gap."""

@@ -36,7 +36,7 @@ class HeadChoice:
         return YES if device == "cpu" else Answer(False, "caches whose heads keep windows are for CPUs")
 
     def policy(self, scores: HeadScores, window: int | None, seed: int) -> HeadPolicy | None:
-        """The policy of a cache; None if all heads keep everything. `seed` draws the random heads, as many as there are
+        """The policy of a cache; None if all heads keep everything. `seed` draws random heads, as many as there are
         retrieval heads.
         """
         if self.chosen == "all":

@@ -12,8 +12,8 @@ from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.result import ReplayResult
 
 NEAR = 0.15
-"""Largest relative difference between a replayed figure and a stated one that still counts as equal. The lengths of the
-text's requests are drawn.
+"""Largest relative difference between a replayed figure and a stated one that still counts as equal. The replayed
+requests have lengths drawn at random, not those of the text.
 """
 _MOONCAKE = 0.40
 _KEEPING = ("paged_prefix", "radix_tree")

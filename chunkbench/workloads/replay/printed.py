@@ -19,8 +19,8 @@ REPLAYED_AS = {"wmt16": "alpaca"}
 
 
 def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
-    """Sustained rate over that of an allocator that knows all lengths, as the PagedAttention paper states it; None if
-    the paper does not state it.
+    """Sustained rate divided by that of an allocator that knows all lengths, as the PagedAttention paper states it;
+    None if it states no such ratio.
     """
     low, high, one = (
         stated_by_paged_attention(axes, manager, f"rate_over_exact{end}") for end in ("_low", "_high", "")

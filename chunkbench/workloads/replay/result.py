@@ -78,7 +78,8 @@ class ReplaySeed(Facts):
     not count. This is the least that any order computes.
     """
     computed_tokens: Count
-    """Tokens that were computed as prompts. After a preemption they count again, with the tokens of the answer."""
+    """Tokens that were computed as prompts. After a preemption, the tokens that are computed again count again, those
+    of the answer included."""
     preemptions: Count
     evicted_blocks: Count
     steps: Count

@@ -59,7 +59,8 @@ class Replay:
     end: float = 0.0
     """Seconds on the virtual clock until the last token."""
     computed_tokens: int = 0
-    """Prompt tokens that were computed. After a preemption they count again, with the tokens of the answer."""
+    """Prompt tokens that were computed. After a preemption, the tokens that are computed again count again, those of
+    the answer included."""
     preemptions: int = 0
     swapped_tokens: int = 0
     peak_slots: int = 0

@@ -24,7 +24,7 @@ _BUCKET = 1024
 
 class PeerSession:
     """A session that calls another library with q, k and v `[1, h, n, d]` and gets `[1, h, rows, d]`; with
-    `tokens_first` both are `[1, n, h, d]`.
+    `tokens_first` inputs and output are `[1, n, h, d]`.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ Doing = Literal["compute", "transfer", "wait"]
 
 
 class Event(NamedTuple):
-    """An activity of a rank, on the clock of `time.perf_counter`. Transfers run at the same time as the rest."""
+    """An activity of a rank, on the clock of `time.perf_counter`. Transfers run at the same time as other
+    activities."""
 
     what: Doing
     start: float

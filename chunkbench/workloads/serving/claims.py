@@ -56,7 +56,8 @@ def sustained(evidence: Evidence, n_p: int, stated: Stated) -> Judgement:
 
 
 def no_regression(evidence: Evidence, stated: Stated) -> Judgement:
-    """Normalized latency of ChunkLlama over vLLM's with nothing shared; the worst point decides by its interval."""
+    """Normalized latency of ChunkLlama divided by vLLM's, with nothing shared. The interval of the worst point decides
+    the claim."""
     found = evidence.last(_latency)
     words = "normalized latency of ChunkLlama over vLLM's: {each}"
     return bounded(found, stated, words, ("ChunkLlama and vLLM at n_s = 0", "table4"))

@@ -72,7 +72,7 @@ def rates_table(
     view: View, title: str, keys: Sequence[tuple[str, ...]], blocks: Sequence[tuple[tuple[str, ...], Sequence[Line]]]
 ) -> list[Table]:
     """A table of blocks of lines. Texts in the first columns name each block; `keys` are the headings of these columns.
-    Empty without blocks. A gap follows every value of the first text.
+    Without blocks the table is empty. An empty line follows the blocks with the same first text.
     """
     items = [
         (name if number == 0 else ("",) * len(keys), line)
