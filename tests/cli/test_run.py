@@ -162,7 +162,7 @@ def interrupt_second(measured: Path) -> None:
 def test_all_experiments_run_once_and_make_one_report(measured: Path, once: tuple[Path, Result]) -> None:
     done = once[1]
     assert done.exit_code == 0, done.output
-    assert "claims: " in done.output
+    assert "timed claims" in done.output
     assert "[2/2] second" in done.output
     page = (measured / "report.html").read_text()
     assert 'href="first/cases.jsonl"' in page
