@@ -409,8 +409,9 @@ def cut_off() -> Iterator[Harm]:
     pieces = []
     for run in sorted(path.parent for path in RECORDED.glob("*/*/cases.jsonl")):
         if open_run(run).manifest.schema_version == SCHEMA_VERSION:  # those of older versions are not resumed
-            *_, before_last, last = (run / "cases.jsonl").read_bytes().splitlines(keepends=True)
-            pieces += [(run, first) for first in range(0, len(before_last + last), CUTS)]
+            *before, before_last, last = (run / "cases.jsonl").read_bytes().splitlines(keepends=True)
+            if before:  # else a report of the cut run has no case, and says so
+                pieces += [(run, first) for first in range(0, len(before_last + last), CUTS)]
 
     def harm(trial: Trial) -> int:
         if trial.number % EACH == EACH - 1:
