@@ -128,6 +128,9 @@ class Stated:
         return order.index(self.verdict(figure.low, figure.high))
 
 
+ABOVE_1 = Stated("at least", 1 + 1e-9, 9)
+"""More than 1, without rounding: the text gives no figure."""
+
 UNCLEAR = "the interval lies on both sides of the bound"
 NO_SIGN = "the interval lies on both sides of no effect"
 

@@ -16,7 +16,17 @@ from chunkbench.bench.analysis.derive import Row
 from chunkbench.bench.analysis.points import measured as timed
 from chunkbench.bench.analysis.statistics import spread
 from chunkbench.report.claims.evidence import PAGED, STAR, Evidence, Judge
-from chunkbench.report.claims.judgement import ClaimVerdict, Figure, Judgement, Stated, absent, decided, judged, listed
+from chunkbench.report.claims.judgement import (
+    ABOVE_1,
+    ClaimVerdict,
+    Figure,
+    Judgement,
+    Stated,
+    absent,
+    decided,
+    judged,
+    listed,
+)
 from chunkbench.report.claims.judges import bounded, each_reached, fixed, largest
 from chunkbench.report.printed import printed_of_trees
 
@@ -32,8 +42,6 @@ NODE_WISE, TREE_FUSED, PACK = "plan_node_wise", "plan_tree_fused", "plan_pack"
 _FASTTREE, _PAT, _DEFT = "trees-fasttree", "trees-pat", "trees-deft"
 _TENSORRT, _FLASHINFER = "trees-tensorrt", "trees-flashinfer"
 _ANY = dict.fromkeys(("n_p", "n_c", "batch_size", "tree", "heads", "kv_heads", "chunk_size"), ...)
-_ABOVE_1 = Stated("at least", 1 + 1e-9, 9)
-"""Above 1, without rounding."""
 _KERNELS = "the paper compares kernels on a GPU; here only the plan differs, and nodes are whole chunks of 64 tokens"
 _COPIED = ", and all read the same K and V, while the paper's baselines have a copy for each query"
 
@@ -410,7 +418,7 @@ def _shares(tree: Sequence[tuple[int, Any]]) -> bool:
 
 JUDGES: Mapping[str, Judge] = {
     "T3-star": _at_any_length(over_star, stated=Stated("at least", 2.8, 1, most=3.2)),
-    "T3-order": _at_any_length(order, stated=_ABOVE_1),
+    "T3-order": _at_any_length(order, stated=ABOVE_1),
     "T3-naive": _at_any_length(naive, over_chunk=6.6, over_star=2.1),
     # The text's 52%, and the largest saving of Table 3.
     "T3-hwcache": _at_any_length(hardware_cache, stated=Stated("at least", 0.52, 3, most=0.565)),
@@ -441,6 +449,6 @@ JUDGES: Mapping[str, Judge] = {
         "not measured", "it needs a GPU: no plan here cuts K and V evenly across nodes, as DeFT-Flatten does"
     ),
     "TRT-cascade": tensorrt,
-    "FI-595": partial(issue595, stated=_ABOVE_1),
+    "FI-595": partial(issue595, stated=ABOVE_1),
     "FI-31x": fixed("not measured", "it needs a GPU: the figure compares a GPU kernel with vLLM's of 2024"),
 }

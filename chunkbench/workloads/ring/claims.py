@@ -11,7 +11,7 @@ from chunkbench.bench.analysis.derive import Row
 from chunkbench.bench.analysis.ratio import ratio
 from chunkbench.bench.analysis.statistics import interval
 from chunkbench.report.claims.evidence import Evidence, Judge, latency_ratio
-from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, decided, held, judged
+from chunkbench.report.claims.judgement import ABOVE_1, Figure, Judgement, Stated, absent, decided, held, judged
 from chunkbench.report.claims.judges import bounded, equal, fixed, largest
 from chunkbench.report.printed import RingDevice, ring_devices
 from chunkbench.workloads.ring.metrics import BLOCKS, METRICS, imbalance, most_sent
@@ -25,8 +25,6 @@ _HIDDEN_SIZES = (9216, 12288)
 """Hidden sizes of models with about 170e9 parameters; the text does not say which model it means."""
 _ALL_REDUCES = 3
 """Rounds of communication of a decode step with the tree; the ring has one less than ranks."""
-_ABOVE_1 = Stated("at least", 1 + 1e-9, 9)
-"""More than 1, without rounding: the text gives no figure."""
 _BALANCE: Mapping[int, Stated] = {8: Stated("at least", 1.59, 2, most=1.64)}
 """Ranks -> stated gain of zigzag: on 8 GPUs, 51.4% and 81.7% of the ideal rate (A100), 52.1% and 85.2% (H800)."""
 _HELD = {"q": 1, "K and V": 2, "K and V that arrive": 2, "and the output": 1}
@@ -93,7 +91,7 @@ def balance(evidence: Evidence) -> Judgement:
         f"{figure.value:.2f}x at {one.n_p:,} tokens on {one.ranks} ranks; the busiest rank computes {most:.3f} of the "
         f"mean in the ring, {even:.3f} with zigzag; the ring can reach {share:.0%} of the ideal speed-up"
     )
-    return decided(figure, _BALANCE.get(one.ranks) or replace(_ABOVE_1, most=most), reason)
+    return decided(figure, _BALANCE.get(one.ranks) or replace(ABOVE_1, most=most), reason)
 
 
 def table2() -> Judgement:
@@ -204,7 +202,7 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "RG-table2": lambda _: table2(),
     "RG-appendixD": lambda _: appendix_d(),
-    "RG-tree": partial(tree, stated=_ABOVE_1),
+    "RG-tree": partial(tree, stated=ABOVE_1),
     "RG-context": fixed(
         "not measured", "it needs several GPUs with memories of their own; ranks on one machine share its memory"
     ),
