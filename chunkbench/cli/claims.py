@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -32,20 +31,12 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     machine are listed. Claims that follow from shapes, or from the paper's own numbers, need no run. The exit code is 0
     whatever the verdicts are.
     """
-    from chunkbench.bench.analysis.derive import derive
     from chunkbench.bench.store import newest_runs, open_run
-    from chunkbench.report.claims import claims_by_machine, differing
-    from chunkbench.report.claims.document import by_machine, document
+    from chunkbench.report.claims.document import document_of
     from chunkbench.run_error import RunError
 
     try:
         opened = runs_in(runs) if runs else [open_run(run) for run in newest_runs(RUNS)]
     except RunError as error:
         fail(error)
-    single = Counter(run.path.name for run in opened)
-    names = [run.path.name if single[run.path.name] == 1 else str(run.path) for run in opened]
-    rows = {name: derive(run.cases) for name, run in zip(names, opened, strict=True)}
-    of_machines = [
-        part for name, run in zip(names, opened, strict=True) for part in by_machine(run.manifest, rows[name])
-    ]
-    show(document(claims_by_machine(of_machines), list(rows), differing(rows)), form)
+    show(document_of(opened), form)

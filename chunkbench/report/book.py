@@ -15,7 +15,7 @@ from chunkbench.bench.store import Manifest, Run
 from chunkbench.report import ranking
 from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims_by_machine
-from chunkbench.report.claims.document import by_machine, document, summary
+from chunkbench.report.claims.document import document, parts_of, summary
 from chunkbench.report.layout import Report
 from chunkbench.report.model import Document, Table
 from chunkbench.report.unmeasured import tables
@@ -130,8 +130,8 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
         )
     experiments = dict.fromkeys(run.manifest.experiment.name for run in runs)
     first = runs[0].manifest
-    of_machines = [part for chapter in chapters for part in by_machine(chapter.manifest, chapter.report.rows)]
-    judged = claims_by_machine(of_machines)
+    parts = [part for one in chapters for part in parts_of(one.anchor, one.manifest, one.report.rows)]
+    judged = claims_by_machine(parts)
     decided = {claim.id for claims in judged.values() for claim in claims if claim.rows or len(experiments) > 1}
     commit = first.git.named(10)
     return Book(

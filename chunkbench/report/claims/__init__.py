@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, get_args
 
 from chunkbench.bench import workload
 from chunkbench.bench.analysis.derive import Row
@@ -13,7 +14,7 @@ from chunkbench.report.claims.evidence import Evidence, Judge, RunRows
 from chunkbench.report.claims.judgement import Bound, ClaimVerdict
 from chunkbench.report.printed import paper_rows
 
-__all__ = ["Basis", "Claim", "ClaimVerdict", "claims", "claims_by_machine", "differing"]
+__all__ = ["Basis", "Claim", "ClaimVerdict", "MachineRun", "claims", "claims_by_machine", "differing"]
 
 
 _EXPERIMENT = {"T3": "table3", "ABS": "table3", "F3": "figure3", "F4": "figure4"}
@@ -24,6 +25,15 @@ points."""
 Basis = Literal["timed", "counted", "replayed", "arithmetic", "remark"]
 """What a verdict rests on: measured times; counts of a run; a virtual clock; shapes and printed numbers alone. A remark
 is ours: a text that disagrees with itself, or a question of our own. Remarks are not counted."""
+
+
+class MachineRun(NamedTuple):
+    """The rows of one run on one machine."""
+
+    machine: str
+    """Label of the machine; machines of one kind have one label."""
+    run: str
+    rows: RunRows
 
 
 @dataclass(frozen=True)
@@ -68,32 +78,51 @@ class Claim:
         return {**vars(self), "rows": list(self.rows)}
 
 
-def differing(runs: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, ClaimVerdict]]:
+def differing(parts: Sequence[MachineRun]) -> dict[str, dict[str, ClaimVerdict]]:
     """Claim -> run -> verdict, for the claims whose verdict differs between single runs of one machine."""
-    by_machine: dict[str, list[str]] = {}
-    for name, rows in runs.items():
-        machines = {row.facts.machine for row in rows}
-        if len(machines) == 1:
-            by_machine.setdefault(machines.pop(), []).append(name)
     found: dict[str, dict[str, ClaimVerdict]] = {}
-    for names in by_machine.values():
-        if len(names) == 1:  # there is no other run
+    for own in _by_machine(parts).values():
+        if len(own) == 1:  # there is no other run
             continue
-        for same in zip(*(claims([runs[name]]) for name in names), strict=True):
-            verdicts = {name: claim.verdict for name, claim in zip(names, same, strict=True)}
-            verdicts = {name: verdict for name, verdict in verdicts.items() if verdict != "not measured"}
+        for same in zip(*(_judged(Evidence([part.rows])) for part in own), strict=True):
+            verdicts = {part.run: claim.verdict for part, claim in zip(own, same, strict=True)}
+            verdicts = {run: verdict for run, verdict in verdicts.items() if verdict != "not measured"}
             if len(set(verdicts.values())) > 1:
-                found[same[0].id] = verdicts
+                found.setdefault(same[0].id, {}).update(verdicts)
     return found
 
 
-def claims(runs: Sequence[Sequence[Row]], everywhere: Sequence[Sequence[Row]] = ()) -> list[Claim]:
-    """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs.
+def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
+    """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
+    return _judged(Evidence([RunRows(rows) for rows in runs]))
 
-    `everywhere`: runs that count for replayed claims alone, because a virtual clock is the same on all machines.
+
+def claims_by_machine(parts: Sequence[MachineRun]) -> dict[str, list[Claim]]:
+    """Machine -> all claims, judged by the runs of this machine alone.
+
+    Replayed claims are judged once, by all runs, because a virtual clock is the same on all machines. Machines whose
+    runs decide only replayed claims are left out if another machine remains.
     """
-    evidence = Evidence([RunRows(rows) for rows in runs])
-    of_all = Evidence([RunRows(rows) for rows in (*everywhere, *runs)])
+    replayed = {claim.id: claim for claim in _judged(Evidence([part.rows for part in parts]), ("replayed",))}
+    judged = {
+        machine: _judged(Evidence([part.rows for part in own]), given=replayed)
+        for machine, own in _by_machine(parts).items()
+    }
+    deciding = {machine: found for machine, found in judged.items() if any(claim.of_machine for claim in found)}
+    return deciding or dict([*judged.items()][:1]) or {"": claims([])}
+
+
+def _by_machine(parts: Sequence[MachineRun]) -> dict[str, list[MachineRun]]:
+    by_machine: dict[str, list[MachineRun]] = {}
+    for part in parts:
+        by_machine.setdefault(part.machine, []).append(part)
+    return by_machine
+
+
+def _judged(
+    evidence: Evidence, bases: Collection[str] = get_args(Basis), given: Mapping[str, Claim] = MappingProxyType({})
+) -> list[Claim]:
+    """The claims with one of these bases, in the order of the file; `given`: claims that are judged already, by id."""
     stated: Sequence[dict[str, Any]] = paper_rows("claims")
     known: dict[str, Judge] = dict(judges.JUDGES)
     for kind in workload.all_kinds():
@@ -101,21 +130,7 @@ def claims(runs: Sequence[Sequence[Row]], everywhere: Sequence[Sequence[Row]] = 
     preferred = {name: evidence.preferring(experiment) for name, experiment in _EXPERIMENT.items()}
 
     def judged(row: Mapping[str, Any]) -> Claim:
-        rows = of_all if row["basis"] == "replayed" else preferred.get(row["id"].split("-")[0], evidence)
-        return Claim(**row, **vars(known[row["id"]](rows)))
+        judgement = known[row["id"]](preferred.get(row["id"].split("-")[0], evidence))
+        return Claim(**row, **vars(judgement))
 
-    return [judged(row) for row in stated]
-
-
-def claims_by_machine(runs: Sequence[tuple[str, Sequence[Row]]]) -> dict[str, list[Claim]]:
-    """Machine -> all claims, judged by the runs of this machine alone; `runs` are pairs (machine, rows).
-
-    Machines whose runs decide only replayed claims are left out if another machine remains.
-    """
-    rows_of: dict[str, list[Sequence[Row]]] = {}
-    for machine, rows in runs:
-        rows_of.setdefault(machine, []).append(rows)
-    everywhere = [rows for _, rows in runs]
-    judged = {machine: claims(own, everywhere) for machine, own in rows_of.items()}
-    deciding = {machine: found for machine, found in judged.items() if any(claim.of_machine for claim in found)}
-    return deciding or dict([*judged.items()][:1]) or {"": claims([])}
+    return [given.get(row["id"]) or judged(row) for row in stated if row["basis"] in bases]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from chunkbench.bench.analysis.derive import Row
-from chunkbench.bench.store import Manifest
+from chunkbench.bench.analysis.derive import Row, derive
+from chunkbench.bench.store import Manifest, Run
 from chunkbench.bench.store.manifest import MachineFacts
-from chunkbench.report.claims import Basis, Claim, ClaimVerdict
+from chunkbench.report.claims import Basis, Claim, ClaimVerdict, MachineRun, claims_by_machine, differing
+from chunkbench.report.claims.evidence import RunRows
 from chunkbench.report.claims.judgement import WORDS
 from chunkbench.report.model import Cell, Column, Emphasis, Output, Table
 from chunkbench.report.numbers import NOTHING, count, ratio, significant
@@ -25,6 +29,7 @@ EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "not measured": "absent",
 }
 PAPER = "ChunkAttention"
+_TEXTS = (PAPER, "PagedAttention")
 _BASES: tuple[Basis, ...] = ("timed", "counted", "replayed", "arithmetic")
 
 
@@ -67,12 +72,24 @@ def document(
     )
 
 
-def by_machine(manifest: Manifest, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """(Label of a machine, its rows) for each machine of a run; machines of one kind have one label."""
-    parts: dict[str, list[Row]] = {}
+def document_of(runs: Sequence[Run]) -> Output:
+    """The document of the claims that these runs decide. Names of folders tell runs apart, with the folder above where
+    two are equal."""
+    ways: tuple[Callable[[Path], str], ...] = (lambda path: path.name, lambda path: "/".join(path.parts[-2:]), str)
+    namings = [[named(run.path) for run in runs] for named in ways]
+    names = next((naming for naming in namings if len(set(naming)) == len(runs)), namings[-1])
+    parts = [
+        part for name, run in zip(names, runs, strict=True) for part in parts_of(name, run.manifest, derive(run.cases))
+    ]
+    return document(claims_by_machine(parts), names, differing(parts))
+
+
+def parts_of(run: str, manifest: Manifest, rows: Sequence[Row]) -> list[MachineRun]:
+    """The rows of a run, machine by machine."""
+    by_label: dict[str, list[Row]] = {}
     for row in rows:
-        parts.setdefault(_label(manifest.machines.get(row.facts.machine)), []).append(row)
-    return list(parts.items())
+        by_label.setdefault(_label(manifest.machines.get(row.facts.machine)), []).append(row)
+    return [MachineRun(label, run, RunRows(own)) for label, own in by_label.items()]
 
 
 def _label(machine: MachineFacts | None) -> str:
@@ -109,9 +126,8 @@ def _counts(judged: Mapping[str, Sequence[Claim]]) -> Table:
     """How many claims there are of each text, by what their verdict rests on; remarks are left out."""
     entries = []
     for machine, claims in judged.items():
-        for text in (PAPER, "PagedAttention", "other texts"):
-            texts_of = {PAPER, "PagedAttention"}
-            own = [c for c in claims if (c.text == text if text in texts_of else c.text not in texts_of)]
+        for text in (*_TEXTS, "other texts"):
+            own = [c for c in claims if text == (c.text if c.text in _TEXTS else "other texts")]
             entries.append((machine, text, {basis: [c for c in own if c.basis == basis] for basis in _BASES}))
 
     def column(basis: Basis) -> Column[Any]:
@@ -125,47 +141,49 @@ def _counts(judged: Mapping[str, Sequence[Claim]]) -> Table:
 def _verdicts(machines: Sequence[str], known: Sequence[tuple[Claim, ...]]) -> list[Table]:
     """One table; of several machines two: a column for each machine, and what is the same on all machines."""
     if len(machines) == 1:
-        return [Table("Verdicts", _columns(machines), known)]
+        return [Table("Verdicts", _COLUMNS, [claim for (claim,) in known])]
     same = [
         claims
         for claims in known
         if all(claim.verdict == claims[0].verdict and not claim.of_machine for claim in claims)
     ]
-    others = [claims for claims in known if claims not in same]
-    everywhere = [claims[:1] for claims in same]
+    columns: tuple[Column[tuple[Claim, ...]], ...] = (
+        Column("claim", lambda claims: claims[0].id, align="left"),
+        Column("paper", lambda claims: _printed(claims[0])),
+        *(Column(machine, partial(_on_machine, place), align="left") for place, machine in enumerate(machines)),
+    )
     return [
-        Table("Verdicts by machine", _columns(machines), others),
-        Table("Verdicts that need no machine, or a virtual clock", _columns(["verdict"]), everywhere),
+        Table("Verdicts by machine", columns, [claims for claims in known if claims not in same]),
+        Table("Verdicts that need no machine, or a virtual clock", _COLUMNS, [claims[0] for claims in same]),
     ]
 
 
-def _columns(machines: Sequence[str]) -> tuple[Column[tuple[Claim, ...]], ...]:
-    """Columns over the same claim of every machine."""
-
-    def here(place: int, both: bool) -> Callable[[tuple[Claim, ...]], Cell]:
-        def show(same: tuple[Claim, ...]) -> Cell:
-            claim = same[place]
-            text = WORDS[claim.verdict].word
-            figure = measured(claim)
-            shown = f"{text}, {figure}" if both and figure != NOTHING else text
-            return Cell(NOTHING if both and claim.verdict == "not measured" else shown, EMPHASIS[claim.verdict])
-
-        return show
-
-    one = len(machines) == 1
-    return (
-        Column("claim", lambda same: same[0].id, align="left"),
-        *((Column[tuple[Claim, ...]]("quantity", lambda same: same[0].quantity, align="left"),) if one else ()),
-        *((Column[tuple[Claim, ...]]("here", lambda same: measured(same[0])),) if one else ()),
-        Column("paper", lambda same: Cell(f"{same[0].paper}{_MARKS[same[0].read]}", "quiet")),
-        *(
-            Column[tuple[Claim, ...]]("verdict" if one else machine, here(place, not one), align="left")
-            for place, machine in enumerate(machines)
-        ),
-    )
+def _printed(claim: Claim) -> Cell:
+    return Cell(f"{claim.paper}{_MARKS[claim.read]}", "quiet")
 
 
 _MARKS = {"paper": "", "ours": "", "transcription": " (t)", "repository": " (r)", "discussion": " (d)", "notes": " (n)"}
+
+
+def _verdict(claim: Claim) -> Cell:
+    return Cell(WORDS[claim.verdict].word, EMPHASIS[claim.verdict])
+
+
+def _on_machine(place: int, claims: tuple[Claim, ...]) -> Cell:
+    """Verdict and figure of the claim on the machine with this place."""
+    cell, figure = _verdict(claims[place]), measured(claims[place])
+    if claims[place].verdict == "not measured":
+        return replace(cell, text=NOTHING)
+    return cell if figure == NOTHING else replace(cell, text=f"{cell.text}, {figure}")
+
+
+_COLUMNS: tuple[Column[Claim], ...] = (
+    Column("claim", lambda claim: claim.id, align="left"),
+    Column("quantity", lambda claim: claim.quantity, align="left"),
+    Column("here", lambda claim: measured(claim)),
+    Column("paper", _printed),
+    Column("verdict", _verdict, align="left"),
+)
 
 
 def _statuses(judged: Mapping[str, Sequence[Claim]]) -> Iterator[str]:

@@ -88,6 +88,14 @@ class RunRows:
         """The points of the run."""
         return groups(self.rows)
 
+    @cached_property
+    def by_experiment(self) -> Mapping[str, RunRows]:
+        """Experiment -> its rows."""
+        rows: dict[str, list[Row]] = {}
+        for row in self.rows:
+            rows.setdefault(row.facts.experiment, []).append(row)
+        return {experiment: RunRows(own) for experiment, own in rows.items()}
+
 
 class Evidence:
     """The rows of several runs. Where runs measured the same case, the last run counts."""
@@ -120,7 +128,7 @@ class Evidence:
 
     def preferring(self, experiment: str) -> Evidence:
         """The same rows, but at a shared point the runs of this experiment count."""
-        return Evidence(sorted(self.runs, key=lambda run: any(row.facts.experiment == experiment for row in run.rows)))
+        return Evidence(sorted(self.runs, key=lambda run: experiment in run.by_experiment), self.setup)
 
     @property
     def completions(self) -> list[int]:
@@ -134,7 +142,9 @@ class Evidence:
 
     def of(self, experiment: str) -> Evidence:
         """The rows of this experiment alone."""
-        return Evidence([RunRows([row for row in run.rows if row.facts.experiment == experiment]) for run in self.runs])
+        return Evidence(
+            [run.by_experiment[experiment] for run in self.runs if experiment in run.by_experiment], self.setup
+        )
 
     def points(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[MeasuredPoint]:
         """Points of the setup, changed by `axes`, where `implementation` was measured, each once.

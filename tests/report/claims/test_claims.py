@@ -11,7 +11,7 @@ import pytest
 from chunkbench.bench.analysis.derive import Group, Row, derive
 from chunkbench.bench.store.results import DecodeResult
 from chunkbench.llama import SHAPES
-from chunkbench.report.claims import Claim, claims, differing
+from chunkbench.report.claims import Claim, MachineRun, claims, differing
 from chunkbench.report.claims.document import document, measured
 from chunkbench.report.claims.evidence import Evidence, RunRows
 from chunkbench.report.claims.judgement import Figure, Stated
@@ -381,7 +381,7 @@ def test_a_run_without_a_figure_does_not_hide_an_earlier_one(rows) -> None:
 
 def test_verdicts_that_differ_between_runs_of_one_machine_are_named(rows) -> None:
     runs = {"monday": rows(table3()), "friday": rows(changed({"chunk_attn": 1.3})), "other": rows(table3())}
-    found = differing(runs)
+    found = differing([MachineRun("one", name, RunRows(run)) for name, run in runs.items()])
     assert found["T3-star"] == {"monday": "holds", "friday": "different here", "other": "holds"}
     assert "T3-agnostic" not in found
     footer = dict(document({"": claims(list(runs.values()))}, list(runs), found).footer)
