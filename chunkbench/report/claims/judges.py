@@ -16,8 +16,8 @@ def largest(figures: Sequence[Figure]) -> Sequence[Figure]:
 
 
 def smallest(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """The figures with the smallest one in front, which decides."""
-    return [min(figures, key=lambda figure: figure.value), *figures]
+    """The figures with the one in front whose interval ends lowest; it decides."""
+    return [min(figures, key=lambda figure: figure.high), *figures]
 
 
 def bounded(

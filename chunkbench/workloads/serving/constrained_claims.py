@@ -8,7 +8,7 @@ from functools import partial
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.report.claims.evidence import Evidence, Judge, latency_ratio
 from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, held, judged
-from chunkbench.report.claims.judges import bounded
+from chunkbench.report.claims.judges import bounded, smallest
 from chunkbench.workloads.serving.constrained import (
     COMPILED,
     INTERLEAVED,
@@ -85,7 +85,7 @@ def faster_than_free(evidence: Evidence, stated: Stated) -> Judgement:
     words = "time per token over that of unconstrained answers: {each}"
     words += f"; jumps are faster from {faster[0]}% of forced bytes on" if faster else ""
     needs = "jumps and unconstrained answers at several shares of forced bytes", "constrained-share"
-    return bounded(found, stated, words, needs, order=lambda figures: sorted(figures, key=lambda figure: figure.high))
+    return bounded(found, stated, words, needs, order=smallest)
 
 
 def same(evidence: Evidence) -> Judgement:
