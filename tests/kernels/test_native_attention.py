@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import resource
 from typing import ClassVar
 
@@ -442,6 +443,7 @@ def test_inputs_of_any_shape_and_stride() -> None:
     torch.testing.assert_close(PackedWeights([layer])(x), layer(x).detach(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer ends such a process")
 def test_a_thread_that_lacks_memory_gives_an_error() -> None:
     """No thread finds room for a row of 2^24 numbers; none may end the process."""
     layer = MODULE.make_linear("float32", 1 << 24, 64, 0, 0, "store")
