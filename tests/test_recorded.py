@@ -33,6 +33,16 @@ RUNS = sorted(path.parent for path in RECORDED.rglob("manifest.json"))
 PARTIAL = {"nvidia-h200/gpu-kernels", "nvidia-h200/figure4"}
 """The GPU went back before these runs had ended; their finished points are complete."""
 DIRTY = {"epyc-zen3-2-cores-authors"}
+AXES_OF_LIMITS = {
+    "n_c": 1,
+    "batch_size": 32,
+    "prompts": 1,
+    "heads": 32,
+    "kv_heads": 32,
+    "head_dim": 128,
+    "dtype": "bfloat16",
+}
+"""The points of `cpu-kernels` whose share of the roofline stands on the page on kernels."""
 KEPT = ROOT / "tests" / "recorded"
 """What the commands print of recorded runs, as text, so that a change shows in review."""
 
@@ -182,15 +192,34 @@ def test_the_results_have_the_verdicts_of_every_machine(accept: bool) -> None:
     check_block("verdicts", [*lines, ""], accept)
 
 
+def test_the_page_on_kernels_has_the_share_of_the_roofline(accept: bool) -> None:
+    heading = ["machine", "nothing shared", "half to three quarters shared", "everything shared"]
+    lines = [_line(heading), _line(["---"] * len(heading))]
+    for path in (path for path in RUNS if path.name == "cpu-kernels"):
+        report, shares = build(open_run(path)), dict[str, list[float]]()
+        for group in report.groups:
+            axes = group.axes
+            if (
+                axes["n_s"] is not None
+                and group.rows["chunk_attn"].derived.roofline_fraction
+                and AXES_OF_LIMITS.items() <= axes.items()
+            ):
+                shared = {0: "nothing", axes["n_p"]: "everything"}.get(axes["n_s"], "a part")
+                shares.setdefault(shared, []).append(group.rows["chunk_attn"].derived.roofline_fraction or 0.0)
+        ranges = [f"{min(shares[key]):.2f} to {max(shares[key]):.2f}" for key in ("nothing", "a part", "everything")]
+        lines.append(_line([path.parent.name, *ranges]))
+    check_block("roofline", [*lines, ""], accept, "kernels.md")
+
+
 def check_file(path: Path, text: str, accept: bool) -> None:
     if accept:
         path.write_text(text)
     assert path.read_text() == text
 
 
-def check_block(name: str, lines: Sequence[str], accept: bool) -> None:
-    """Compare lines with a block of the results page; `--accept` puts them there."""
-    page = ROOT / "docs" / "results.md"
+def check_block(name: str, lines: Sequence[str], accept: bool, file: str = "results.md") -> None:
+    """Compare lines with a block of a page; `--accept` puts them there."""
+    page = ROOT / "docs" / file
     before, rest = page.read_text().split(f"<!-- {name} -->\n\n")
     kept, after = rest.split(f"<!-- end of {name} -->")
     if accept:

@@ -112,9 +112,7 @@ def plan(evidence: Evidence, stated: Stated) -> Judgement:
         if shares := [fmean(plans) / fmean(steps) for plans, steps in rounds if len(plans) > 1]:
             found.append(Figure.of_repeats(shares, [row], "at {n_p} / {n_s}".format(**point.axes)))
     words = "planning takes {least:.2%} to {most:.2%} of the kernel's time at {count} points; the worst is {where}"
-    on_gpu = any(row.facts.device == "cuda" for figure in found for row in figure.rows)
-    cause = "a GPU computes while the CPU plans, as the text says too, and this share leaves that out" if on_gpu else ""
-    return bounded(found, stated, words, ("the planning time of ChunkAttn", "table3"), cause=cause)
+    return bounded(found, stated, words, ("the planning time of ChunkAttn", "table3"))
 
 
 def naive(evidence: Evidence, over_chunk: float, over_star: float) -> Judgement:
