@@ -1,7 +1,7 @@
-"""The harness's own overhead per timed call: `run_round` around a session that does nothing.
+"""Measures the time that the harness adds to each timed call.
 
-Every sample contains this time besides the call's work: two readings of the clock, one method call, and the bytecode
-between them. Run it with `python benchmarks/harness_overhead.py`; the limit is 2 us on the CPU path.
+Times the calls of a session that does nothing. Such a call contains two readings of the clock, one method call, and the
+bytecode between them. Run it with `python benchmarks/harness_overhead.py`; the limit is 2 us on the CPU path.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ STEPS, ROUNDS = 512, 9
 
 
 class EmptySession(Session):
-    """Accepts all calls and computes nothing."""
-
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
         pass
 

@@ -4,10 +4,9 @@
     python benchmarks/kernel_builds.py BASE --isa avx2 --rounds 25
     python benchmarks/kernel_builds.py BASE --points 4096/3072,1024/1024 --dtype float32
 
-Two processes differ by 3 to 5% in the pages that they get, even with the same code. Here both builds read the same
-chunks, in huge pages as in a run, so a difference of 1% can be seen. The points are those of `cpu-kernels` with one
-step. A ratio below 1 means that the working tree is faster. BASE must take the same columns of a plan
-(`kernels/items.py`).
+A ratio below 1 means that the working tree is faster. The points are those of `cpu-kernels` with one step. In two
+processes, the same code differs by 3 to 5%, because each gets other memory pages. In one process, both builds read the
+same huge pages, so a difference of 1% is visible. Both revisions must have the same columns in `kernels/items.py`.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def build(name: str, revision: str | None, folder: Path) -> ModuleType:
-    """Build and load the native module of a revision, or of the working tree. Each module has its own types, so one
-    process can load both."""
+    """Build and load the native module of a git revision, or of the working tree (None). One process can load both
+    modules.
+    """
     source = folder / name
     (source / "kernels/cpu").mkdir(parents=True)
     if revision is None:
@@ -73,7 +73,7 @@ def build(name: str, revision: str | None, folder: Path) -> ModuleType:
 def ratios(
     point: AttentionPoint, modules: list[ModuleType], isa: str, rounds: int, sweeper: CacheSweeper
 ) -> list[float]:
-    """New time / old time of each round, sorted. Caches are cold before each call."""
+    """For each round, the decode time of the new build divided by that of the old build; sorted. Caches are cold."""
     inputs = PooledInputs(point, 0)
     session = ChunkAttn().prepare(inputs)
     session.append(*inputs.completion(1))

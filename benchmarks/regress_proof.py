@@ -3,11 +3,11 @@ recorded pairs.
 
     python benchmarks/regress_proof.py      prints the numbers of docs/regression.md
 
-`results/recorded/gate-proofs/pairs.csv` has a line for each pair of processes. It holds the ratio HEAD / BASE (median
-over the pair's rounds), the seconds since the first pair began, and the CPUs that other programs used meanwhile. A run
-measures one case until both rules have decided. The cases are unchanged code of three kinds (a native kernel,
-`examples/my-kernel` in PyTorch, a kernel in plain Python), and `examples/my-kernel` with calls that take 10% or 20%
-longer. Pairs were measured as `regress` measures them.
+`results/recorded/gate-proofs/pairs.csv` has a line for each pair of processes, which `regress` measured. A line holds
+the ratio HEAD / BASE (median over the pair's rounds), the seconds since the first pair began, and the number of CPUs
+that other programs used. A run measured one case until both rules gave a verdict. In some cases the code is unchanged:
+a native kernel, `examples/my-kernel` in PyTorch, and a kernel in plain Python. In the other cases, the calls of
+`examples/my-kernel` take 10% or 20% longer.
 """
 
 from __future__ import annotations
@@ -27,29 +27,27 @@ from chunkbench.report.compare.verdicts import Verdict, judge
 PAIRS = Path(__file__).parents[1] / "results" / "recorded" / "gate-proofs" / "pairs.csv"
 THRESHOLD, ERROR, FEWEST, LIMIT_S = 0.05, 0.01, 12, 120.0
 LOADED = 0.2
-"""A run counts as loaded if other programs used at least this many CPUs in the mean."""
+"""A run counts as loaded if other programs used at least this many CPUs on average."""
 
 
 class Run(NamedTuple):
-    """The pairs of processes of one run."""
-
     shifts: Sequence[float]
-    """`[pairs]`: logarithm of each pair's ratio."""
+    """`[pairs]`: logarithm of the pair's ratio HEAD / BASE."""
     seconds: Sequence[float]
-    """`[pairs]`: seconds from the start of the run to the end of each pair."""
+    """`[pairs]`: seconds from the start of the run to the end of the pair."""
     foreign_cpus: float
 
 
 class Decision(NamedTuple):
-    """The verdict of a rule on a run, and the seconds after which the rule gave it."""
+    """The verdict of a stopping rule on a run, and the seconds that the run took until then."""
 
     verdict: Verdict
     seconds: float
 
 
 def present(run: Run) -> Decision:
-    """The current stopping rule: test first at the minimum number of pairs, then each time that the number has about
-    doubled. The allowed error is divided among these tests."""
+    """The current stopping rule. The first test comes at the minimum number of pairs, the next ones each time that the
+    number has about doubled. The tests share the allowed error."""
     schedule = looks(FEWEST, run.seconds[FEWEST - 1], LIMIT_S)
     verdict: Verdict = "inconclusive"
     count = FEWEST
@@ -63,8 +61,8 @@ def present(run: Run) -> Decision:
 
 
 def former(run: Run) -> Decision:
-    """The former stopping rule: test after twelve pairs. If the result is a change or almost one, measure twelve more
-    pairs. The verdict is a change only if all parts of the pairs agree."""
+    """The former stopping rule. The first test comes after twelve pairs. If it finds a change or nearly one, twelve
+    more pairs are measured. The verdict is a change only if all parts of the pairs agree."""
     parts: list[float] = []
     while True:
         count = FEWEST * (1 + len(parts))

@@ -1,12 +1,12 @@
-"""Measures the time of a step of our engine with k rows and m logits, and predicts from it how much faster answers get
-if forced text is appended without the model (jumping).
+"""Measures how long a step of our engine takes, and predicts how much faster answers get by jumping. Jumping appends
+forced text without the model.
 
-    python benchmarks/step_times.py                                     the table of this machine, SmolLM2, bfloat16
-    python benchmarks/step_times.py results/runs/constrained-*/         and what it predicts for a run of `constrained`
+    python benchmarks/step_times.py                                     prints the table for SmolLM2 in bfloat16
+    python benchmarks/step_times.py results/runs/constrained-*/         also predicts a run of `constrained`
 
-m sequences decode, where m is the number of clients. In a step with more rows than logits, some sequences also compute
-a piece of text, as after a jump. Answers per second follow from the counts of a row of results: an answer takes
-`sampled` steps, and each token of the prompt and the answer is a row of one of these steps.
+A step computes k rows (tokens) and m logits (one for each decoding sequence). If k is larger than m, some sequences
+compute a piece of text in the step, as after a jump. The prediction uses the counts of the run: an answer takes
+`sampled` steps, and each token of the prompt and the answer is a row in one of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from chunkbench.workloads.serving.result import ServingResult
 
 LOGITS = (1, 8, 32)
 ROWS = (1, 2, 4, 8)
-"""Measured ratios of rows to rows of logits."""
+"""Numbers of rows of a measured step, as multiples of its number of logits."""
 _STEPS, _PROMPT, _PIECE = 40, 64, 6
 
 
 def step_s(model: Model, logits: int, rows: int) -> float:
-    """Median seconds of a step with `rows` rows, of which `logits` choose a token."""
+    """Median seconds of a step that computes `rows` tokens and chooses new tokens for `logits` sequences."""
     engine = Engine(model, EngineOptions(kv_bytes=512 << 20))
     rng = random.Random(0)
     for number in range(logits):
@@ -65,7 +65,10 @@ def main() -> None:
 
 
 def predict(path: Path, table: dict[int, dict[int, float]]) -> None:
-    """Print answers per second relative to the method `mask`, as the table predicts them and as they were measured."""
+    """Print the answers per second of a run, relative to the system `chunk_llama_mask`: as predicted from `table` and
+    as measured.
+
+    `table`: number of logits -> number of rows -> seconds of a step."""
     by_clients: dict[int, dict[str, tuple[float, float]]] = {}
     for case in open_run(path).cases:
         assert isinstance(case, ServingResult)

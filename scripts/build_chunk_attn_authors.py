@@ -12,9 +12,9 @@ On a CPU that is not Intel's, MKL takes a slower path than the CPU could run. Th
 a library that tells MKL to treat the CPU as Intel's. For a second measurement with MKL's faster path
 (in PyTorch, too), start ChunkBench with LD_PRELOAD=.../mkl_any_cpu.so; the script prints the command.
 
-Two things differ from the authors' own build. Their logging needs the library spdlog, whose packaged versions do not
-compile with their C++ standard: the kernel logs nothing on its way, so a header without content replaces it. And MKL is
-linked in its sequential form, because the kernel calls it from threads of its own.
+Two things differ from the authors' own build. First, an empty header replaces the logging library spdlog, because its
+packaged versions do not compile with the authors' C++ standard. The kernel logs nothing while it computes. Second, MKL
+is linked in its sequential form, because the kernel calls MKL from threads of its own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Logger logger;
 
 
 def sources_of(checkout: Path) -> Path:
-    """The folder with the C++ sources. Raises SystemExit if the folder is not a checkout of the authors' project."""
+    """The folder with the C++ sources of the authors. Raises SystemExit if `checkout` does not have it."""
     folder = checkout / "cpp" / "chunk_attn"
     missing = [name for name in SOURCES if not (folder / name).is_file()]
     if missing:
@@ -93,7 +93,8 @@ def sources_of(checkout: Path) -> Path:
 
 
 def mkl_folders() -> tuple[Path, Path]:
-    """MKL's headers and libraries in this environment. Raises SystemExit with the command that installs them."""
+    """The folders with MKL's headers and libraries. Raises SystemExit if they are missing; the message tells how to
+    install them."""
     include, lib = Path(sys.prefix) / "include", Path(sys.prefix) / "lib"
     missing = [path for path in (include / "mkl_cblas.h", *(lib / name for name in MKL)) if not path.exists()]
     if missing:
@@ -102,7 +103,7 @@ def mkl_folders() -> tuple[Path, Path]:
 
 
 def compile_all(sources: Path, work: Path) -> Path:
-    """Compile, link and import the module; returns its file. Raises RuntimeError with the compiler's messages."""
+    """Compile and import the module, and return its path. Raises RuntimeError with the compiler's messages."""
     from torch.utils.cpp_extension import load
 
     mkl_include, mkl_lib = mkl_folders()
@@ -125,7 +126,7 @@ def compile_all(sources: Path, work: Path) -> Path:
 
 
 def build_any_cpu(target: Path, work: Path) -> None:
-    """The library that makes MKL treat every CPU as Intel's. Raises OSError or CalledProcessError."""
+    """Build the library that makes MKL treat every CPU as Intel's. Raises OSError or CalledProcessError."""
     source = work / "any_cpu.c"
     source.write_text(ANY_CPU_SOURCE)
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(target), str(source)], check=True)

@@ -43,7 +43,7 @@ The public classes, and what an implementation has to provide. Everything else m
 
 
 def with_keys(page: str) -> str:
-    """The page on experiments, with the table of keys made from `experiments/schema.json`."""
+    """Fill the table of keys in the page on experiments. The keys come from `experiments/schema.json`."""
     schema = json.loads((ROOT / "experiments" / "schema.json").read_text(encoding="utf-8"))
     required = [*schema["required"], *schema["else"]["required"]]
     lines = ["| key | meaning | default |", "| --- | --- | --- |"]
@@ -61,7 +61,7 @@ def with_keys(page: str) -> str:
 
 
 def moved(page: Path, target: str) -> str | None:
-    """The link of a page to `target` in the form that the site needs; None if the site does not have the file."""
+    """Turn a link on `page` into a link that works on the site. None if the site does not have the file."""
     path, mark, anchor = target.partition("#")
     if not path:
         return target
@@ -74,7 +74,7 @@ def moved(page: Path, target: str) -> str | None:
 
 
 def page_text(page: Path) -> str:
-    """A page whose links fit the site. Links to other files of the repository become plain text."""
+    """The text of a page with links that work on the site. Links to files that the site lacks become plain text."""
 
     def mended(found: re.Match[str]) -> str:
         text, target = found.groups()
@@ -87,7 +87,6 @@ def page_text(page: Path) -> str:
 
 
 def collect() -> None:
-    """Write all pages to build/docs."""
     shutil.rmtree(STAGE, ignore_errors=True)
     shutil.copytree(DOCS, STAGE, ignore=shutil.ignore_patterns("*.md", "mkdocs.yml", NOTES.name))
     for page in sorted(DOCS.glob("*.md")):
@@ -115,7 +114,7 @@ def collect() -> None:
 
 
 def loaded_from_elsewhere() -> list[str]:
-    """Addresses of other hosts from which pages and style sheets of the site would load something."""
+    """URLs of other hosts from which the site's pages and style sheets would load something."""
     found = []
     for path in sorted(path for path in SITE.rglob("*") if path.suffix in (".html", ".css")):
         text = path.read_text(encoding="utf-8")
@@ -128,7 +127,6 @@ def loaded_from_elsewhere() -> list[str]:
 
 
 def main() -> None:
-    """Collect the pages, build the site and check it."""
     collect()
     # These variables hide a banner about the next version of mkdocs.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}

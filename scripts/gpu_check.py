@@ -29,50 +29,50 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = ["triton", "pytest", "pytest-timeout", "hypothesis"]
-"""Packages that the check needs besides those that ChunkBench requires."""
+"""Packages that this script needs and ChunkBench does not."""
 OPTIONAL = ["nvidia-ml-py", "flashinfer-python", "xformers", "flash-attn", "fa3-fwd"]
 TESTS = ["tests/bench/measure/test_gpu_loop.py", "tests/kernels/triton/test_decode.py"]
-"""The tests that need a GPU or run differently on one."""
+"""Tests that need a GPU, or that do something else on a GPU."""
 GPU_FACTS = (
     "index,name,driver_version,vbios_version,memory.total,memory.used,ecc.mode.current,power.limit,power.default_limit,"
     "clocks.max.sm,clocks.max.mem,mig.mode.current,persistence_mode,pstate"
 )
-"""Fields of `nvidia-smi` that tell how fast a GPU is; none of them identifies the GPU."""
+"""Fields of `nvidia-smi` that say how fast a GPU is. None of them identifies the GPU."""
 ENDED = (124, 137)
-"""Exit codes of a step that was ended by its time limit."""
+"""Exit codes of a command that its time limit ended."""
 PREPARED = Path(sys.prefix, ".gpu-prepared")
 SAVED_S = 20.0
-"""Seconds that are reserved for the reports."""
+"""Seconds that are reserved to write the reports."""
 
 
 def missing(packages: list[str]) -> list[str]:
-    """The packages among these that are not installed. PyTorch for CUDA has Triton under another package's name."""
+    """The names in `packages` that are not installed."""
     installed = {distribution.name.lower().replace("_", "-") for distribution in distributions()}
     return [name for name in packages if name not in installed and not importlib.util.find_spec(name.replace("-", "_"))]
 
 
 def compiled_ahead() -> bool:
-    """Whether all kernels are compiled: `make gpu-prepare` has run here, or FlashInfer's binaries are installed."""
+    """Whether all kernels are compiled: by `make gpu-prepare`, or in FlashInfer's package of binaries."""
     return PREPARED.exists() or importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
 def checkout() -> dict[str, str]:
-    """Environment variables that make the checkout importable without installation."""
+    """Environment variables with which Python finds the checkout without an installation."""
     path = [part for part in (os.environ.get("PYTHONPATH") or "").split(os.pathsep) if part]
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *path]), "PYTHONUNBUFFERED": "1"}
 
 
 def compiled_at_first_use(environment: dict[str, str]) -> list[str]:
-    """Ids of implementations that compile kernels when they are first used. They are measured only after
-    `make gpu-prepare` has compiled the kernels."""
+    """Ids of implementations that compile kernels at their first use. They are measured only if `make gpu-prepare` has
+    compiled these kernels."""
     code = "from chunkbench.baselines.registry import REGISTRY; print(*REGISTRY.compiling())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
 class Steps:
-    """Runs commands one after the other within a time limit. The output goes to the screen and to one file per
-    command."""
+    """Runs commands one after the other within a time limit. Their output goes to the screen, and into one file for
+    each command."""
 
     def __init__(self, out: Path, environment: dict[str, str], seconds: float) -> None:
         self._out, self.environment = out, environment
@@ -85,7 +85,8 @@ class Steps:
         return self._end - time.monotonic() - SAVED_S
 
     def run(self, name: str, command: list[str], limit_s: float) -> int:
-        """Run a command and return its exit code: 124 or 137 if a time limit or an interrupt ended the command."""
+        """Run a command and return its exit code. 124 and 137 mean that the time limit or an interrupt ended the
+        command."""
         print(f"== {name}", flush=True)
         started = time.monotonic()
         # `timeout` ends the command by SIGTERM, so a run keeps its finished points; ten seconds later it kills it.
@@ -109,19 +110,20 @@ class Steps:
 
 
 EXPERIMENTS = {"table3-gpu": 0.6, "gpu-kernels": 0.9}
-"""Experiment -> share of the remaining time that it may take."""
+"""Experiment -> fraction of the remaining time that it may take."""
 SMALL = {"n_p": "256", "n_s": "256", "n_c": "1", "batch_size": "8"}
-"""The shape at which the first minute checks every implementation."""
+"""Axes of the point at which every implementation is checked in the first minute."""
 TOY = {
     "first": SMALL | {"n_p": "64", "n_s": "64", "batch_size": "2", "heads": "2", "head_dim": "64"},
     "table3-gpu": {"n_p": "64", "n_s": "0,64", "n_c": "1", "batch_size": "2", "heads": "2", "head_dim": "64"},
     "gpu-kernels": {"heads": "2", "kv_heads": "1", "head_dim": "16", "n_c": "1"},
 }
-"""Shapes of `--rehearse`: step -> values of axes."""
+"""Step -> axes that make it small, for `--rehearse`."""
 
 
 def what_works(cases: Path) -> list[str]:
-    """Text on the implementations of a run: first those that work, then a line with the reason for each other one."""
+    """Lines on the implementations of a run. The first line names those that work. Each other line gives the reason why
+    one does not."""
     rows = [json.loads(line) for line in cases.read_text().splitlines()] if cases.exists() else []
     worked = dict.fromkeys(row["implementation"] for row in rows if row["status"] in ("ok", "noisy"))
     failed = {row["implementation"]: f"{row['status']}: {row['reason']}" for row in rows if not row["samples_us"]}
@@ -132,7 +134,7 @@ def what_works(cases: Path) -> list[str]:
 
 
 def check_needs(rehearse: bool) -> None:
-    """Raise SystemExit if something is missing that every check needs."""
+    """Raise SystemExit if something is missing without which nothing can be checked."""
     needed = [re.split("[><=]", requirement)[0] for requirement in PROJECT["dependencies"]] + TOOLS
     lacking = missing([name for name in needed if name not in OPTIONAL])
     if lacking:

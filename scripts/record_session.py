@@ -22,11 +22,11 @@ COMMANDS = (
     ("chunkbench quick --model llama3-8b", 40),
     ("chunkbench claims results/recorded/epyc-zen3-2-cores", 20),
 )
-"""Commands, each with the number of lines of its output that are shown."""
+"""(command, number of lines of its output that the picture shows)."""
 
 
 def printed(command: str) -> str:
-    """The text that the command prints on a terminal, without the lines that it overwrites."""
+    """The text that a command prints on a terminal, without the lines that it overwrites."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "LINES": "50", "TERM": "xterm-256color"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     # `script` gives the command a terminal. Progress goes to standard error and is gone when the command ends.
@@ -38,7 +38,6 @@ def printed(command: str) -> str:
 
 
 def main(out: Path) -> None:
-    """Write the picture."""
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
     for number, (command, most) in enumerate(COMMANDS):
         lines = printed(command).rstrip("\n").split("\n")

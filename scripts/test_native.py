@@ -23,7 +23,7 @@ PROBES = ("tests/kernels/test_native_probes.py",)
 
 @dataclass(frozen=True)
 class Build:
-    """The differences between a test build and the installed module."""
+    """How a test build differs from the installed module."""
 
     flags: str
     tests: tuple[str, ...]
@@ -53,7 +53,7 @@ BUILDS = {
 
 
 def library(name: str) -> str:
-    """Path of one of the compiler's libraries. Raises SystemExit if the compiler does not have it."""
+    """Path of a library of the compiler. Raises SystemExit if the compiler does not have it."""
     compiler = os.environ.get("CXX", "g++")
     try:
         path = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
@@ -65,7 +65,7 @@ def library(name: str) -> str:
 
 
 def build(name: str) -> Path:
-    """Build the native module and return its path. Raises CalledProcessError."""
+    """Build the native module, and return its path. Raises CalledProcessError."""
     variant, folder = BUILDS[name], ROOT / "build" / name
     nanobind = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     settings = {
@@ -86,7 +86,7 @@ def build(name: str) -> Path:
 
 
 def test(module: Path, arguments: Sequence[str]) -> int:
-    """Run the tests in this process, with `module` instead of the installed module."""
+    """Run the tests in this process with the native module at the path `module`. Returns the exit code of pytest."""
     import pytest
 
     spec = importlib.util.spec_from_file_location(MODULE, module)

@@ -1,1 +1,1 @@
-"""Reports of runs: `build` describes a run, `formats` prints it, `files` writes it into the run directory."""
+"""Reports of runs. `build` makes a report, `formats` turns it into text, `files` writes it into the run directory."""

@@ -1,4 +1,4 @@
-"""Several runs as one report: every run's report and figure, and the claims with their verdicts."""
+"""Makes one report of several runs: the report and figure of each run, and the claims with their verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEADING = ("table3", "figure5")
 
 @dataclass(frozen=True)
 class Chapter:
-    """One run of a report on several runs (`Book`)."""
+    """One run in a report on several runs."""
 
     anchor: str
     report: Report
@@ -34,45 +34,43 @@ class Chapter:
     """Path of the run's raw data, relative to the folder of the report."""
     command: str
     minutes: float | None
-    """Minutes that the run took; None if the manifest lacks its start or its end."""
+    """Minutes that the run took. None if the manifest lacks the start or the end of the run."""
 
     @property
     def experiment(self) -> str:
-        """The name of the run's experiment."""
         return self.manifest.experiment.name
 
     @property
     def machine_kind(self) -> str:
-        """The kind of machine that measured the chapter's cases, if a run measured on several kinds; else empty."""
+        """The kind of machine that measured this chapter. Empty if the run used only one kind of machine."""
         return next((machine.kind for machine in self.manifest.machines.values()), "")
 
 
 @dataclass(frozen=True)
 class Book:
-    """All content of a report on several runs, in reading order."""
+    """A report on several runs, in reading order."""
 
     title: str
     machine: str
     version: str
     chapters: Sequence[Chapter]
     claims: Mapping[str, Sequence[Claim]]
-    """Machine -> all claims, judged by the machine's runs. A book of one run contains only the claims for which the run
-    has rows."""
+    """Machine -> the claims, judged by the runs of this machine."""
     unmeasured: Sequence[Table]
     """Tables of the paper that no run measures."""
     rankings: Sequence[Table] = ()
-    """A table for each machine with several runs that rank implementations: all implementations over the points of all
-    these runs."""
+    """One table for each machine with several runs that rank implementations. The table covers the points of all these
+    runs."""
 
     @property
     def machine_kinds(self) -> list[str]:
-        """The kinds of machines that the reader can choose from; empty if there is nothing to choose."""
+        """The kinds of machines between which the reader can choose. Empty if there is only one."""
         kinds = list(dict.fromkeys(chapter.machine_kind for chapter in self.chapters if chapter.machine_kind))
         return kinds if len(kinds) > 1 else []
 
     @property
     def leading(self) -> list[Chapter]:
-        """The chapters whose figures come first: Table 3 and Figure 5, or else the first chapter."""
+        """The chapters whose figures come first: Table 3 and Figure 5. Without these, the first chapter."""
         named = [chapter for name in _LEADING for chapter in self.chapters if chapter.experiment == name]
         return named or list(self.chapters[:1])
 
@@ -90,7 +88,7 @@ class Book:
 
     @property
     def documents(self) -> list[Document]:
-        """The book as documents, for all formats but HTML: the claims, the runs, the paper's other tables."""
+        """The content of all formats except HTML: the claims, the runs, other tables of the paper."""
         summary = document(self.claims, [chapter.anchor for chapter in self.chapters])
         ranked = Document(title=ranking.TITLE, tables=tuple(self.rankings), legend=(ranking.LEGEND,))
         others = Document(title="Tables of the paper that no run here measures", tables=tuple(self.unmeasured))
@@ -99,15 +97,15 @@ class Book:
 
     @property
     def book(self) -> Book:
-        """This book itself: the content of the HTML format."""
+        """The content of the HTML format."""
         return self
 
 
 def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | None = None) -> Book:
-    """The book of these runs; one run gives a book of one chapter.
+    """Make a book with one chapter for each run.
 
-    `folder` is the folder of the report: links to the runs are relative to it. `reports` are the reports of the runs,
-    if they are already built.
+    Links to the runs are relative to `folder`, which will hold the report. `reports`: the reports of the runs, if they
+    exist already.
     """
     chapters: list[Chapter] = []
     built = list(reports or map(build, runs))

@@ -23,7 +23,7 @@ _LONGEST_KEY = 18
 
 
 def build(run: Run) -> Report:
-    """The report of a run, which may be incomplete or have no case."""
+    """The report of a run. The run may be incomplete or empty."""
     manifest = run.manifest
     experiment = manifest.experiment
     rows = printed.rows(run.cases, experiment.baseline, experiment.confidence)

@@ -1,4 +1,4 @@
-"""The implementations of a run as columns of tables and lines of figures: order, headings, names, colours."""
+"""How the implementations of a run appear in tables and figures: order, headings, names, colours."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from chunkbench.report.model import Cell, Column
 T = TypeVar("T")
 _WIDEST_HEADING = 9
 _SPARE_STYLES = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
-"""Colours and markers for implementations that state none."""
+"""Colours and markers for implementations that name none."""
 
 
 class LineStyle(NamedTuple):
-    """The lines and marks of an implementation: its family has one colour, each variant its own line and marker."""
+    """How figures draw an implementation. Variants of one implementation have one colour, but different lines and
+    markers."""
 
     colour: str
     marker: str
     line: str
 
     def line2d(self, **changes: Any) -> dict[str, Any]:
-        """The arguments of matplotlib's `plot`."""
+        """Keyword arguments for matplotlib's `plot`."""
         return {"color": self.colour, "marker": self.marker, "linestyle": self.line} | changes
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How tables and figures name and show the implementations of a run, by id."""
+    """How the implementations of a run appear in tables and figures. Mappings and methods take their ids."""
 
     labels: Mapping[str, str]
     styles: Mapping[str, Style]
-    """Styles in the run's manifest."""
+    """The styles that the run recorded."""
     installed: Callable[[str], Style]
-    """Gives the style of an implementation that the manifest lacks: the run is older, or only the paper's tables have
-    the implementation."""
+    """Returns the style of an implementation whose style the run did not record: runs of old versions record none, and
+    some implementations appear only in the paper's tables."""
     baseline: str = ""
-    """The implementation that all others are compared with."""
+    """Id of the implementation that all others are compared with."""
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """Ids in the order of columns: the baseline, the paper's implementations, then others in the order of the
+        """All ids in the order of columns: the baseline, then the paper's implementations, then the others as in the
         experiment."""
         return tuple(sorted(self.labels, key=lambda name: (name != self.baseline, self.style(name).column_order)))
 
     def style(self, implementation: str) -> Style:
-        """The style of an implementation."""
         recorded = self.styles.get(implementation)
         if recorded is not None and "line" in recorded.model_fields_set:
             return recorded
@@ -62,15 +62,14 @@ class Columns:
         return recorded.model_copy(update=drawn)
 
     def name(self, implementation: str) -> str:
-        """The name of an implementation in running text."""
+        """The name of the implementation in sentences."""
         return self.style(implementation).name or self.labels.get(implementation, implementation)
 
     def column(self, implementation: str, show: Callable[[T], Cell | str]) -> Column[T]:
-        """The column of an implementation in a table."""
         return Column(self.name(implementation), show, self.heading(implementation))
 
     def heading(self, implementation: str) -> tuple[str, ...]:
-        """Lines of the column's heading, each at most nine characters."""
+        """The heading of the column, as at most three lines of at most nine characters, unless the style names one."""
         stated = self.style(implementation).heading
         if stated:
             return stated
@@ -79,12 +78,11 @@ class Columns:
         return tuple(cut[:3])
 
     def competes(self, implementation: str, baseline: str) -> bool:
-        """Whether an implementation competes with the baseline: it is neither the baseline nor a variant of the
-        baseline."""
+        """Whether the implementation is neither the baseline nor a variant of the baseline."""
         return implementation != baseline and self.style(implementation).ablation_of != baseline
 
     def line_style(self, implementation: str) -> LineStyle:
-        """The style of an implementation's lines, the same in every figure."""
+        """How figures draw the implementation. All figures draw it in the same way."""
         style = self.style(implementation)
         if style.colour and style.marker:
             return LineStyle(style.colour, style.marker, style.line)
@@ -94,7 +92,8 @@ class Columns:
         return LineStyle(style.colour or colour, style.marker or marker, style.line)
 
     def legend(self) -> list[str]:
-        """Explanations of the headings that differ from the label or have a meaning to add."""
+        """One line for each heading that needs an explanation: it differs from the label, or the style states a
+        meaning."""
         lines = []
         for implementation in self.ids:
             label, heading = self.labels[implementation], " ".join(self.heading(implementation))
@@ -107,7 +106,6 @@ class Columns:
 
 
 def columns_of(run: Run) -> Columns:
-    """The columns of a run's tables."""
     experiment = run.manifest.experiment
     labels = {case.implementation: case.label for case in run.cases}
     ordered = {name: labels[name] for name in dict.fromkeys((*experiment.implementations, *labels)) if name in labels}

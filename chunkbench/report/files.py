@@ -13,11 +13,12 @@ from chunkbench.report.layout import Report
 from chunkbench.report.text_table import FILE, Screen
 
 _TABLES = {"table.csv": "csv", "table.tex": "latex", "report.json": "json"}
-"""Name of a file in a run directory -> format of the file, for files without a figure."""
+"""Name of a file in the run directory -> its format."""
 
 
 def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> str:
-    """The report of a run as text; one report for each kind of machine if several kinds measured the run."""
+    """Show the report of a run as text in the format `form`. If several kinds of machines measured the run, show one
+    report for each kind."""
     parts = run.by_machine_kind()
     if len(parts) == 1 or form not in names("documents"):
         return render(report, form, screen)
@@ -25,10 +26,10 @@ def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> st
 
 
 def write_all(run: Run, report: Report | None = None) -> list[Path]:
-    """Write the files of a run's report: Markdown, `_TABLES`, the page, `figure.png` and `.svg`; returns their paths.
+    """Write the report of a run into its directory in all formats, and return the paths.
 
-    There is no figure without two implementations to compare. `report` is the run's report, if already built. A run on
-    several kinds of machines has a report and a figure (`figure-2.png`) for each kind, and one table of all rows.
+    A run on several kinds of machines has one figure for each kind (`figure-2.png`), but only one table of all rows. A
+    figure needs at least two implementations. `report`: the run's report, if it exists already.
     """
     # Imported here because matplotlib loads slowly, and printing a table does not need it.
     from chunkbench.report import figures

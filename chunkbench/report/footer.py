@@ -33,8 +33,8 @@ _HOW: Mapping[str, str] = {
 def footer(
     manifest: Manifest, groups: Sequence[Group], varying: Sequence[str], columns: Columns, timing: str | None
 ) -> list[tuple[str, str]]:
-    """The footer as pairs (topic, text), in reading order, without topics that have no text. `timing`, if given,
-    replaces the text of that topic."""
+    """Make the footer of a report: (topic, text) in reading order. Topics without text are left out. `timing`, if
+    given, replaces the text of the topic "timing"."""
     rows = [row for group in groups for row in group.rows.values()]
     timed = [row for row in rows if row.derived.latency_us is not None]
     in_rounds = [row.timed for row in timed if row.timed]

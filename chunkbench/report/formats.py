@@ -1,4 +1,4 @@
-"""The formats of everything that commands print. Each format is one function, and one line in this module."""
+"""All formats that commands can print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chunkbench.report.model import Document, legal
 from chunkbench.report.text_table import FILE, Screen
 
 Part = Literal["documents", "records", "data", "book", "suite"]
-"""The attribute of `Output`, `Report` or `Book` that a format prints."""
+"""Name of the attribute that a format prints. It belongs to an `Output`, `Report` or `Book`."""
 
 
 def _html(book: Book, _: Screen) -> str:
@@ -24,14 +24,12 @@ def _html(book: Book, _: Screen) -> str:
 
 @dataclass(frozen=True)
 class Format:
-    """One format."""
-
     name: str
     ending: str
-    """Ending of files in this format."""
+    """Ending of the names of files in this format."""
     part: Part
     render: Callable[[Any, Screen], str]
-    """Returns the part as text in this format."""
+    """Turns the part into text."""
 
 
 def _each(render: Callable[[Document, Screen], str]) -> Callable[[Sequence[Document], Screen], str]:
@@ -52,13 +50,13 @@ FORMATS = (
 
 
 def names(*parts: Part) -> tuple[str, ...]:
-    """The formats of an output with these parts."""
+    """Names of the formats that print one of these parts."""
     return tuple(form.name for form in FORMATS if form.part in parts)
 
 
 def render(content: Document | Book, form: str, screen: Screen = FILE) -> str:
-    """The content in a format; `table` fits the width of the screen. Raises `KeyError` for a format that the content
-    does not have."""
+    """Turn the content into text in the format `form`. The format `table` fits the width of the screen. Raises
+    `KeyError` if the content does not have the part that the format prints."""
     known = {entry.name: entry for entry in FORMATS}[form]
     part = getattr(content, known.part, None)
     if part is None:
@@ -68,5 +66,5 @@ def render(content: Document | Book, form: str, screen: Screen = FILE) -> str:
 
 
 def endings(*parts: Part) -> dict[str, str]:
-    """Ending of a file -> its format, of an output with these parts."""
+    """Ending of a file name -> name of the format, for formats that print one of these parts."""
     return {form.ending: form.name for form in FORMATS if form.part in parts}

@@ -1,4 +1,4 @@
-"""A run as a pandas table: `chunkbench.load`."""
+"""Loads a run as a pandas table: `chunkbench.load`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def load(run: Path | str) -> pd.DataFrame:
-    """A run's cases as a table: one row per case, one column per fact and figure; lists stay lists.
+    """Load the cases of a run as a pandas table. Each case is a row; each fact and each figure is a column.
 
-    `run` is a run directory or its `cases.jsonl`. Raises `RunError` if there is no run to read.
+    `run` is a run directory, or the file `cases.jsonl` in it. A fact with several values is a list. Raises `RunError`
+    if there is no run.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""The footer of runs on a GPU: the meaning of a sample, the way to make caches cold, and the state of the device."""
+"""Texts for the footer of runs on a GPU: what was timed, how caches were made cold, and the state of the GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN = (
 
 
 def samples(timed: Sequence[TimedResult]) -> str:
-    """The meaning of each mode and each cache setting, for cases that were timed on a GPU; empty without such cases."""
+    """Explain what a sample of each mode is, and what cold and warm caches are. Empty if no case was timed on a GPU."""
     parts = []
     for mode, how in (
         ("events", "decode called {} times between two CUDA events, and the device never waits for the host"),
@@ -44,7 +44,7 @@ def samples(timed: Sequence[TimedResult]) -> str:
 
 
 def conditions(timed: Sequence[TimedResult]) -> str:
-    """The state of the device: clocks, power, temperature, reasons for lower clocks, and other processes."""
+    """Describe the state of the GPU: clocks, power, temperature, reasons for lower clocks, and other processes."""
     if not any(case.sampling for case in timed):
         return ""
     states = [state for case in timed for state in case.gpu]

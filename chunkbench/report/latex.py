@@ -1,4 +1,4 @@
-"""A report as LaTeX tables in ASCII. A comment at the top names the packages that the document needs."""
+"""Makes a report as LaTeX tables in ASCII. A comment at the top names the LaTeX packages that the tables need."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ _GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi - pi rho - sigma tau upsilon phi chi psi "
     "omega"
 )
-"""Greek letters in the order of Unicode; a hyphen stands for a letter without LaTeX command. LaTeX has commands only
-for the capitals in `_CAPITALS`."""
+"""Names of the small Greek letters in the order of Unicode. A hyphen stands for a letter without a LaTeX command."""
 _CAPITALS = {"gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"}
 for _place, _name in enumerate(_GREEK.split()):
     if _name != "-":
@@ -88,20 +87,21 @@ _ACCENTS = {
     "\u0327": r"\c",
 }
 _LIGATURE = re.compile("(?<=[-`',])(?=[-`',])|(?<=[?!])(?=`)")
-"""Places between characters that a font would join: two hyphens into a dash."""
+"""Finds places between two characters that a font would join, such as two hyphens into a dash."""
 
 _CHARACTER, _GAP = 4.9, 8.0
-"""Mean width of a character in a table (an estimate, rather too large), and space between two columns, in points."""
+"""Mean width of a character (rather too large), and width of the space between two columns. In points."""
 _PAGE = 345
-"""Width of the text of LaTeX's `article`, in points."""
+"""Width of the text in LaTeX's class `article`, in points."""
 _SHEETS = ((780, "a4paper,landscape,margin=1cm"), (1130, "a3paper,landscape,margin=1cm"))
-"""(width of the text in points, options of `geometry`) of larger pages."""
+"""Larger pages: (width of the text in points, options of the LaTeX package `geometry`)."""
 _ROWS = 30
-"""Number of rows of a page: the page ends after the point that reaches this number. A gap counts as half a row."""
+"""Number of rows on a page; a gap counts as half a row. A page ends after the point that reaches this number."""
 
 
 def render(report: Document) -> str:
-    """The tables, then the small print. The first table has the headline in its caption."""
+    """Show a report as LaTeX: the tables, then the notes in small print. The caption of the first table contains the
+    headline."""
     parts = [f"% {escape(report.title)}", *_needs(report.tables)]
     for number, table in enumerate(report.tables):
         summary = [*report.warnings, report.verdict, report.headline] if number == 0 else []
@@ -111,13 +111,13 @@ def render(report: Document) -> str:
 
 
 def as_printed(report: Document) -> str:
-    """The first table alone with its title as caption, as a paper prints it."""
+    """Show only the first table, with its title as the caption, as in a paper."""
     first = report.tables[0]
     return "\n".join([*_needs([first]), *_pages(first, escape(f"{report.title}. {first.title}."))]) + "\n"
 
 
 def escape(text: str) -> str:
-    """The text in ASCII, with LaTeX's special characters escaped, without line breaks."""
+    """Turn the text into ASCII on one line, and escape LaTeX's special characters."""
     plain = " ".join(unicodedata.normalize("NFC", legal(text)).split())
     return "{}".join("".join(map(_printed, part)) for part in _LIGATURE.split(plain))
 

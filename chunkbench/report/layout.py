@@ -1,4 +1,4 @@
-"""The report of a run, and the parts that a kind of work adds: tables, figure, metrics, claims."""
+"""The report of a run, and what a kind of work adds to it."""
 
 from __future__ import annotations
 
@@ -22,41 +22,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Document):
-    """The document of one run, with its rows and expectations."""
+    """The report of one run."""
 
     baseline: str
     columns: Columns
     varying: tuple[str, ...]
-    """The axes that vary; they are the first columns of the tables."""
+    """Names of the axes that have more than one value in the run."""
     groups: tuple[Group, ...]
     rows: Sequence[Row]
     """The rows, in the order of the run's cases."""
     outcomes: Sequence[ExpectationOutcome]
     metrics: Mapping[str, Metric]
-    """Name -> a figure of the kind of work."""
+    """Name -> figure, for all figures of the run's kind of work."""
     partial: tuple[str, ...]
-    """The warning that points are missing; empty if the run is complete."""
+    """The warning that points are missing. Empty if the run is complete."""
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        """The content of the JSON format."""
         return records.data(self.rows, self.outcomes, self.metrics)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The content of the CSV format."""
         return records.records(self.groups, self.metrics)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts that a kind adds to reports, comparisons and claims."""
+    """What a kind of work adds to reports, comparisons and claims."""
 
     body: Callable[[View], Body]
-    """The part of a run's report that depends on the kind."""
+    """Makes the part of a report that differs between kinds of work."""
     draw: Callable[[Report, Manifest], Figure | None]
-    """Draws the figure of a run; None if there is too little to draw. The call loads matplotlib."""
+    """Draws the figure of a run. Returns None if there is too little to draw. Loads matplotlib."""
     metrics: Mapping[str, Metric]
-    """Name -> a figure of the kind's results. Every kind that times something also has `latency`."""
+    """Name -> figure. Kinds that time something also have `latency`, which is not listed here."""
     claims: Mapping[str, Judge]
-    """Claim of `results/paper/claims.csv` -> its judge, for the claims that this kind measures."""
+    """Id of a claim in `results/paper/claims.csv` -> its judge. Contains the claims that this kind measures."""

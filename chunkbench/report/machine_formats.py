@@ -1,4 +1,4 @@
-"""Formats that programs read: CSV and JSON; judged cases as JUnit XML and as commands of GitHub Actions."""
+"""Formats for programs: CSV and JSON of any output; JUnit XML and GitHub commands of a comparison."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from junitparser.junitparser import FinalResult
 from chunkbench.report.model import Check, Suite, legal
 
 _FORMULA = ("=", "+", "-", "@", "\t")
-"""First characters of texts that a spreadsheet runs as formulas."""
+"""If a text starts with one of these characters, a spreadsheet runs it as a formula."""
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """The values at full precision; a cell is empty where there is no value, and no cell is a formula."""
+    """Make CSV with all digits of the values. A missing value gives an empty cell. Texts are changed so that no
+    spreadsheet runs them as formulas."""
     out = StringIO()
     names = list(dict.fromkeys(name for record in records for name in record))
     writer = csv.writer(out, lineterminator="\n")
@@ -45,7 +46,7 @@ def _is_number(text: str) -> bool:
 
 
 def json_text(data: Any) -> str:
-    """The data, with null in place of NaN and infinity (errors of wrong results), which JSON lacks."""
+    """Make JSON. NaN and infinity become null, because JSON lacks them."""
     return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
 
 
@@ -60,8 +61,7 @@ def _finite(value: Any) -> Any:
 
 
 def junit_xml(suite: Suite) -> str:
-    """XML for JUnit readers. A case that fails the comparison is a failure, or an error if it is broken; suspicious
-    cases are skipped tests."""
+    """Make JUnit XML. `failed` becomes a failure, `broken` an error, and `suspicious` a skipped test."""
     tests = junitparser.TestSuite(suite.name)
     for name, value in suite.properties.items():
         tests.add_property(name, value)
@@ -90,11 +90,12 @@ def _result(check: Check, message: str) -> list[FinalResult]:
 
 
 MOST_ANNOTATIONS = 10
-"""GitHub shows no more annotations of one step. The last annotation counts the others."""
+"""GitHub shows only this number of annotations for one step. If there are more, the last annotation says how many."""
 
 
 def github_commands(suite: Suite) -> str:
-    """Workflow commands, one per line: errors for cases that fail the comparison, warnings for suspicious ones."""
+    """Make GitHub workflow commands, one in each line: an error for each case that fails the comparison, and a warning
+    for each suspicious case."""
     marked = [check for check in suite.checks if check.level != "passed"]
     shown = marked if len(marked) <= MOST_ANNOTATIONS else marked[: MOST_ANNOTATIONS - 1]
     lines = [

@@ -1,4 +1,4 @@
-"""A report as Markdown, for a repository or an issue."""
+"""Makes a report as Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
 def render(report: Document) -> str:
-    """The report as GitHub-flavoured Markdown."""
     blocks = [f"# {escape(report.title)}"] if report.title else []
     blocks += [f"> {escape(warning)}" for warning in report.warnings]
     blocks += [f"**{escape(report.verdict)}**"] if report.verdict else []
@@ -33,7 +32,7 @@ def render(report: Document) -> str:
 
 
 def escape(text: str) -> str:
-    """The text with Markdown's special characters escaped, without line breaks."""
+    """Put the text on one line, and escape Markdown's special characters."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 

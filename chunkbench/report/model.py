@@ -1,4 +1,4 @@
-"""The parts of a report, independent of the format."""
+"""The content of a report, which is the same in all formats."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ Emphasis = Literal["plain", "best", "noisy", "failed", "absent", "quiet"]
 T = TypeVar("T")
 U = TypeVar("U")
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 forbids (control characters, halves of surrogate pairs), and control characters that XML 1.0
-allows."""
+"""All characters that XML 1.0 forbids, and all control characters except tab and line breaks."""
 
 
 def legal(text: str) -> str:
-    """The text with U+FFFD for each character that UTF-8, XML or a terminal cannot show."""
+    """Replace each character that UTF-8, XML or a terminal cannot show by U+FFFD."""
     return _ILLEGAL.sub("\ufffd", text)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text and its emphasis. The text alone must say everything, because formats may lack colour."""
+    """A text and its emphasis. The text must be enough to understand the cell, because some formats have no colours."""
 
     text: str
     emphasis: Emphasis = "plain"
@@ -31,66 +30,66 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column of a table: its name, and the function that makes an item's cell."""
+    """A column of a table. `show` makes the cell of an item."""
 
     name: str
     show: Callable[[T], Cell | str]
     heading: tuple[str, ...] = ()
-    """The name as lines, for narrow tables; empty: one line."""
+    """Lines of a short heading, for narrow tables. If empty, `name` is used."""
     align: Literal["left", "right"] = "right"
     wrap: bool = False
-    """Whether long texts continue on the next line. Otherwise the whole text is on one line."""
+    """Whether long texts are broken into several lines."""
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The heading in narrow tables."""
+        """Lines of the heading in narrow tables."""
         return self.heading or (self.name,)
 
     def of(self, part: Callable[[U], T]) -> Column[U]:
-        """The same column for larger items, of which `part` extracts the items of this column."""
+        """Make the same column for a table with other items. `part` turns an item of the new table into an item of this
+        column."""
         return Column(self.name, lambda item: self.show(part(item)), self.heading, self.align, self.wrap)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a row for each item. The first `keys` columns name the row; each part of a split table repeats these
-    columns."""
+    """A table with one row for each item. The first `keys` columns identify a row; if a format splits the table, each
+    part repeats them."""
 
     title: str
     columns: tuple[Column[Any], ...]
     items: Sequence[Any]
     keys: int = 1
     breaks: frozenset[int] = frozenset()
-    """Indices of the rows that a gap or a line follows."""
+    """Indices of rows after which there is a gap or a line."""
     essential: bool = True
-    """Whether a terminal shows the table also without --detail."""
+    """Whether a terminal shows the table even without --detail."""
 
     @cached_property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """The cells of each item."""
+        """`[item][column]`: cells."""
         shown = ([column.show(item) for column in self.columns] for item in self.items)
         return [tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in shown]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A judged case in the form of a test result, for programs that read JUnit XML or GitHub's commands."""
+    """The verdict on a case, in the form of a test result for JUnit XML or GitHub."""
 
     name: str
-    """Name of the case, the same in every comparison."""
+    """The name of the case, which is the same in every comparison."""
     implementation: str
     place: str
-    """Short name of the case, for people."""
+    """A short name of the case, for people."""
     verdict: str
     text: str
     level: Literal["passed", "suspicious", "failed", "broken"]
-    """`failed`: the case makes the comparison fail. `broken`: the same, because the implementation gave no valid
-    result."""
+    """`failed`: the case makes the comparison fail. `broken`: the same, and the implementation gave no valid result."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Judged cases in the form of test results, worst first."""
+    """The verdicts on all cases in the form of test results, worst first."""
 
     name: str
     properties: Mapping[str, str]
@@ -100,42 +99,40 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """The content of a report for readers; a format decides only the looks. Empty parts are not shown."""
+    """The content of a report for people. Formats leave out empty parts."""
 
     title: str = ""
     warnings: tuple[str, ...] = ()
-    """Warnings that a reader needs before the numbers: a partial run, a wrong probe."""
+    """Warnings that must be read before the numbers, such as a partial run."""
     verdict: str = ""
-    """The line before the headline: the result of a comparison, or the points at which the baseline is slower than
-    others."""
+    """The line above the headline: the result of a comparison, or the points at which the baseline is slower."""
     headline: str = ""
     figures: tuple[str, ...] = ()
-    """Files of pictures."""
+    """Names of the picture files."""
     tables: tuple[Table, ...] = ()
     statuses: tuple[str, ...] = ()
-    """Explanations of cells that hold a word instead of a number."""
+    """Explanations of cells that contain a word instead of a number."""
     legend: tuple[str, ...] = ()
     footer: tuple[tuple[str, str], ...] = ()
-    """Pairs (topic, text): how the run was measured, and warnings against wrong comparisons."""
+    """(topic, text): how the run was measured, and warnings against wrong comparisons."""
     headings: tuple[str, str, str] = ("Not measured, or marked", "Columns", "How it was measured")
-    """Headings of statuses, legend and footer, in formats with headings."""
+    """Headings above `statuses`, `legend` and `footer`."""
 
     @property
     def documents(self) -> Sequence[Document]:
-        """A list that has only this document, for formats that print several documents."""
         return (self,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Document):
-    """The output of a command: a document for readers, with its content for programs."""
+    """The output of a command, for people and for programs."""
 
     data: Any
     """The content of the JSON format."""
     suite: Suite | None = None
-    """The test results as plain data, for formats that test-counting programs read (such as JUnit XML)."""
+    """The content of the formats for test results, such as JUnit XML."""
 
     @property
     def records(self) -> Sequence[Mapping[str, Any]] | None:
-        """The content of the CSV format: the data, if it is a list."""
+        """The content of the CSV format. None if `data` is not a list."""
         return self.data if isinstance(self.data, list) else None

@@ -1,4 +1,4 @@
-"""Reads the numbers that papers print, and finds the number of Table 3 that belongs to a measured case."""
+"""Reads numbers that papers print, and finds the latency in Table 3 for a measured case."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ SETUP: Mapping[str, object] = {
     "prompts": 1,
     "tree": None,
 }
-"""Axis values that all rows of Table 3 share (sections 4 and 4.1)."""
+"""Axes that have the same value in all rows of Table 3 (sections 4 and 4.1 of the paper)."""
 
 STANDS_FOR: Mapping[str, str] = {
     "vllm_paged_attn": "paged_attn",
     "vllm_paged_attn_star": "paged_attn_star",
 }
-"""Id of an implementation -> id of the paper's column with which it is compared, if the two ids differ."""
+"""Id of an implementation -> id of the paper's column that it is compared with. Other implementations have the id of
+their column."""
 
 PaperTable = Mapping[tuple[int, int, str], float]
-"""(n_p, n_s, implementation) -> microseconds per decode step."""
+"""(n_p, n_s, id of the implementation) -> microseconds for one decode step."""
 
 
 def paper_rows(table: str) -> list[dict[str, str]]:
-    """Rows of one of the paper's tables, as bundled in `results/paper/`."""
+    """Read the rows of `results/paper/TABLE.csv`, which holds printed numbers."""
     text = files("chunkbench.results").joinpath("paper", f"{table}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
 @cache
 def table3() -> PaperTable:
-    """Table 3 as bundled in `results/paper/table3.csv`; the file is read once."""
     return {
         (int(row["n_p"]), int(row["n_s"]), row["implementation"]): float(row["latency_us"])
         for row in paper_rows("table3")
@@ -55,13 +55,13 @@ def table3() -> PaperTable:
 
 @cache
 def table4() -> Mapping[tuple[int, int, str], Mapping[str, str]]:
-    """(n_p, n_s, system) -> the row of Table 4."""
+    """(n_p, n_s, id of the system) -> row of Table 4."""
     return {(int(row["n_p"]), int(row["n_s"]), row["system"]): row for row in paper_rows("table4")}
 
 
 class RingDevice(NamedTuple):
-    """A row of RingAttention's Table 2: a device's rates, and the smallest block and sequence in thousands of
-    tokens."""
+    """A row of Table 2 in the RingAttention paper: rates of a device, and its smallest block and sequence in units of
+    1000 tokens."""
 
     name: str
     tflops: float
@@ -71,27 +71,28 @@ class RingDevice(NamedTuple):
 
 
 def ring_devices() -> list[RingDevice]:
-    """Table 2 of RingAttention (arXiv 2310.01889)."""
+    """Table 2 of the RingAttention paper (arXiv 2310.01889)."""
     return [RingDevice(row.pop("device"), *map(float, row.values())) for row in paper_rows("ring_table2")]
 
 
 PAGED_ATTENTION_SETUP = ("llama2-13b", 15_728)
-"""Model and K/V memory, in tokens, of the replays that represent OPT-13B with 12 GB. In this model, the tokens take 12
+"""Model and K/V memory (in tokens) of replays that stand for OPT-13B with 12 GB. In this model, 15,728 tokens take 12
 GB."""
 
 
 @cache
 def paged_attention() -> tuple[Mapping[str, str], ...]:
-    """Numbers that the PagedAttention paper (SOSP 2023) prints, in its text and as labels of bars."""
+    """Numbers that the PagedAttention paper (SOSP 2023) prints in its text and above bars."""
     return tuple(paper_rows("paged_attention"))
 
 
 @cache
 def printed_of_trees(paper: str, **named: str) -> float:
-    """The only figure of `results/paper/trees.csv` with these names, in the unit of its row.
+    """A printed number of `results/paper/trees.csv`, in the unit of its row. `paper` and `named` must select exactly
+    one row.
 
-    The file has numbers that papers print on kernels over prefix trees; none is read from a plot: FastTree (MLSys 2025)
-    and PAT (ASPLOS 2026) by conversions of their text, DeFT (ICLR 2025) by its poster and repository.
+    The papers are about kernels over prefix trees. Their numbers come from texts, not from plots: FastTree (MLSys 2025)
+    and PAT (ASPLOS 2026) from conversions of the papers, DeFT (ICLR 2025) from its poster and repository.
     """
     wanted = {"set": paper, **named}
     (row,) = (row for row in paper_rows("trees") if all(row[name] == value for name, value in wanted.items()))
@@ -99,7 +100,7 @@ def printed_of_trees(paper: str, **named: str) -> float:
 
 
 class StatedRate(NamedTuple):
-    """A token rate that the paper's text states."""
+    """A rate that the text of the paper states."""
 
     implementation: str
     n_p: int
@@ -111,7 +112,8 @@ class StatedRate(NamedTuple):
 
 @cache
 def stated_token_rates(figure: str) -> tuple[StatedRate, ...]:
-    """The stated rates of `figure3` or `figure4`. The paper does not state n_p of Figure 4; 2048 is assumed."""
+    """The token rates that the paper's text states for `figure3` or `figure4`. For Figure 4 it does not state n_p; we
+    assume 2048."""
     return tuple(
         StatedRate(
             row["implementation"],
@@ -127,10 +129,11 @@ def stated_token_rates(figure: str) -> tuple[StatedRate, ...]:
 
 
 def paper_us(case: Result, implementation: str | None = None) -> float | None:
-    """The paper's latency at the point of this case, in microseconds per decode step; None for any other setup.
+    """The paper's latency at the point of this case, in microseconds for one decode step. None if Table 3 does not have
+    the point.
 
-    `implementation` selects another column at the same point. The data type is not compared: the paper uses float16,
-    which a CPU may not have. The footer of every report says so.
+    `implementation`: read the column of this implementation instead of the case's. The dtype may differ, because the
+    paper uses float16 and some CPUs lack it. The footer of reports says so.
     """
     if not isinstance(case, AttentionPoint) or not isinstance(case.n_p, int) or case.n_s is None:
         return None
@@ -141,13 +144,13 @@ def paper_us(case: Result, implementation: str | None = None) -> float | None:
 
 
 def paper_ratio(case: Result, baseline: str) -> float | None:
-    """The paper's latency in the case's column divided by its latency in the baseline's column, at the same point."""
+    """The paper's latency of the case's implementation divided by that of the baseline, at the same point."""
     own, base = paper_us(case), paper_us(case, baseline)
     return None if own is None or base is None else own / base
 
 
 def rows(cases: Sequence[Result], baseline: str, confidence: float) -> list[Row]:
-    """One row per case, in the order given: its derived figures, and the paper's latency and ratio."""
+    """Derive a row from each case, in the same order, and add the paper's latency and ratio."""
     return [_with_paper(row, baseline) for row in derive(cases, baseline, confidence)]
 
 

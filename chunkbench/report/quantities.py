@@ -1,4 +1,4 @@
-"""Makes tables of several quantities. Each point has a line for each quantity; each implementation has a column."""
+"""Makes tables that have several lines for each point, and a column for each implementation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from chunkbench.report.numbers import ABSENT, NOTHING, fastest, ms_of_us, times,
 from chunkbench.report.view import Line, View
 
 Quantity = tuple[str, Callable[[Group, Row], Cell]]
-"""The name of a line, and a function that gives the cell of an implementation at a point."""
+"""Name of a line, and the function that makes its cells."""
 
 
 def paper(text: Callable[[Group, Row], str | None]) -> Callable[[Group, Row], Cell]:
-    """Makes the function that gives the cell of a number from the paper."""
+    """Make a function that makes the cells of a line with numbers of the paper."""
     return lambda group, row: Cell(text(group, row) or NOTHING, "quiet")
 
 
 def normalized_latency(baseline: str) -> tuple[Quantity, Quantity, Quantity]:
-    """Lines for the latency of requests, its interval, and its ratio to the latency of the baseline, whose name is
-    `baseline`."""
+    """Three lines: the normalized latency, its range over the arrival seeds, and its ratio to the latency of the
+    implementation `baseline`."""
 
     def seeds(row: Row) -> str:
         derived = row.derived
@@ -43,9 +43,10 @@ def quantities(
     entries: Sequence[Quantity | Metric],
     has_numbers: Callable[[Row], bool] = lambda row: row.derived.latency_us is not None,
 ) -> Table:
-    """One block of lines for each point, without empty lines. Points without numbers have one line.
+    """Make a table with a line for each entry at each point. Lines without any value are left out. A point without
+    numbers keeps one line.
 
-    If `has_numbers` is false for a row, the row's status takes the place of the first number.
+    If `has_numbers` is false for a row, its first cell is the row's status.
     """
 
     lines = [_line(entry) for entry in entries]

@@ -1,4 +1,5 @@
-"""Tables that rank implementations over many points of one run, or of several runs of a machine."""
+"""Makes tables that rank implementations over many points. The points come from one run or from several runs of one
+machine."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ LEGEND = (
 
 
 def ranking_table(title: str, ranked: Sequence[Standing], name: Callable[[str], str]) -> Table:
-    """A table with a line for each implementation, in the order of `ranked`. `name`: id -> name in tables."""
+    """Make a table with one line for each implementation, in the order of `ranked`. `name` takes an id and returns the
+    name to print."""
 
     def share(points: int, standing: Standing) -> str:
         return percent(points / len(standing.ratios))
@@ -37,8 +39,8 @@ def ranking_table(title: str, ranked: Sequence[Standing], name: Callable[[str], 
 
 
 def fastest_table(view: View, contests: Sequence[Contest]) -> Table:
-    """A table with a line for each point: the fastest plan with the baseline's kernel, and the fastest implementation
-    of all."""
+    """Make a table with one line for each point. It names the fastest variant of the baseline, and the fastest
+    implementation of all."""
     name = view.columns.name
 
     def fastest_plan(contest: Contest) -> Cell | str:
@@ -61,8 +63,8 @@ def fastest_table(view: View, contests: Sequence[Contest]) -> Table:
 
 
 def losses(view: View, contests: Sequence[Contest]) -> str:
-    """One line that names all points where the baseline is surely not close to the fastest row; empty without such
-    points."""
+    """One line that lists the points where the baseline is surely not close to the fastest implementation. Empty
+    without such points."""
     with_baseline = [contest for contest in contests if view.baseline in contest.over]
     own = [(contest.over[view.baseline], contest) for contest in with_baseline]
     lost = [(over.value, contest) for over, contest in own if not is_close(over.low)]
@@ -83,8 +85,8 @@ def losses(view: View, contests: Sequence[Contest]) -> str:
 
 
 def headline(view: View, ranked: Sequence[Standing]) -> str:
-    """A sentence that says how often the baseline is close to the fastest row, and compares its mean with the mean of
-    the best other implementation."""
+    """A sentence that says how often the baseline is close to the fastest implementation, and compares its mean with
+    the mean of the best other implementation."""
     name = view.columns.name
     found = {one.implementation: one for one in ranked}
     if view.baseline not in found or len(found) < 2:

@@ -1,4 +1,4 @@
-"""Gives the cases of a run to programs: all facts and all derived figures."""
+"""Turns the cases of a run into data for programs."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ def _single(annotation: Any) -> bool:
 
 
 def added(result: type[Result], metrics: Mapping[str, Metric]) -> list[Metric]:
-    """The figures of a kind that are neither facts nor derived figures. Names are compared with and without the ending
-    `_us`."""
+    """The figures of a kind of work that are neither facts nor derived figures. An ending `_us` of names is ignored."""
     names = {*result.model_fields, *(field.name for field in fields(Derived))}
     return [metric for metric in metrics.values() if not {metric.name, f"{metric.name}_us"} & names]
 
 
 def values(row: Row, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Every fact, derived figure and figure of the kind, by name."""
+    """Name -> value, for all facts, derived figures and figures of the kind of work."""
     return row.as_dict() | {metric.name: metric.value(row.facts) for metric in added(type(row.facts), metrics)}
 
 
 def columns(result: type[Result], metrics: Mapping[str, Metric]) -> tuple[str, ...]:
-    """The columns of the CSV format: names, axes, facts with a single value, derived figures, figures of the kind. All
-    other facts are in `cases.jsonl` and in the JSON report."""
+    """Names of the CSV columns. Facts with several values are left out; `cases.jsonl` and the JSON report have them."""
     facts = result.model_fields
     named = [name for name in ("key", "experiment", "implementation", "label", *AXES) if name in facts]
     single = [name for name, field in facts.items() if _single(field.annotation)]
@@ -49,7 +47,7 @@ def columns(result: type[Result], metrics: Mapping[str, Metric]) -> tuple[str, .
 
 
 def records(groups: Sequence[Group], metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
-    """The `columns` of each case, in the order of the points."""
+    """The CSV records: column -> value for each case, in the order of the points."""
     rows = [row for group in groups for row in group.rows.values()]
     # A cell has the model's name, not its shape.
     found = ((type(row.facts), {**values(row, metrics), "model": row.facts.axis("model")}) for row in rows)
@@ -59,8 +57,7 @@ def records(groups: Sequence[Group], metrics: Mapping[str, Metric]) -> list[dict
 def data(
     rows: Sequence[Row], outcomes: Sequence[ExpectationOutcome], metrics: Mapping[str, Metric]
 ) -> list[dict[str, Any]]:
-    """All values of each case, in the order of the rows; `expectations` lists the outcomes of the case's
-    expectations."""
+    """The JSON data: all values of each case, and under `expectations` the outcomes of the case's expectations."""
     return [_case(values(row, metrics), outcomes) for row in rows]
 
 

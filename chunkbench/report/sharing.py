@@ -1,4 +1,4 @@
-"""The shared prefixes of prompts, as a table with the paper's Table 2, and as an experiment file."""
+"""Shows how much prefix the prompts of a file share: as a table, and as an experiment file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from chunkbench.report.numbers import NOTHING, count
 from chunkbench.report.printed import paper_rows
 
 MOST_SEQUENCES = 32
-"""Most prompts of a group in an experiment: the paper's batch size. A forest of so many prompts has fewer levels than a
-tree may have."""
+"""Largest number of prompts of a group in an experiment, equal to the paper's batch size."""
 
 
 def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Output:
-    """The figures of these groups of prompts, and the paper's Table 2."""
+    """Make a table with a row for each group of prompts. The paper's Table 2 follows."""
     gib = shape.kv_bytes() / 2**30
     columns: tuple[Column[Sharing], ...] = (
         Column("group", lambda group: group.group, align="left"),
@@ -50,8 +49,8 @@ def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c:
 def experiment(
     groups: Sequence[Sharing], forests: Sequence[Forest], shape: LlamaShape, chunk_size: int, n_c: int
 ) -> str:
-    """A YAML experiment on decode attention over these prompts, with one block per group: the forest of the group's
-    first prompts."""
+    """Write a YAML experiment on decode attention over these prompts. Each group has one block, with the forest of the
+    group's first prompts."""
     lines = [
         f"# Written by chunkbench prompts: a block for every group, the forest of its first {MOST_SEQUENCES} prompts.",
         'title: "Decode attention over these prompts"',
@@ -83,8 +82,6 @@ def _headline(groups: Sequence[Sharing]) -> str:
 
 
 def paper_table() -> Table:
-    """The paper's Table 2 as printed."""
-
     def tokens(name: str) -> Callable[[Mapping[str, str]], str]:
         return lambda row: f"{int(row[name]):,}" if row[name] else NOTHING
 

@@ -1,4 +1,4 @@
-"""Explains cells that hold a word instead of a number: one line for each reason, not for each cell."""
+"""Explains the cells that contain a word instead of a number."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LONGEST_REASON = 400
 
 
 def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns, noise: bool = True) -> list[str]:
-    """One line for each status and reason, with all implementations to which they apply; with `noise`, one line for all
-    noisy cases."""
+    """One line for each status and reason, which names all implementations that have them. With `noise`, a last line
+    describes all noisy cases."""
     labels_of: dict[tuple[str, str], list[str]] = {}
     for implementation in columns.ids:
         by_reason = _by_reason([(g, g.rows[implementation]) for g in groups if implementation in g.rows])
@@ -30,7 +30,7 @@ def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns,
 
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
-    """Warnings about impossible roofline fractions, with the cause of the wrong limit."""
+    """Warnings about roofline fractions that are impossible, because the machine's limit was measured too low."""
     by_cache: dict[str, list[tuple[float, str]]] = {}  # cold and warm caches have different causes
     for group in groups:
         for implementation, row in group.rows.items():
@@ -45,13 +45,14 @@ def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) 
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, cut at the length of a reason: longer texts are logs."""
+    """Remove line breaks, and cut the text at 400 characters."""
     joined = " ".join(text.split())
     return joined if len(joined) <= _LONGEST_REASON else joined[:_LONGEST_REASON] + " ..."
 
 
 def noise_line(groups: Sequence[Group]) -> list[str]:
-    """One line with the number of noisy cases, and every kind of complaint with its worst figures."""
+    """One line that counts the noisy cases, and gives the worst figures of each kind of noise. Empty without noisy
+    cases."""
     rows = [row for group in groups for row in group.rows.values()]
     noisy = [row for row in rows if row.facts.status == "noisy"]
     if not noisy:

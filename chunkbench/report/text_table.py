@@ -1,4 +1,4 @@
-"""A report as text for the terminal or a file."""
+"""Makes a report as text for a terminal or a file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rich.text import Text
 from chunkbench.report.model import Column, Document, Emphasis, Table, legal
 
 _BRIEF_TOPICS = ("machine", "software", "judged by")
-"""Topics of the footer that a brief report shows."""
+"""Topics of the footer that a brief report keeps."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Properties of the place where the text is shown; the default is a file."""
+    """Where the text is shown. The default is a file."""
 
     colour: bool = False
     width: int = 100
@@ -34,7 +34,7 @@ class Screen:
 FILE = Screen()
 
 _WRAPPED = 20
-"""Smallest width, in characters, of a column whose texts continue on the next line."""
+"""Smallest width, in characters, of a column whose texts are broken into lines."""
 _STYLES: dict[Emphasis, str] = {
     "plain": "",
     "best": "bold green",
@@ -46,7 +46,7 @@ _STYLES: dict[Emphasis, str] = {
 
 
 def render(report: Document, screen: Screen = FILE) -> str:
-    """The report as text; no line is wider than the screen."""
+    """Show the report as text. No line is wider than the screen."""
     out, width = StringIO(), screen.width
     console = Console(
         file=out,

@@ -1,4 +1,4 @@
-"""A trace of requests as a document."""
+"""Shows the numbers of a trace of requests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LEGEND = (
 
 
 def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, notes: Sequence[str]) -> Output:
-    """The document of the trace `name` of format `form`, whose blocks have `block_tokens` tokens (0: the trace has no
-    blocks)."""
+    """Show the numbers of the trace `name`. `form`: name of the trace's format. `block_tokens`: tokens of a block; 0 if
+    the trace has no blocks."""
     tables = [_lengths(numbers)]
     if block_tokens:
         tables.append(_caches(numbers.hits, block_tokens))
@@ -44,9 +44,9 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
 
 
 def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
-    """An experiment that replays the trace at `path` through cache managers, as YAML.
+    """Write a YAML experiment that replays the trace at `path` through cache managers.
 
-    The smallest memory holds four requests of the largest size; the largest memory holds all different blocks.
+    Its memory sizes go from four of the largest requests to all different blocks of the trace.
     """
     chunk = block_tokens if 0 < block_tokens <= _LARGEST_CHUNK else 16
     least = max(chunk, 4 * int(numbers.prompt_tokens.most + numbers.answer_tokens.most))
@@ -82,8 +82,8 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
 
 
 def cut_lines(path: Path, forest: Forest, at: float) -> list[str]:
-    """Lines about the forest at `path`, which was cut from a trace at `at` seconds, and the lines of an experiment that
-    uses the forest."""
+    """Describe the forest at `path`, and show how an experiment uses it. The forest has the requests of a trace that
+    were live `at` seconds after the start."""
     lengths = lengths_in(forest)
     sizes = f"{count(len(lengths), 'sequence')} in {count(nodes_in(forest), 'node')}"
     tokens = f"{tokens_in(forest):,} tokens stored once, {sum(lengths):,} without sharing"

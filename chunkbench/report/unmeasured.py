@@ -1,4 +1,4 @@
-"""The paper's printed tables that no run of a book measures. Titles name the command that measures them."""
+"""Shows printed tables of the paper that no run of a book measures. Their titles name commands that measure them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _SYSTEMS = {"vllm": "vLLM 0.2.7", "chunk_llama": "ChunkLlama"}
 
 
 def tables(measured: Collection[str]) -> tuple[Table, ...]:
-    """Table 2, and the paper's numbers of Table 4 and Figure 5 unless their experiments are among `measured`."""
+    """Table 2, and the paper's numbers for Table 4 and Figure 5. Of the last two, those named in `measured` are left
+    out."""
     served = {"table4": _table4, "figure5": _figure5}
     return paper_table(), *(table() for name, table in served.items() if name not in measured)
 

@@ -1,4 +1,4 @@
-"""The input of a report's tables (a run's rows in order), and the part of a report that a kind of work adds."""
+"""What a kind of work gets to make its part of a report (`View`), and what it returns (`Body`)."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a point: its name, and a cell for each implementation."""
+    """One line of a point: its name, and a cell for each implementation."""
 
     name: str | Cell
     cells: Mapping[str, Cell]
 
     @property
     def known(self) -> bool:
-        """Whether any cell has a text."""
+        """Whether any cell has a value."""
         return any(cell.text != NOTHING for cell in self.cells.values())
 
 
 @dataclass(frozen=True)
 class View:
-    """The input of a report's tables."""
+    """The rows of a run, ordered for tables."""
 
     groups: Sequence[Group]
     rows: Sequence[Row]
     columns: Columns
     axes: Sequence[str]
-    """The axes that vary; they are the first columns of every table."""
+    """Names of the axes that vary. They are the first columns of every table."""
     text: Callable[[str, object], str]
-    """Turns (axis, value) into the text of a cell."""
+    """Formats the value of an axis. Takes the name of the axis and the value."""
     baseline: str
     outcomes: Sequence[ExpectationOutcome]
     experiment: ExperimentFacts
 
     def variants_ahead(self) -> str:
-        """A sentence on variants of the baseline that are surely faster at some point; empty without such variants.
-        Headlines leave variants out."""
+        """A sentence on the variants of the baseline that are surely faster at some points. Empty without such
+        variants."""
         points = {
             name: sum(_ahead(group.rows.get(name)) for group in self.groups)
             for name in self.columns.ids
@@ -58,7 +58,7 @@ class View:
         return f"Variants of {own} are not counted as others: {', '.join(ahead)}." if ahead else ""
 
     def only(self, groups: Sequence[Group]) -> View:
-        """The same view, with only some of the points."""
+        """A copy with only these points."""
         return replace(self, groups=groups)
 
     def table(
@@ -70,10 +70,10 @@ class View:
         apart: bool = False,
         essential: bool = True,
     ) -> Table:
-        """A table of the `lines` of each point. The axes that vary are the first columns; the first `keys` of `columns`
-        name a line.
+        """Make a table with one or more lines for each point. The axes that vary are the first columns.
 
-        With `apart`, a gap follows every point; else every value of the first axis.
+        `lines` returns the lines of a point. The first `keys` of `columns` identify a line. With `apart`, a gap follows
+        every point. Otherwise a gap follows every value of the first axis.
         """
         of_points = [(group, lines(group)) for group in self.groups]
         items = [(group, number, line) for group, shown in of_points for number, line in enumerate(shown)]
@@ -91,7 +91,7 @@ class View:
         )
 
     def by_implementation(self, title: str, show: Callable[[Group, Row | None], Cell], essential: bool = True) -> Table:
-        """A table with a line for each point and a column for each implementation."""
+        """Make a table with one line for each point and one column for each implementation."""
 
         def column(name: str) -> Column[Group]:
             return self.columns.column(name, lambda group: show(group, group.rows.get(name)))
@@ -99,7 +99,7 @@ class View:
         return self.table(title, lambda group: [group], [*map(column, self.columns.ids)], essential=essential)
 
     def line_columns(self, names: Sequence[str]) -> list[Column[Line]]:
-        """Columns for lines: the line's name, then a column for each of `names`."""
+        """Columns of a table of `Line`: the line's name, and one column for each implementation in `names`."""
 
         def column(name: str) -> Column[Line]:
             return self.columns.column(name, lambda line: line.cells[name])
@@ -109,7 +109,8 @@ class View:
     def line_table(
         self, title: str, lines: Callable[[Group], Sequence[Line]], names: Sequence[str] = (), apart: bool = False
     ) -> Table:
-        """A table with named lines for each point, and a column for each implementation, or for each of `names`."""
+        """Make a table of `Line`, with one column for each implementation in `names`. If `names` is empty, all
+        implementations have a column."""
         return self.table(title, lines, self.line_columns(names or self.columns.ids), keys=1, apart=apart)
 
     def _breaks(self, sizes: Sequence[int], apart: bool) -> frozenset[int]:
@@ -139,10 +140,9 @@ class Body:
     headline: str
     tables: tuple[Table, ...]
     verdict: str = ""
-    """The line before the headline: the result of a comparison, or the points at which the baseline is slower than
-    others."""
+    """The line above the headline: the result of a comparison, or the points at which the baseline is slower."""
     legend: tuple[str, ...] = ()
     compares: bool = True
-    """Whether the report compares times. If not, noise is not reported."""
+    """Whether the report compares times. If it does not, noise is not reported."""
     timing: str | None = None
-    """Replaces the footer's text about timing."""
+    """If given, replaces the text of the footer's topic "timing"."""

@@ -1,4 +1,4 @@
-"""Every quantitative claim of the source texts, judged by the measured rows."""
+"""Judges all quantitative claims of the source texts by measured rows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ __all__ = ["Basis", "Claim", "ClaimVerdict", "MachineRun", "claims", "claims_by_
 
 
 _EXPERIMENT = {"T3": "table3", "ABS": "table3", "F3": "figure3", "F4": "figure4"}
-"""First part of a claim's id -> the experiment that measures the claim. Other experiments may measure the same
-points."""
+"""First part of a claim's id -> the experiment whose rows judge the claim, if several experiments measured the same
+point."""
 
 
 Basis = Literal["timed", "counted", "replayed", "arithmetic", "remark"]
-"""What a verdict rests on: measured times; counts of a run; a virtual clock; shapes and printed numbers alone. A remark
-is ours: a text that disagrees with itself, or a question of our own. Remarks are not counted."""
+"""How a claim is judged. timed: by measured times. counted: by counts of a run. replayed: by times of a virtual clock.
+arithmetic: from shapes and printed numbers alone. remark: our own remark or question, which is not counted as a claim
+of the text."""
 
 
 class MachineRun(NamedTuple):
-    """The rows of one run on one machine."""
-
     machine: str
-    """Label of the machine; machines of one kind have one label."""
+    """Label of the machine. Machines of the same kind have the same label."""
     run: str
     rows: RunRows
 
@@ -42,36 +41,37 @@ class Claim:
 
     id: str
     source: str
-    """The text and the place in it."""
+    """Name of the source text, then the section or page."""
     basis: Basis
     read: str
-    """Where the stated figure was read: paper, transcription, repository, discussion, notes, or ours."""
+    """Where we read the claimed figure: paper, transcription, repository, discussion, notes; ours if we chose the
+    figure."""
     statement: str
     quantity: str
-    """A short name of the figure that decides the claim."""
+    """Short name of the figure that decides the claim."""
     unit: str
-    """The unit of the figure. x: a ratio; %: a share, stored as a fraction; any other word follows the figure."""
+    """Unit of the figure. x: a ratio. %: a share, stored as a fraction. Any other text is printed after the figure."""
     verdict: ClaimVerdict
     measured: float | None
     low: float | None
     high: float | None
     paper: str
-    """The text's statement about this figure, with unit and direction."""
+    """The claimed value of this figure as text, such as "at least 3x"."""
     reason: str
     rows: tuple[str, ...]
-    """Keys of the cases that the verdict rests on."""
+    """Keys of the cases that decided the verdict."""
     bound: Bound
     experiment: str
-    """The experiment that would measure what is missing; empty if none does, or if nothing is missing."""
+    """If the verdict is `not measured`: the experiment that would measure the claim, if one exists. Else empty."""
 
     @property
     def text(self) -> str:
-        """The text that makes the claim."""
+        """Name of the source text."""
         return self.source.partition(" ")[0]
 
     @property
     def of_machine(self) -> bool:
-        """Whether runs of the machine decided the claim, not arithmetic or a virtual clock."""
+        """Whether measurements on a machine decided the claim. False for arithmetic and for virtual clocks."""
         return bool(self.rows) and self.basis != "arithmetic" and "replayed" not in (self.basis, self.verdict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Claim:
 
 
 def differing(parts: Sequence[MachineRun]) -> dict[str, dict[str, ClaimVerdict]]:
-    """Claim -> run -> verdict, for the claims whose verdict differs between single runs of one machine."""
+    """Claim -> run -> verdict. Contains the claims on which two runs of the same machine give different verdicts."""
     found: dict[str, dict[str, ClaimVerdict]] = {}
     for own in _by_machine(parts).values():
         if len(own) == 1:  # there is no other run
@@ -93,15 +93,15 @@ def differing(parts: Sequence[MachineRun]) -> dict[str, dict[str, ClaimVerdict]]
 
 
 def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
-    """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
+    """All claims of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
     return _judged(Evidence([RunRows(rows) for rows in runs]))
 
 
 def claims_by_machine(parts: Sequence[MachineRun]) -> dict[str, list[Claim]]:
     """Machine -> all claims, judged by the runs of this machine alone.
 
-    Replayed claims are judged once, by all runs, because a virtual clock is the same on all machines. Machines whose
-    runs decide only replayed claims are left out if another machine remains.
+    Claims with the basis `replayed` are judged by all runs, because a virtual clock is the same on all machines. A
+    machine whose runs decide only such claims is left out if another machine remains.
     """
     replayed = {claim.id: claim for claim in _judged(Evidence([part.rows for part in parts]), ("replayed",))}
     judged = {

@@ -1,4 +1,4 @@
-"""The claims as a document: verdicts in a table, statements and reasons below it."""
+"""Shows claims as a document: a table of the verdicts, then statements and reasons."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def document(
     runs: Sequence[str],
     differing: Mapping[str, Mapping[str, ClaimVerdict]] = MappingProxyType({}),
 ) -> Output:
-    """The document of claims; `judged`: machine -> all claims; `runs` are the names of the runs that decided.
+    """Show the claims as a document.
 
-    `differing`: claim -> run -> verdict, where single runs of one machine differ.
+    `judged`: machine -> all claims. `runs`: names of the runs that were used. `differing`: claim -> run -> verdict, for
+    claims on which runs of the same machine disagree.
     """
     between = [
         f"{name}: {', '.join(f'{WORDS[verdict].word} in {run}' for run, verdict in verdicts.items())}"
@@ -73,8 +74,8 @@ def document(
 
 
 def document_of(runs: Sequence[Run]) -> Output:
-    """The document of the claims that these runs decide. Names of folders tell runs apart, with the folder above where
-    two are equal."""
+    """Judge the claims by these runs, and show them as a document. If two run folders have the same name, the name of
+    the parent folder is added."""
     ways: tuple[Callable[[Path], str], ...] = (lambda path: path.name, lambda path: "/".join(path.parts[-2:]), str)
     namings = [[named(run.path) for run in runs] for named in ways]
     names = next((naming for naming in namings if len(set(naming)) == len(runs)), namings[-1])
@@ -85,7 +86,7 @@ def document_of(runs: Sequence[Run]) -> Output:
 
 
 def parts_of(run: str, manifest: Manifest, rows: Sequence[Row]) -> list[MachineRun]:
-    """The rows of a run, machine by machine."""
+    """The rows of a run, split by the machine that measured them."""
     by_label: dict[str, list[Row]] = {}
     for row in rows:
         by_label.setdefault(_label(manifest.machines.get(row.facts.machine)), []).append(row)
@@ -105,14 +106,14 @@ _WIDEST = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512"
 
 
 def summary(judged: Mapping[str, Sequence[Claim]]) -> str:
-    """The headline of each machine."""
+    """The headlines of all machines, as one text."""
     if len(judged) == 1:
         return "".join(map(headline, judged.values()))
     return " ".join(f"{machine}: {headline(claims)}" for machine, claims in judged.items())
 
 
 def headline(claims: Sequence[Claim]) -> str:
-    """The verdicts on the paper's timed claims: what a reader wants to know first."""
+    """A sentence that counts the verdicts on the paper's timed claims."""
     timed = [claim for claim in claims if claim.text == PAPER and claim.basis == "timed"]
     return f"Of the paper's {count(len(timed), 'timed claim')} {_tally(timed)}."
 
@@ -195,7 +196,8 @@ def _statuses(judged: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
 
 
 def missing(judged: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
-    """A line for each experiment that would decide claims which no run has decided; then what nothing decides."""
+    """Lines on the claims without verdict: one for each experiment that would decide some of them, then one for each
+    claim that no experiment decides."""
     everywhere = [same for same in zip(*judged.values(), strict=True) if all(c.verdict == "not measured" for c in same)]
     lacking: dict[str, list[str]] = {}
     for claim, *_ in everywhere:
@@ -216,7 +218,7 @@ def _counted(verdict: ClaimVerdict, number: int) -> str:
 
 
 def measured(claim: Claim) -> str:
-    """The measured figure with its unit and, if it has one, its interval."""
+    """The figure of a claim as text, with its unit. The interval follows, if the figure has one."""
     figures = [figure for figure in (claim.low, claim.high) if figure is not None]
     if claim.measured is None and not figures:
         return NOTHING

@@ -1,4 +1,5 @@
-"""The measured points by which claims are judged: points of the paper's setup, from one or several runs."""
+"""Finds the measured points that claims are judged by. The points have the paper's setup and come from one or more
+runs."""
 
 from __future__ import annotations
 
@@ -16,32 +17,33 @@ from chunkbench.report.printed import SETUP
 
 T = TypeVar("T")
 Implementations: TypeAlias = "str | tuple[str, ...]"
-"""One implementation, or several implementations, of which the fastest counts."""
+"""Id of one implementation, or ids of several. Of several, the one with the lowest latency is used."""
 PAGED = ("paged_attn", "vllm_paged_attn")
 STAR = ("paged_attn_star", "vllm_paged_attn_star")
-"""This project's kernel and vLLM's. A claim about a column of the paper is judged by the faster of the two."""
+"""The paper's PagedAttn*, as this project and vLLM implement it. Claims use the faster of the two."""
 _CONFIDENCE = 0.95
 _NAMES = ("n_p", "n_s", "n_c", "batch_size", "tree", "heads", "kv_heads")
-"""Axes by which points of different runs are matched."""
+"""Points of different runs count as the same point if these axes are equal."""
 
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """One point as one or more runs measured it: strict protocol, cold caches."""
+    """One point with the rows of every run that measured it, with the protocol `strict` and cold caches."""
 
     axes: Mapping[str, Any]
     runs: tuple[Mapping[str, Row], ...]
-    """[run] implementation -> row of this point."""
+    """For each run that measured the point: implementation -> row."""
 
     @property
     def rows(self) -> Mapping[str, Row]:
-        """Rows by implementation; where several runs measured an implementation, the last run counts."""
+        """Implementation -> row. If several runs measured an implementation, this is the row of the last run."""
         return {name: row for run in self.runs for name, row in run.items()}
 
     def ratio(self, of: Implementations, against: Implementations, place: str = "") -> Figure | None:
-        """Ratio of the latencies, formed inside rounds, in the last run that measured both side by side; or None.
+        """Latency of `of` divided by the latency of `against`. Uses the last run that measured both side by side, and
+        compares them in each round. None if no run measured both.
 
-        place: a text with the point's axes and the names {of} and {against} in braces.
+        place: text of the figure's place. {of}, {against} and names of axes in braces are replaced by their values.
         """
         of, against = self._fastest(of), self._fastest(against)
         for run in reversed(self.runs):
@@ -67,7 +69,10 @@ class MeasuredPoint:
 
 
 def latency_ratio(rows: Mapping[str, Row], of: str, against: str, place: str = "") -> Figure | None:
-    """Ratio of the latencies of two rows of one point, formed inside rounds; None if one of them was not measured."""
+    """Latency of `of` divided by the latency of `against`, compared in each round. None if one of them was not
+    measured.
+
+    rows: implementation -> row, for one point of one run."""
     row, base = rows.get(of), rows.get(against)
     found = ratio(row.facts, base.facts, _CONFIDENCE) if row and base else None
     return Figure(found.value, found.low, found.high, (row, base), place) if row and base and found else None
@@ -78,19 +83,17 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 class RunRows:
-    """The rows of one run."""
-
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The points of the run."""
+        """The rows of the run, grouped by point."""
         return groups(self.rows)
 
     @cached_property
     def by_experiment(self) -> Mapping[str, RunRows]:
-        """Experiment -> its rows."""
+        """Experiment -> the rows that it measured."""
         rows: dict[str, list[Row]] = {}
         for row in self.rows:
             rows.setdefault(row.facts.experiment, []).append(row)
@@ -98,7 +101,7 @@ class RunRows:
 
 
 class Evidence:
-    """The rows of several runs. Where runs measured the same case, the last run counts."""
+    """The rows of several runs. If two runs measured the same case, the row of the later run is used."""
 
     def __init__(self, runs: Sequence[RunRows], setup: Mapping[str, object] = SETUP) -> None:
         self.runs = runs
@@ -107,17 +110,16 @@ class Evidence:
 
     @property
     def rows(self) -> Iterator[Row]:
-        """All rows, run by run."""
         return (row for run in self.runs for row in run.rows)
 
     @property
     def groups(self) -> Iterator[Group]:
-        """The points of every run, run by run."""
+        """The rows of all runs, grouped by run and point."""
         return (group for run in self.runs for group in run.groups)
 
     def last(self, of: Callable[[Group], T | None], each_experiment: bool = False) -> list[T]:
-        """The values of `of` at points of any setup, without None. If runs share a point, the last run with a value
-        counts; with `each_experiment`, the last run of each experiment."""
+        """Call `of` with every point of every run, and return its values, without None. Of the runs with the same
+        point, only the last value is kept. With `each_experiment`, the last value of each experiment is kept."""
         found: dict[str, T] = {}
         for group in self.groups:
             value = of(group)
@@ -127,29 +129,30 @@ class Evidence:
         return list(found.values())
 
     def preferring(self, experiment: str) -> Evidence:
-        """The same rows, but at a shared point the runs of this experiment count."""
+        """A copy in which rows of this experiment replace rows of other experiments at the same point."""
         return Evidence(sorted(self.runs, key=lambda run: experiment in run.by_experiment), self.setup)
 
     @property
     def completions(self) -> list[int]:
-        """Every n_c that ChunkAttn was measured with, the one with the most points first."""
+        """All values of n_c with which ChunkAttn was measured. The value with the most points comes first."""
         found = Counter(group.axes["n_c"] for group in self.groups if "chunk_attn" in group.rows)
         return [n_c for n_c, _ in found.most_common() if n_c is not None]
 
     def after(self, n_c: int) -> Evidence:
-        """The same rows, but the `points` are those with this n_c."""
+        """A copy in which `points` only finds points with this n_c."""
         return Evidence(self.runs, {**self.setup, "n_c": n_c})
 
     def of(self, experiment: str) -> Evidence:
-        """The rows of this experiment alone."""
+        """A copy with only the rows of this experiment."""
         return Evidence(
             [run.by_experiment[experiment] for run in self.runs if experiment in run.by_experiment], self.setup
         )
 
     def points(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[MeasuredPoint]:
-        """Points of the setup, changed by `axes`, where `implementation` was measured, each once.
+        """Points with the axes of `setup` at which `implementation` was measured. Each point comes once.
 
-        An axis of `axes` is given as a value, as a function that accepts values, or as `...` for any value.
+        `axes` replaces axes of the setup. Each is a value, or a function that returns whether a value is wanted, or
+        `...` for all values.
         """
         wanted = {**self.setup, "protocol": "strict", "cache": "cold", **axes}
         points: dict[str, MeasuredPoint] = {}
@@ -166,16 +169,14 @@ class Evidence:
         return iter(points.values())
 
     def ratios(self, of: Implementations, against: Implementations, place: str = "", **axes: Any) -> list[Figure]:
-        """The ratio at each of the `points` where both implementations were measured."""
+        """The latency of `of` divided by the latency of `against`, for each point of `points` that has both."""
         measured = against if isinstance(against, str) else of
         assert isinstance(measured, str)  # one of the two is the same at all points
         found = (point.ratio(of, against, place) for point in self.points(measured, **axes))
         return [figure for figure in found if figure is not None]
 
     def point(self, **axes: Any) -> MeasuredPoint | None:
-        """The first point that `points` gives, or None."""
         return next(self.points(**axes), None)
 
 
 Judge: TypeAlias = Callable[[Evidence], Judgement]
-"""Judges one claim by the measured rows."""

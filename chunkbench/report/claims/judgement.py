@@ -1,4 +1,4 @@
-"""The judgement of a claim, and the figures that it rests on."""
+"""The verdict on a claim, and the figures that decide it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chunkbench.bench.analysis.derive import Row
 ClaimVerdict = Literal[
     "holds", "more than stated", "does not hold", "different here", "cannot tell", "replayed", "not measured"
 ]
-"""cannot tell: the figure was measured, but its interval allows more than one verdict. replayed: the figure comes from
-a virtual clock, which proves nothing; the reason says whether the figure agrees with the text."""
+""""cannot tell": the figure was measured, but its interval allows more than one verdict. "replayed": the figure comes
+from a virtual clock, which proves nothing. Then the reason says whether the figure agrees with the text."""
 
 
 class Words(NamedTuple):
-    """The words that reports print for a verdict: for one claim, for several claims, and as the start of a sentence."""
+    """How reports print a verdict: on one claim, on several claims, and as the start of a sentence."""
 
     word: str
     several: str
@@ -35,14 +35,15 @@ WORDS: Mapping[ClaimVerdict, Words] = {
     "not measured": Words("not measured", "not measured", "It was not measured"),
 }
 Bound = Literal["", "at least", "at most"]
-"""Whether a figure is only a bound, because the measured range ends there."""
+"""Whether the true figure may be higher ("at least") or lower ("at most"), because the measured range ends there."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, its reason, the figure that decides it with its interval, and the keys of the cases used.
+    """A verdict, its reason, the figure that decides it, the figure's interval, and the keys of the cases used.
 
-    `low` and `high` without `measured` are the range of several figures, of which none decides.
+    If `measured` is None, no single figure decides. Then `low` and `high` are the minimum and maximum of several
+    figures.
     """
 
     verdict: ClaimVerdict
@@ -53,7 +54,7 @@ class Judgement:
     rows: tuple[str, ...] = ()
     bound: Bound = ""
     experiment: str = ""
-    """The experiment that would measure what is missing; empty if none does, or if nothing is missing."""
+    """If the verdict is `not measured`: the experiment that would measure the claim, if one exists. Else empty."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +66,21 @@ class Figure:
     high: float
     rows: tuple[Row, ...]
     place: str = ""
-    """Where the figure was measured, in words that follow the value."""
+    """Text that is printed after the value and says where it was measured, such as "at n_p 1024"."""
 
     @classmethod
     def counted(cls, value: float, *rows: Row, place: str = "") -> Figure:
-        """A counted figure: a point."""
+        """Make a figure from an exact count. Both ends of its interval are equal to the value."""
         return cls(value, value, value, rows, place)
 
     @classmethod
     def of_repeats(cls, values: Sequence[float], rows: Iterable[Row], place: str = "") -> Figure:
-        """The median of these values, with their range."""
+        """Make a figure from repeated measurements: their median, with their minimum and maximum as the interval."""
         return cls(median(values), min(values), max(values), tuple(rows), place)
 
     @property
     def saved(self) -> Figure:
-        """1 - ratio: the fraction that a ratio below 1 saves."""
+        """The figure 1 - `value`. If the value is a ratio of costs, this is the fraction that is saved."""
         return replace(self, value=1 - self.value, low=1 - self.high, high=1 - self.low)
 
     @property
@@ -88,14 +89,16 @@ class Figure:
 
 
 def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
-    """Values with their places in words, as text. `each` is the format of a value."""
+    """The figures as a text with commas: each value in the format `each`, then its place."""
     return ", ".join(f"{each.format(figure.value)} {figure.place}" for figure in figures)
 
 
 @dataclass(frozen=True)
 class Stated:
-    """A bound that a text states for a figure. `decimals`: decimals of the printed bound; of a share, decimals of the
-    fraction. `most`: the upper end, if the text states a range; a figure above it is more than stated."""
+    """A bound that a source text states for a figure.
+
+    `decimals`: number of decimals of the printed bound; for a percentage, of its fraction. `most`: if the text states a
+    range, its upper end."""
 
     direction: Bound
     bound: float
@@ -103,11 +106,10 @@ class Stated:
     most: float = inf
 
     def verdict(self, low: float, high: float) -> Literal["holds", "more than stated", "cannot tell", "wrong"]:
-        """Round both ends of the interval to the decimals of the text, then compare both with the bound. All claims use
-        this rule.
+        """Round both ends of the interval to `decimals`, then compare them with the bound. All claims use this rule.
 
-        A counted figure is a point: both ends are equal. `wrong`: the whole interval lies on the wrong side. `more than
-        stated`: the whole interval lies above the stated range.
+        `wrong`: the whole interval lies on the wrong side of the bound. `more than stated`: the whole interval lies
+        above `most`.
         """
         low, high = round(low, self.decimals), round(high, self.decimals)
         if self.direction == "at most":
@@ -117,19 +119,20 @@ class Stated:
         return "wrong" if high < self.bound else "cannot tell"
 
     def worst_first(self, figures: Iterable[Figure]) -> list[Figure]:
-        """Sort figures: those on the wrong side first, then those that cannot be told, then the others; within each by
-        the end of the interval that lies furthest on the wrong side. So the interval decides, not the value alone."""
+        """Sort figures by their verdict: wrong, cannot tell, holds, more than stated. Figures with the same verdict are
+        sorted by the end of the interval that is nearer to the wrong side."""
         at_most = self.direction == "at most"
         return sorted(figures, key=lambda figure: (self.goodness(figure), -figure.high if at_most else figure.low))
 
     def goodness(self, figure: Figure) -> int:
-        """0 for a figure on the wrong side, more for the other verdicts."""
+        """Rank of a figure's verdict: 0 if the figure is on the wrong side of the bound, up to 3 if it is more than
+        stated."""
         order = ("wrong", "cannot tell", "holds", "more than stated")
         return order.index(self.verdict(figure.low, figure.high))
 
 
 ABOVE_1 = Stated("at least", 1 + 1e-9, 9)
-"""More than 1, without rounding: the text gives no figure."""
+"""A bound for texts that claim an increase but give no number: the figure must be above 1."""
 
 UNCLEAR = "the interval lies on both sides of the bound"
 NO_SIGN = "the interval lies on both sides of no effect"
@@ -143,10 +146,10 @@ def decided(
     cause: str = "",
     cause_above: float = -inf,
 ) -> Judgement:
-    """The judgement of a bound by the figure of the worst point.
+    """Compare the figure of the worst point with the bound, and return the judgement.
 
-    `cause`: another explanation of a figure on the wrong side, used if the whole interval lies above `cause_above`;
-    empty without such an explanation. An explanation counts only for an effect with the stated sign.
+    `cause`: a reason, other than a wrong claim, why a figure may miss the bound. It is used only if the whole interval
+    lies above `cause_above`, that is, if the effect has the claimed direction.
     """
     found = stated.verdict(worst.low, worst.high)
     if found == "cannot tell":
@@ -161,25 +164,25 @@ def decided(
 
 
 def held(is_so: bool) -> ClaimVerdict:
-    """The verdict on a claim without a bound."""
+    """The verdict on a claim that states no bound: "holds" if `is_so`, else "does not hold"."""
     return "holds" if is_so else "does not hold"
 
 
 def judged(verdict: ClaimVerdict, reason: str, figures: Sequence[Figure]) -> Judgement:
-    """A verdict on several figures. The first figure is reported as the measured figure."""
+    """Make a judgement that rests on several figures. Reports print the first figure."""
     first = figures[0]
     keys = dict.fromkeys(key for figure in figures for key in figure.keys)
     return Judgement(verdict, reason, first.value, first.low, first.high, tuple(keys))
 
 
 def replayed(words: str, figures: Sequence[Figure], agrees: bool | None = None) -> Judgement:
-    """The judgement of replayed figures. `agrees`: whether the figure agrees with the stated figure; None adds no words
-    about that."""
+    """Make the judgement on a claim whose figures come from a virtual clock. `agrees`: whether the figures agree with
+    the source text; None if the reason should not say."""
     ends = {None: "", True: "; this agrees with the text", False: "; the text says otherwise"}
     return judged("replayed", words + ends[agrees], figures)
 
 
 def absent(what: str, experiment: str) -> Judgement:
-    """The judgement of a claim that no run can decide: the claim needs `what`, which the named experiment measures."""
+    """Make the judgement on a claim that these runs do not decide. It needs `what`, which `experiment` measures."""
     reason = f"it needs {what}, which `chunkbench run {experiment}` measures"
     return Judgement("not measured", reason, experiment=experiment)

@@ -1,4 +1,4 @@
-"""Judges that several claims share: bounds at points, constants, arithmetic on printed numbers."""
+"""Functions that make judges of claims: bounds at several points, constants, and arithmetic on printed numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from chunkbench.report.printed import stated_token_rates, table3, table4
 
 
 def largest(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """The figures with the largest one in front, which decides."""
+    """Put the figure with the largest value first, so that it decides the claim."""
     return [max(figures, key=lambda figure: figure.value), *figures]
 
 
 def smallest(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """The figures with the one in front whose interval ends lowest; it decides."""
+    """Put the figure first whose interval has the lowest upper end, so that it decides the claim."""
     return [min(figures, key=lambda figure: figure.high), *figures]
 
 
@@ -30,14 +30,14 @@ def bounded(
     cause_above: float = -inf,
     order: Callable[[Sequence[Figure]], Sequence[Figure]] | None = None,
 ) -> Judgement:
-    """The judgement of a claim that the figures of all points keep to a bound.
+    """Judge a claim that states one bound for the figures of all points.
 
-    says: words of the verdict; {each} lists the figures, {it} is the deciding figure and {where} its place, {least} and
-        {most} are minimum and maximum of all {count} figures.
-    needs: the missing measurement, and the experiment that makes it.
-    each: format of a listed value.
+    says: words of the reason. Names in braces are replaced: {each} by the list of figures, {it} by the deciding figure,
+    {where} by its place, {least}, {most} and {count} by minimum, maximum and number of the figures.
+    needs: used without figures: the missing measurement, and the experiment that measures it.
+    each: format of a value in the list.
     cause, cause_above: see `decided`.
-    order: puts the deciding figure in front (`list`: keeps the order); None: the worst figure is in front.
+    order: function that puts the deciding figure first. Without it, the worst figure decides.
     """
     figures = list(found)
     if not figures:
@@ -51,8 +51,10 @@ def bounded(
 def each_reached(
     figures: Sequence[tuple[Figure, Stated]], words: str, cause: str = "", cause_above: float = -inf
 ) -> Judgement:
-    """The judgement of figures that each have to reach a bound of their own. The worst one decides: by its verdict,
-    then, on the wrong side, by the sign of the effect, then by the low end of its interval over its bound.
+    """Judge a claim that states a bound for each figure. The worst figure decides.
+
+    The worst figure has the worst verdict. Of equal verdicts on the wrong side, it is a figure with the wrong direction
+    (not above `cause_above`). Then it is the figure with the smallest lower end relative to its bound.
     """
 
     def goodness(pair: tuple[Figure, Stated]) -> tuple[int, bool, float]:
@@ -65,14 +67,15 @@ def each_reached(
 
 
 def fixed(verdict: ClaimVerdict, reason: str, measured: float | None = None) -> Judge:
-    """The judge of a claim that follows from shapes or printed numbers, or that no experiment here can measure."""
+    """Make a judge that always gives this verdict, for claims that no measurement here decides."""
     judgement = Judgement(verdict, reason, measured)
     return lambda _: judgement
 
 
 def equal(value: float, printed: float, decimals: int, reason: str) -> Judge:
-    """The judge of a printed number that follows from shapes or from other printed numbers. `decimals`: those of the
-    printed number; -3 if it is rounded to thousands.
+    """Make a judge that compares a printed number with `value`, which follows from shapes or other printed numbers.
+
+    `decimals`: number of decimals of the printed number; -3 if the text rounds to thousands.
     """
     return fixed(held(round(value, decimals) == printed), reason, value)
 
@@ -81,9 +84,9 @@ _MIB, _KIB = 2**20, 2**10
 
 
 _GPT3, _OPT13B = 2 * 96 * 12288 * 2, 2 * 40 * 5120 * 2
-"""Bytes of K and V of a token: 96 layers with hidden size 12288, and 40 layers with 5120."""
+"""Bytes of K and V of one token, for a model of 96 layers with hidden size 12288, and one of 40 layers with 5120."""
 _BINARY, _DECIMAL = ((8 * 80 * unit - 175e9 * 2) / _GPT3 for unit in (2**30, 1e9))
-"""Tokens that fit into eight times 80 GB beside 175e9 weights of 2 bytes."""
+"""Number of tokens that fit into 8 * 80 GB beside 175e9 weights of 2 bytes. A GB is 2^30 bytes or 10^9 bytes."""
 _CHUNK, _PAGED = table3()[2048, 2048, "chunk_attn"], table3()[2048, 0, "paged_attn"]
 _RATE = 32e6 / _CHUNK
 _STAR_1024, _PAGED_1024 = table3()[1024, 1024, "paged_attn_star"], table3()[1024, 1024, "paged_attn"]

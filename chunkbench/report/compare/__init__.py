@@ -1,6 +1,6 @@
-"""Finds out whether an implementation got slower: compares runs, measures it beside another revision or interpreter,
-shows histories.
+"""Finds out whether an implementation got slower.
 
-`compare` starts from recorded facts; `regress` measures two sides in interleaved pairs of processes. Both give a
-`verdicts.Comparison`, which `document` renders.
+`compare` compares recorded runs. `regress` measures a revision or an interpreter beside the current one, in interleaved
+pairs of processes. Both make a `verdicts.Comparison`, which `document` shows. `history` follows figures over many
+recorded runs.
 """

@@ -1,4 +1,4 @@
-"""Builds revisions and the working tree of a project, in temporary folders that exist during a measurement."""
+"""Builds revisions and working trees of a project in temporary folders, which are removed after the measurement."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ from chunkbench.kernels import cpu
 from chunkbench.run_error import RunError
 
 _LOG_LINES = 15
-"""Number of lines, from the end of the build's log, that an error message shows."""
+"""Number of lines that an error message shows from the end of the build's log."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A built revision or working tree of a project."""
-
     commit: str
     dirty: bool
     """Whether files of the working tree differ from the commit."""
     folder: Path
-    """Folder with the project's packages, as pip installs them. All other packages come from the environment."""
+    """Folder with the built packages of the project. Other packages are imported from the environment."""
 
 
 @contextmanager
 def built_revision(project: Path, ref: str, log: Path) -> Iterator[Build]:
-    """Check out `ref` of the repository `project` in a worktree and build it. Worktree and build are removed at the
+    """Check out the revision `ref` of the git repository `project`, and build it. Checkout and build are removed at the
     end, also after Ctrl-C.
 
-    The output of the build is appended to `log`. Raises `RunError` if there is no such revision, if `project` is not a
-    git checkout, or if the build fails.
+    The output of the build is appended to `log`. Raises `RunError` if the revision does not exist, if `project` is not
+    a git checkout, or if the build fails.
     """
     commit = commit_of(project, ref)
     _check_builder()
@@ -53,10 +51,11 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Build]:
 
 @contextmanager
 def built_working_tree(project: Path, log: Path) -> Iterator[Build]:
-    """Copy the files of the repository `project` that git does not ignore, changed or new ones too, and build the copy.
+    """Copy the working tree of the git repository `project`, and build the copy. It also contains changed and new
+    files, but no files that git ignores.
 
-    For ChunkBench itself, the installed files are copied, because a build takes a minute or two. Raises as
-    `built_revision` does.
+    For ChunkBench itself, the installed files are copied instead, because a build takes one or two minutes. The output
+    of the build is appended to `log`. Raises `RunError`.
     """
     state = git_state(project)
     if state is None:
@@ -140,7 +139,7 @@ def _new_folder() -> Iterator[Path]:
 
 
 def repository(folder: Path) -> Path:
-    """Top folder of the git repository that holds a folder. Raises `RunError`."""
+    """Top folder of the git repository that contains `folder`. Raises `RunError` if there is none."""
     try:
         done = git(folder, "rev-parse", "--show-toplevel")
     except OSError as error:
@@ -165,7 +164,7 @@ def _without_signals() -> Iterator[None]:
 
 
 def commit_of(project: Path, ref: str) -> str:
-    """The commit that `ref` names in the repository `project`. Raises `RunError`."""
+    """The commit hash of `ref` in the repository `project`. Raises `RunError`."""
     if not (project / ".git").exists():
         raise RunError(f"{project}: is not the top folder of a git checkout")
     commit = git_output(project, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")

@@ -1,4 +1,4 @@
-"""Estimates how much of a ratio of times the machine explains, from fixed work that was timed beside both sides."""
+"""Estimates how much the machine's speed differed between BASE and HEAD, from fixed work that was timed for both."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from chunkbench.bench.store.results import Calibration, Peaks, Result, TimedResu
 
 
 class CalibrationRatio(NamedTuple):
-    """Time of fixed work while HEAD was measured divided by its time while BASE was measured: the lowest and the
-    highest ratio of all kinds of fixed work."""
+    """How much slower the machine itself was for HEAD. For each kind of fixed work, its time for HEAD is divided by its
+    time for BASE. `low` and `high` are the lowest and the highest of these ratios."""
 
     low: float
     high: float
 
     def remove_from(self, low: float, high: float) -> tuple[float, float]:
-        """The interval of a shift after the part that the machine may explain is subtracted. Shifts are logarithms of
-        ratios."""
+        """Subtract the machine's part from the interval `low` to `high` of a logarithm of HEAD / BASE. The new interval
+        is wider, because the machine's part is only known as a range."""
         return low - math.log(self.high), high - math.log(self.low)
 
 
 NO_CHANGE = CalibrationRatio(1.0, 1.0)
-"""The calibration ratio if both sides were interleaved, or if raw ratios are judged."""
+"""A ratio without effect, for interleaved measurements and for raw ratios."""
 
 
 def _peaks(case: Result) -> tuple[Peaks, ...]:
@@ -60,8 +60,7 @@ _WORK: Mapping[str, Callable[[Result], Iterator[float]]] = {
 
 
 def work_ratios(base: Sequence[Result], head: Sequence[Result]) -> dict[str, float]:
-    """For each kind of fixed work (calibration kernels and probes of peaks) that both sides did: its time while HEAD
-    was measured divided by its time while BASE was measured."""
+    """Kind of fixed work -> its time for HEAD divided by its time for BASE, for all kinds that both sides timed."""
     ratios = {}
     for name, times_of in _WORK.items():
         base_times = [time for case in base for time in times_of(case)]
@@ -72,10 +71,8 @@ def work_ratios(base: Sequence[Result], head: Sequence[Result]) -> dict[str, flo
 
 
 def calibration_ratio(base: Sequence[Result], head: Sequence[Result]) -> CalibrationRatio | None:
-    """The calibration ratio, from the fixed work that both sides did. None if the sides have no fixed work in common.
-
-    Each kind of fixed work gives a ratio. An implementation depends on some kinds and not on others, so the result has
-    the lowest and the highest ratio.
+    """The lowest and the highest ratio of `work_ratios`; None if there is no ratio. Both are needed, because
+    implementations depend on different kinds of work.
     """
     ratios = work_ratios(base, head).values()
     return CalibrationRatio(min(ratios), max(ratios)) if ratios else None

@@ -1,4 +1,4 @@
-"""The verdicts on one case."""
+"""Gives verdicts on one case."""
 
 from __future__ import annotations
 
@@ -32,42 +32,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a comparison."""
-
     metric: str = "latency"
     threshold: float = 0.05
     confidence: float = 0.99
     cross_machine: bool = False
-    """Whether to judge raw ratios even if the machines or their settings differ."""
+    """Whether to give verdicts on times even if the machines or their settings differ."""
     fail_on: tuple[FailOn, ...] = ("slower", "incorrect", "missing")
     command: str = ""
     """Command line that repeats the comparison."""
     looks: int = 1
-    """Number of times that each case is tested. The allowed error probability of a case is divided among these
-    tests."""
+    """Number of tests of each case. Each test gets an equal share of the allowed error probability."""
     case_command: Callable[[str], str] = lambda implementation: ""
-    """Implementation -> the command that measures only this implementation again."""
+    """Implementation -> command line that measures only this implementation again."""
 
 
 @dataclass(frozen=True)
 class CaseJudge:
-    """Judges the cases of one comparison."""
+    """Gives the verdicts on all cases of one comparison."""
 
     options: Options
     metric: Metric
-    """The figure that is compared."""
+    """The compared figure."""
     counts: Sequence[Metric]
-    """The figures of the kind that are counted exactly. A change of such a figure gets its own verdict."""
+    """Figures that are counted exactly. Each change of one gets its own verdict."""
     confidence: float
     interleaved: bool
     blocking_differences: str
-    """Differences between the two environments because of which times must not be compared."""
+    """Names of the environment differences that forbid to compare times; empty if there are none."""
     across_machines: bool
 
     def judge(self, base: Sequence[Result], head: Sequence[Result]) -> list[CaseVerdict]:
-        """Verdicts on one case: one by the chosen metric, and one for each count that changed.
-
-        The list is empty if neither side measured the case.
+        """The verdicts on one case: one on the metric, and one on each changed count. Empty if neither side measured
+        the case.
         """
         metric = self.metric
         identity = self._identity((*head, *base)[0])
@@ -207,8 +203,7 @@ class CaseJudge:
 
 
 def name_of(case: Result) -> str:
-    """The name of a case, for people and for JUnit: the implementation and the values of all axes. It depends on
-    nothing else in the run."""
+    """The implementation and the values of all axes as text. The name is the same in every run."""
     axes = ",".join(f"{axis}={spell_value(case.axis(axis))}" for axis in AXES if axis != "threads")
     return f"{case.implementation}[{axes}]"
 

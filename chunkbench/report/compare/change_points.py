@@ -10,29 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST = 3
-"""Smallest number of values of a level. Fewer values count as outliers."""
+"""Smallest number of values that make a level. Fewer values count as outliers."""
 _MOST_ORDERS = 100_000
-"""Largest number of random orders in a permutation test."""
+"""Largest number of random orders that a permutation test tries."""
 
 
 class ChangePoint(NamedTuple):
-    """The start of a new level."""
+    """The start of a new level in a series of values."""
 
     place: int
-    """Index of the first value of the level."""
+    """Index of the first value of the new level."""
     shift: float
-    """Median of the level minus the median of the level before."""
+    """Median of the new level minus the median of the level before."""
     chance: float
-    """p value: how often a random order of the same values has a change of this size."""
+    """p value: how often random orders of the same values have a change of this size."""
 
 
 def change_points(values: Sequence[float], alpha: float, least: float) -> list[ChangePoint]:
-    """Change points of a series, by binary segmentation.
+    """Find where a series of independent values changes to a new level.
 
-    In each segment, the best split is the one whose two levels explain most of the variance. It is compared with the
-    best splits of the same values in random order, at significance `alpha`: a permutation test, exact for any noise.
-    Levels whose medians differ by less than `least` count as one level. The values have to be independent of each
-    other. A series with fewer than 2 * `SHORTEST` values has no change points.
+    Splits the series repeatedly. The best split of a segment explains most of its variance. It counts if random orders
+    of the same values rarely have such a split: with a probability of at most `alpha`. This permutation test is exact
+    for any noise. Levels whose medians differ by less than `least` are joined. A series with fewer than 2 * `SHORTEST`
+    values has no change points.
     """
     series = np.asarray(values, dtype=np.float64)
     chances: dict[int, float] = {}

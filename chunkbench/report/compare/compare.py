@@ -37,14 +37,13 @@ __all__ = ["NothingToCompare", "Options", "compare"]
 
 
 class NothingToCompare(RunError):
-    """The runs have no case in common, or one of them has no case; the message says which."""
+    """The two sides have no case in common, or one of them has no case. The message says which."""
 
 
 def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Comparison:
-    """Compare two measurements. Each side is one run, or several runs that measured the same experiment in separate
-    processes.
+    """Compare two measurements. Each side is one run, or several runs of the same experiment in separate processes.
 
-    Raises `NothingToCompare`, since a comparison of nothing must not look like a comparison that found no change.
+    Raises `NothingToCompare`, because a comparison of nothing must not look like one that found no change.
     """
     base_cases, head_cases = _by_key(base), _by_key(head)
     kind, base_kind = head[0].manifest.experiment.kind, base[0].manifest.experiment.kind
@@ -238,7 +237,7 @@ def _machine_names(runs: Sequence[Run]) -> str:
 
 
 def side_of(runs: Sequence[Run]) -> SideSummary:
-    """The summary of one side's runs for a report."""
+    """Summarize the runs of one side for a report."""
     manifest = runs[0].manifest
     path = str(runs[0].path if len(runs) == 1 else runs[0].path.parent)
     kinds = {machine.kind for machine in manifest.machines.values()} - {""}

@@ -1,4 +1,4 @@
-"""Shows a comparison as a document, with the worst verdicts on HEAD first, and writes it as files into a folder."""
+"""Shows a comparison as a document, the worst cases first, and writes it into files."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _CALIBRATION = (
     "rate), lowest and highest; HEAD / BASE is raw, the verdict is on HEAD / BASE divided by the calibration ratio"
 )
 _ALL = "--format json prints all, --out FOLDER writes them to comparison.json"
-"""Says where a reader finds the cases that a document leaves out."""
+"""Tells the reader where all cases are, if a document leaves out some."""
 _HEADLINE_CASES = 3
 """Largest number of cases that the headline names."""
 
 
 def document(comparison: Comparison, most_rows: int | None = None, most_notes: int | None = None) -> Output:
-    """A comparison, worst cases first: at most `most_rows` cases in the table, and notes on at most `most_notes`
-    cases."""
+    """Show a comparison as a document, the worst cases first. The table has at most `most_rows` cases. At most
+    `most_notes` cases get a note."""
     shown = comparison.cases if most_rows is None else comparison.cases[:most_rows]
     head, left_out = comparison.head, len(comparison.cases) - len(shown)
     summaries = [_summary_table(comparison.summaries)] if comparison.summaries else []
@@ -66,7 +66,7 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
 
 
 def within(comparison: Comparison, limit: int) -> Output:
-    """The document with as many cases, worst first, as fit into `limit` bytes of Markdown."""
+    """Show a comparison as a document of at most `limit` bytes in Markdown. The best cases are left out."""
     rows = len(comparison.cases)
     while True:
         shown = document(comparison, rows)
@@ -105,7 +105,7 @@ def _check(case: CaseVerdict, axes: Sequence[str], fail_on: Sequence[FailOn]) ->
 
 
 def verdict_line(comparison: Comparison) -> str:
-    """The counts of verdicts and the exit code, in one line."""
+    """The number of cases for each verdict, and the exit code, in one line."""
     counts = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
     unmeasured = f"; {count(comparison.unmeasured, 'case')} measured by neither" if comparison.unmeasured else ""
     result = {0: "passes", 1: "fails", 3: "fails", 4: "inconclusive"}[comparison.exit_code]
@@ -124,19 +124,19 @@ def _machine_line(comparison: Comparison) -> tuple[str, ...]:
 
 
 def place(case: CaseVerdict, varying: Sequence[str]) -> str:
-    """A short name of a case: implementation, the axes that vary, and the metric unless it is the latency."""
+    """A short name of a case: the implementation, the varying axes, and the metric if it is not the latency."""
     axes = describe(case.axes, varying)
     metric = "" if case.metric == "latency" else f", {case.metric}"
     return f"{case.implementation}{f' at {axes}' if axes else ''}{metric}"
 
 
 def varying(cases: Sequence[CaseVerdict]) -> list[str]:
-    """Names of the axes with more than one value among the cases."""
+    """Names of the axes that have more than one value in these cases."""
     return points.varying([(case.axes, []) for case in cases])
 
 
 def change(case: CaseVerdict) -> str:
-    """Ratio and interval as text: `1.12x (1.08x to 1.15x)`."""
+    """The ratio HEAD / BASE and its interval as text: `1.12x (1.08x to 1.15x)`."""
     if case.ratio is None:
         return NOTHING
     if case.low is None or case.high is None:
@@ -272,34 +272,33 @@ FILES = {
     "comparison.xml": "junit",
     "annotations.txt": "github",
 }
-"""Name of a file -> its format, for the files of a comparison."""
+"""Name of each file that `write_all` writes -> its format."""
 PULL_REQUEST_BYTES = 60_000
-"""Largest size of a comment on a pull request. GitHub allows 65,536 characters; the rest is left for other text in the
-comment."""
+"""Largest size of a comment on a pull request. GitHub allows 65,536 characters; the difference is left for other text.
+"""
 STEP_SUMMARY_BYTES = 1_000_000
-"""Largest size of the summary of a workflow's step, in bytes. GitHub's limit is 1 MiB."""
+"""Largest size of the summary of a step in a GitHub workflow. GitHub allows 1 MiB."""
 _TERMINAL_ROWS, _TERMINAL_NOTES = 40, 5
-"""Largest number of cases in the terminal's table, and of notes on them: the important cases have to fit on one
-screen."""
+"""Largest number of cases, and of notes on cases, on a terminal. They have to fit on one screen."""
 
 
 def output(comparison: Comparison, form: str) -> Output:
-    """The comparison, cut to the length of the format: `table` fits one screen, `markdown` a comment on a pull
-    request."""
+    """The comparison as a document for this format. Cases are left out so that `table` fits on one screen, and
+    `markdown` into a comment on a pull request."""
     if form == "table":
         return document(comparison, _TERMINAL_ROWS, _TERMINAL_NOTES)
     return within(comparison, PULL_REQUEST_BYTES) if form == "markdown" else document(comparison)
 
 
 def step_summary(comparison: Comparison) -> str:
-    """Markdown for the summary of a workflow's step."""
+    """Markdown for the summary of a step in a GitHub workflow."""
     return render(within(comparison, STEP_SUMMARY_BYTES), "markdown")
 
 
 def write_all(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write every format and the step summary; return the paths.
+    """Write the comparison into `folder` in every format, and return the paths.
 
-    If one file fails, the others are still written; then the first error is raised.
+    If one file fails, the others are still written. Then the first error is raised.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []

@@ -1,4 +1,4 @@
-"""Differences between the environments of two runs, and which of them forbid to compare times."""
+"""Finds the differences between the environments of two runs. Some of them forbid to compare times."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from chunkbench.bench.store import Manifest
 
 
 class Difference(NamedTuple):
-    """One difference between two environments."""
-
     what: str
     base: str
     head: str
     machine: bool
-    """Whether the machine or the data differ, not only a version of software. Such a difference forbids to compare
-    times."""
+    """Whether the difference concerns the machine or the data, so that times must not be compared. False for a version
+    of software."""
     hardware: bool = False
-    """Whether the difference is explained by a different machine."""
+    """Whether two different machines explain the difference."""
 
 
 _MACHINE = (
@@ -33,7 +31,7 @@ _MACHINE = (
     ("huge pages", "huge_pages"),
     ("PyTorch's threads", "torch.threads"),
 )
-"""Hardware and settings of a machine."""
+"""Name of each fact about a machine's hardware or settings, with its path in the recorded facts."""
 # The instruction set of the native module belongs to the code: the loss of a fast path is a regression.
 _VERSIONS = (
     ("native instruction set", "native.isa"),
@@ -49,7 +47,7 @@ _VERSIONS = (
 
 
 def differences(base: Manifest, head: Manifest) -> list[Difference]:
-    """Differences between the manifests of two runs; those that concern the machine come first."""
+    """All differences between two manifests. Differences of the machine come first."""
     return sorted(_differences(base, head), key=lambda difference: not difference.machine)
 
 

@@ -1,4 +1,4 @@
-"""Follows a figure of each case over many recorded runs, in time order, and finds the changes of the figure."""
+"""Follows a figure of each case over many recorded runs, and finds where it changed."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ class _Frozen(BaseModel):
 
 
 class HistoryEntry(_Frozen):
-    """One entry of a series: the figure of one run, or of the processes that measured the experiment together."""
+    """One value of a series. It comes from one run, or from several runs that measured the experiment together."""
 
     started_at: str
     commit: str | None
     value: float
     """The figure, in the unit of the series."""
     latency_us: float | None
-    """The same value if the figure is the latency; else None."""
+    """Equal to `value` if the figure is the latency; else None."""
     undisturbed: bool
     """Whether no other process used the machine's CPUs during the measurement."""
 
 
 class Change(_Frozen):
-    """The start of a new level of a series."""
+    """The start of a new level in a series."""
 
     index: int
-    """Index of the first entry of the level."""
+    """Index of the first entry of the new level."""
     started_at: str
     commit: str | None
     ratio: float
-    """The level after the change divided by the level before."""
+    """The new level divided by the level before."""
     chance: float
     """p value: the probability that noise alone looks like this change."""
 
 
 class Series(_Frozen):
-    """The figure of one case on one machine, in time order."""
+    """The values of one figure for one case on one machine, in time order."""
 
     name: str
     implementation: str
@@ -59,15 +59,14 @@ class Series(_Frozen):
     axes: dict[str, Any]
     metric: str
     unit: str
-    """Unit of the values."""
     machine: int
-    """Number of the machine, from 1, in the order of appearance."""
+    """Number of the machine: 1 for the machine of the oldest run, 2 for the next one."""
     measurements: tuple[HistoryEntry, ...]
     changes: tuple[Change, ...]
 
     @property
     def levels(self) -> list[float]:
-        """The median of each level: one more than there are changes, in the figure's unit."""
+        """The median of each level, from the oldest to the newest."""
         edges = [0, *(change.index for change in self.changes), len(self.measurements)]
         return [median(m.value for m in self.measurements[a:b]) for a, b in itertools.pairwise(edges)]
 
@@ -80,10 +79,11 @@ class _Machine(NamedTuple):
 
 
 def history(recordings: Sequence[Sequence[Run]], name: str, threshold: float, confidence: float) -> list[Series]:
-    """Series of every case that has the figure `name`; kinds of work without this figure are left out. An entry is one
-    run, or several runs that measured the same experiment in separate processes.
+    """Make a series for every case that has the figure `name`.
 
-    A change is a difference of two levels by more than `threshold`. `confidence` holds for all series together.
+    Each item of `recordings` is one run, or several runs of the same experiment in separate processes. It gives one
+    entry of a series. Two levels differ by more than `threshold` (a fraction). `confidence` holds for all series
+    together.
     """
     ordered = sorted(recordings, key=lambda runs: str(runs[0].manifest.started_at))
     machines: list[_Machine] = []

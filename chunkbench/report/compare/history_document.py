@@ -1,4 +1,4 @@
-"""A history as a table and as a figure."""
+"""Shows a history as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from chunkbench.report.model import Cell, Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
 _MOST_LINES = 8
-"""Largest number of lines in a panel that a reader can distinguish."""
+"""Largest number of lines in one panel. With more lines, a reader cannot distinguish them."""
 
 
 def document(all_series: Sequence[Series], metric: Metric, threshold: float, confidence: float) -> Output:
-    """A history as a document: a table with the changed cases first."""
+    """Show a history as a table, the changed cases first."""
     ordered = sorted(all_series, key=lambda series: (not series.changes, series.implementation, series.name))
     axes = varying([(series.axes, []) for series in ordered])
     many_machines = len({series.machine for series in ordered}) > 1
@@ -63,7 +63,8 @@ def _changes(series: Series, metric: Metric) -> Cell:
 
 
 def draw(all_series: Sequence[Series], metric: Metric, folder: Path) -> list[Path]:
-    """Write `history.png` and `history.svg`: one panel per implementation, the figure relative to the first level."""
+    """Write `history.png` and `history.svg`. Each implementation has a panel, with values divided by the first
+    level."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

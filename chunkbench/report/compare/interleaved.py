@@ -1,4 +1,5 @@
-"""Measures two sides in interleaved pairs of processes: each case in one process of each side, round by round."""
+"""Measures BASE and HEAD in pairs of processes, one for each side. The two processes of a pair take turns, round by
+round."""
 
 from __future__ import annotations
 
@@ -35,13 +36,12 @@ from chunkbench.run_error import RunError
 
 _FEWEST_ROUNDS = 3
 _LEAST_ROUNDS = 0.25
-"""The rounds of a case in a pair last at least this share of the time from the start of the pair to the second
-round."""
+"""Smallest time for the rounds of a case, as a fraction of the time that the case needs before its second round."""
 
 
 @dataclass(frozen=True)
 class InterleavedJob:
-    """An experiment to measure on this machine, with the folder and the numbers of the measurement."""
+    """An experiment to measure with BASE and HEAD on this machine."""
 
     experiment: TimedExperiment
     target: Target
@@ -49,11 +49,11 @@ class InterleavedJob:
     """Folder for the runs."""
     listener: Listener
     processes: int
-    """Smallest number of pairs of processes. These pairs share the experiment's budget."""
+    """Smallest number of pairs of processes. These pairs share the experiment's budget equally."""
 
 
 class Interleaved:
-    """Measures an experiment with two sides. The n-th processes of both sides are a pair, and take turns."""
+    """Measures an experiment with BASE and HEAD, in pairs of processes that take turns."""
 
     def __init__(self, job: InterleavedJob, base: Side, head: Side) -> None:
         experiment, target = job.experiment, job.target
@@ -70,13 +70,14 @@ class Interleaved:
         """The common part of all manifests, made once: asking git takes as long as the rounds of a kernel."""
 
     def pair(self, number: int, only: frozenset[str] | None, swept: str) -> tuple[Run, Run]:
-        """Measure each case, in order, or those with the keys `only`, in one pair of processes.
+        """Measure all cases, or those with the keys `only`, in one new pair of processes.
 
-        Returns both runs, which are in `out`/base/`number` and `out`/head/`number`.
+        Returns the runs of both sides, which it writes to `out`/base/`number` and `out`/head/`number`. `swept`: path of
+        the memory that processes sweep to make caches cold. Raises `RunError`.
 
-        Each pair has new parents. When a program starts, its libraries and its heap get random positions in memory. All
-        forked children inherit these positions, which can make code that runs in Python or in PyTorch's dispatcher 10
-        or 20% slower. `swept`: the path of memory for the sweeps of all processes. Raises `RunError`.
+        Each pair has new parent processes. When a program starts, its libraries and heap get random positions in
+        memory, which its forked children inherit. Positions alone can make Python code or PyTorch's dispatcher 10 to
+        20% slower.
         """
         pending = [
             (point, case)

@@ -1,4 +1,4 @@
-"""Finds the figures that can be compared: the latency, and the figures that a kind of work adds."""
+"""Finds the figures that can be compared: the latency, and the figures of a kind of work."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ LATENCY = Metric("latency", "latency", lambda result: round_means(result.rounds)
 
 
 def metrics_of(kind: str) -> Mapping[str, Metric]:
-    """Name -> figure, for one kind of work."""
+    """Name -> figure, for all figures of a kind of work."""
     return {LATENCY.name: LATENCY, **workload.get(kind).layout().metrics}
 
 
 def exact_of(kind: str) -> list[Metric]:
-    """The figures of a kind that are counted exactly, not measured."""
+    """The figures of a kind of work that are counted, not measured."""
     return sorted((metric for metric in metrics_of(kind).values() if metric.exact), key=lambda metric: metric.name)
 
 
 def metric_of(name: str, kinds: Iterable[str]) -> Metric:
-    """The figure with this name, of the first of these kinds that has this figure. Raises `RunError`, which lists all
-    figures."""
+    """Find the figure with this name. If several kinds have one, the first kind counts. Raises `RunError`, which lists
+    all names."""
     names: dict[str, Metric] = {}
     for kind in kinds:
         names = {**metrics_of(kind), **names}
@@ -39,7 +39,7 @@ def metric_of(name: str, kinds: Iterable[str]) -> Metric:
 
 
 def has(case: Result, metric: Metric) -> bool:
-    """Whether a case has a value of this metric that may be compared."""
+    """Whether the case has a value of this figure that can be compared."""
     if metric is LATENCY:
         return measured(case)
     return counted(case) and (metric.exact or metric.value(case) is not None)

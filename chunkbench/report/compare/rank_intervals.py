@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _MOST_COUNTED = 600
-"""Up to this value of a rank statistic, its distribution is counted exactly. Beyond, the distribution is nearly
-normal."""
+"""Largest value of a rank statistic whose distribution is counted exactly. Above it, a normal distribution is used."""
 
 
 class Shift(NamedTuple):
-    """An estimate and its interval. The interval is infinite if there are too few values."""
+    """An estimated difference and its interval. The interval is infinite if there are too few values."""
 
     value: float
     low: float
@@ -29,16 +28,16 @@ class Shift(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether there were enough values for an interval."""
+        """Whether there were enough values for a finite interval."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
 def centre(differences: ArrayLike, confidence: float) -> Shift:
-    """Centre of symmetry of differences between values that were measured in pairs.
+    """Estimate the centre of differences between paired values.
 
-    Hodges-Lehmann estimate (the median of all means of two differences) and the interval of Wilcoxon's signed-rank
-    test. Assumes that the noise of a difference is symmetric, as it is if both values of a pair have equal noise.
-    Raises `ValueError` without differences.
+    Uses the Hodges-Lehmann estimate (the median of all means of two differences) and the interval of Wilcoxon's
+    signed-rank test. Assumes that the noise of a difference is symmetric. This is true if both values of a pair have
+    equal noise. Raises `ValueError` without differences.
     """
     values = np.asarray(differences, dtype=np.float64)
     if not len(values):
@@ -48,10 +47,10 @@ def centre(differences: ArrayLike, confidence: float) -> Shift:
 
 
 def between(base: ArrayLike, head: ArrayLike, confidence: float) -> Shift:
-    """How far the values of `head` lie above those of `base`, measured separately.
+    """Estimate how much larger the values of `head` are than the values of `base`. The values are not paired.
 
-    Hodges-Lehmann estimate (the median of all differences) and the interval of the Mann-Whitney test. Assumes that both
-    sides have the same distribution of noise. Raises `ValueError` if a side has no values.
+    Uses the Hodges-Lehmann estimate (the median of all differences) and the interval of the Mann-Whitney test. Assumes
+    that both sides have the same distribution of noise. Raises `ValueError` if a side has no values.
     """
     bases, heads = (np.asarray(side, dtype=np.float64) for side in (base, head))
     if not len(bases) or not len(heads):

@@ -1,4 +1,4 @@
-"""Computes the ratio of one case's times, HEAD over BASE, with its interval."""
+"""Computes HEAD / BASE, the ratio of the times of one case, with its interval."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from chunkbench.report.metric import MICROSECONDS, Metric
 
 Unit = Literal["pair", "process", "round"]
 FEWEST_PROCESSES = 5
-"""A comparison compares processes if each side has at least this many processes; else it compares rounds."""
+"""If each side has at least this many processes, processes are compared with each other. Else rounds are compared."""
 
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """The time ratio of one case. `shift` is the logarithm of the time of HEAD divided by the time of BASE."""
+    """The ratio HEAD / BASE of the times of one case."""
 
     unit: Unit
-    """The unit that is repeated and compared: pair, process or round."""
+    """What was repeated to get the compared values: pairs of processes, processes, or rounds."""
     shift: Shift | None
-    """The logarithm of the ratio; None if the two sides have nothing to compare."""
+    """Logarithm of the ratio with its interval. None if a side has no values."""
     base_units: int
     head_units: int
     disturbed: str = ""
-    """The side that was disturbed by other busy processes during all its measurements, if there is such a side."""
+    """`BASE` or `HEAD` if other processes kept the CPUs busy during all measurements of this side. Else empty."""
 
 
 def interleaved_ratio(base: Sequence[Result], head: Sequence[Result], metric: Metric, confidence: float) -> TimeRatio:
-    """Compare processes that were measured in interleaved pairs: the n-th of BASE with the n-th of HEAD."""
+    """Compare the n-th process of BASE with the n-th process of HEAD. Both were measured in turns."""
     steps = _common_steps(base, head)
     pairs = [
         [mine - other for other, mine in zip(_log_costs(b, metric, steps), _log_costs(h, metric, steps), strict=False)]
@@ -46,7 +46,8 @@ def interleaved_ratio(base: Sequence[Result], head: Sequence[Result], metric: Me
 
 
 def separate_ratio(base: Sequence[Result], head: Sequence[Result], metric: Metric, confidence: float) -> TimeRatio:
-    """Compare processes that were measured at different times. Measurements beside busy processes are left out."""
+    """Compare processes that were measured at different times. Leaves out measurements during which other processes
+    were busy."""
     steps = _common_steps(base, head)
     sides = [[_log_costs(case, metric, steps) for case in side if undisturbed(case)] for side in (base, head)]
     by_process = all(len(side) >= FEWEST_PROCESSES for side in (base, head))
@@ -60,19 +61,18 @@ def separate_ratio(base: Sequence[Result], head: Sequence[Result], metric: Metri
 
 
 def undisturbed(case: Result) -> bool:
-    """Whether no other process used this machine's CPUs while the case's point was measured."""
+    """Whether no other process used this machine's CPUs while the case was measured."""
     noise = case.noise if isinstance(case, SessionResult) else None
     return noise is None or (noise.steal_fraction <= STEAL_ABOVE and noise.foreign_cpus <= FOREIGN_CPUS_ABOVE)
 
 
 def counts_of(cases: Sequence[Result], metric: Metric) -> set[float | None]:
-    """The values of an exact figure in these processes."""
+    """The different values of a counted figure in these processes."""
     return {metric.value(case) for case in cases}
 
 
 def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
-    """The figure over all rounds of these processes; None if the figure is exact and the processes have different
-    values."""
+    """Combine the figure of all rounds of these processes. None if the figure is counted and its values differ."""
     if metric.exact:
         counts = counts_of(cases, metric)
         return counts.pop() if len(counts) == 1 else None
@@ -81,7 +81,7 @@ def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
 
 
 def values_of(case: Result, metric: Metric) -> list[float]:
-    """The figure of each round. Microseconds are raised to at least 0.001, because a clock that did not advance gives
+    """The figure of each round. Times in microseconds are at least 0.001, because a clock that does not advance gives
     0."""
     known = metric.known(case)
     return [max(value, 1e-3) for value in known] if metric.unit is MICROSECONDS else known
@@ -103,6 +103,6 @@ def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
 
 
 def sign_of(metric: Metric) -> int:
-    """1 if lower values are better, -1 if higher values are better: a ratio of rates is the inverse of a ratio of
-    costs."""
+    """-1 if higher values of the figure are better, else 1. The logarithm of a figure, times this sign, is higher if
+    the case is slower."""
     return -1 if metric.better == "higher" else 1

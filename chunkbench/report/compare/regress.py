@@ -1,4 +1,4 @@
-"""Is HEAD slower than BASE? Interleaved pairs of processes are measured until each case has a verdict."""
+"""Measures whether HEAD is slower than BASE, in interleaved pairs of processes, until each case has a verdict."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from chunkbench.report.compare.verdicts import Comparison
 from chunkbench.run_error import RunError
 
 LIMIT = 6
-"""The time limit is this many times the experiment's budget: two minutes for a budget of 20 s."""
+"""The time limit divided by the experiment's budget. A budget of 20 s gives two minutes."""
 
 
 @dataclass(frozen=True)
 class RegressOutcome:
-    """The result of `regress`."""
-
     comparison: Comparison | None
-    """The comparison; None if an interruption came before the first complete pair."""
+    """None if the measurement was interrupted before the first pair was complete."""
     interrupted: bool
 
 
 def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> RegressOutcome:
-    """Measure pairs until each case has a verdict, or until the time is used up. At least `job.processes` pairs are
-    measured.
+    """Measure pairs of processes until each case has a verdict, or until the time limit. At least `job.processes` pairs
+    are measured.
 
-    If the cases are tested more than once, the allowed error probability is divided among the tests. A case with a
-    verdict is not measured again. The folder `job.out` has to exist. `KeyboardInterrupt` keeps the complete pairs.
-    Raises `RunError` and `NothingToCompare`.
+    A case with a verdict is not measured again. If cases are tested several times, the tests share the allowed error
+    probability. The folder `job.out` must exist. After `KeyboardInterrupt` the complete pairs are compared. Raises
+    `RunError` and `NothingToCompare`.
     """
     pairs: list[tuple[Run, Run]] = []
     try:
@@ -49,11 +47,11 @@ def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> Re
 
 
 def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
-    """The times at which the cases are tested, in seconds from the start: the first at `first_s`, after `pairs` pairs,
-    the last at `limit_s`.
+    """The times of the tests, in seconds after the start: the first at `first_s`, when `pairs` pairs are measured, the
+    last at `limit_s`.
 
-    Between two tests the number of pairs about doubles. Even if the first test comes late, under load, there is a
-    second test, unless twice the pairs are too few for a verdict.
+    Between two tests the number of pairs about doubles. If `pairs` is at least `FEWEST_PROCESSES`, there are at least
+    two tests. Then the last one may be after `limit_s`.
     """
     growth = limit_s / first_s
     if pairs >= FEWEST_PROCESSES:
@@ -63,7 +61,7 @@ def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
 
 
 def default_experiment(project: Path) -> str:
-    """The default experiment of a project. Raises `RunError` if the project has none."""
+    """Name or path of the default experiment of a project. Raises `RunError` if the project has none."""
     if project.resolve() == PROJECT:
         return "gate"
     if not (project / "gate.yaml").is_file():

@@ -1,5 +1,4 @@
-"""The sides of a comparison. Each side has a Python interpreter, and maybe packages that replace the installed
-packages."""
+"""Defines BASE and HEAD of a comparison: each has a Python interpreter, and may have packages of its own."""
 
 from __future__ import annotations
 
@@ -58,26 +57,26 @@ _FACTS_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison. The two sides differ only in these fields."""
+    """BASE or HEAD of a comparison."""
 
     name: str
     """`base` or `head`."""
     title: str
-    """The name of the side in messages."""
+    """Name of the side in error messages."""
     python: str = sys.executable
-    """The interpreter of the side's workers."""
+    """Path of the Python interpreter that measures the side."""
     folder: Path | None = None
-    """Folder with packages that replace the installed packages."""
+    """Folder with packages that the side imports instead of the installed ones."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    """Values for the manifests of the side's runs."""
+    """Values that the manifests of the side's runs get."""
     own: bool = False
-    """Whether the interpreter uses only its own packages, without PYTHONPATH."""
+    """Whether the interpreter ignores PYTHONPATH, so that it imports only its own packages."""
     program: Sequence[str] = ()
-    """A script, with its arguments, that replaces the worker's program."""
+    """Path and arguments of a script that runs instead of the worker's program."""
 
     def start(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
-        """Start a parent: a worker that has imported the implementations, and from which measuring processes are
-        forked. Errors of the parent go to `log`. Raises `RunError`."""
+        """Start the parent process of a side. It imports the implementations; later it forks the processes that
+        measure. Its errors are written to `log`. Raises `RunError`."""
         try:
             return preloaded(lambda: self._worker(log, experiment), experiment)
         except LOST as error:
@@ -99,10 +98,10 @@ class Side:
 
 @contextmanager
 def revisions(project: Path, ref: str, experiment: TimedExperiment, log: Path) -> Iterator[tuple[Side, Side]]:
-    """The sides for the revision `ref` of a project and for its working tree, both built. The output of the builds goes
+    """Build the revision `ref` of a project as BASE and its working tree as HEAD. The output of the builds is written
     to `log`.
 
-    Raises `RunError`, also if the experiment measures nothing of the project.
+    Raises `RunError` if a build fails, or if the experiment names no implementation of the project.
     """
     with built_revision(project, ref, log) as base, built_working_tree(project, log) as head:
         if project.resolve() != PROJECT:
@@ -116,8 +115,8 @@ def _own_packages() -> dict[str, str]:
 
 
 def interpreters(python: str, say: Callable[[str], None]) -> tuple[Side, Side]:
-    """The sides for another interpreter, which has ChunkBench and the project, and for this interpreter. `say` receives
-    a warning if PYTHONPATH is left out. Raises `RunError`."""
+    """Make BASE from the interpreter `python` and HEAD from this one. `python` must have ChunkBench and the project
+    installed. If PYTHONPATH is set, both ignore it, and `say` gets a warning. Raises `RunError`."""
     try:
         done = subprocess.run(
             [python, "-P", "-c", _FACTS],
@@ -158,10 +157,10 @@ _IMPORT_LIMIT_S = 300.0
 
 
 def preloaded(start: Callable[[], WorkerProcess], experiment: TimedExperiment) -> WorkerProcess:
-    """A worker that has imported the experiment's implementations.
+    """Start a worker with `start`, and import the experiment's implementations in it.
 
-    An implementation that crashes the worker is left out here. It will crash the child that measures it, and its row
-    will report that. Raises what `start` raises, and `WorkerError`.
+    An implementation that crashes the worker is left out. It will crash again in the process that measures it, and its
+    row will report that. Raises `WorkerError` and the errors of `start`.
     """
     names = list(experiment.implementations)
     while True:
@@ -178,10 +177,10 @@ def preloaded(start: Callable[[], WorkerProcess], experiment: TimedExperiment) -
 
 
 def warm(worker: WorkerProcess, seed: int, point: Point, sweep_file: str) -> None:
-    """Let a parent make the data that its children only read. The inputs fit points with the dtype of `point`; children
-    make other inputs themselves.
+    """Let a parent process make the data that its children only read: inputs with the dtype and device of `point`.
 
-    `sweep_file`: memory for the children's sweeps; if empty, the parent takes its own memory. Raises `LOST`.
+    `sweep_file`: path of the memory that children sweep to make caches cold; if empty, the parent allocates it. Raises
+    `LOST`.
     """
     arguments = {"seed": seed, "dtype": point.dtype, "device": point.device, "sweep_file": sweep_file}
     worker.ask("warm", _IMPORT_LIMIT_S, **arguments)

@@ -1,8 +1,8 @@
-"""Compares speed-ups over a common implementation between two measurements whose times cannot be compared.
+"""Compares speed-ups between two measurements whose times cannot be compared.
 
-Times of two machines, two dtypes or two implementations say little about each other. The speed-up over another
-implementation that was measured beside it, round by round, can be compared: a disturbance of the machine slows both
-implementations.
+Times on two machines, with two dtypes or of two implementations say little about each other. A speed-up over another
+implementation can be compared, if both were measured side by side, round by round. A disturbance of the machine then
+slows both.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ _FREE_AXES: Mapping[Between, frozenset[str]] = {
     "dtypes": frozenset({"dtype"}),
     "implementations": frozenset(),
 }
-"""The axes in which two cases may differ."""
+"""Axes that may have different values in two compared cases."""
 _USUAL = "naive"
 """The implementation over which the paper states its speed-ups."""
 
 
 class Speedup(BaseModel):
-    """Two speed-ups at one point, and their ratio."""
+    """The speed-ups of BASE and HEAD at one point, and their ratio."""
 
     model_config = ConfigDict(frozen=True)
 
     axes: dict[str, Any]
-    """The values of the axes of HEAD's case."""
     base_implementation: str
     head_implementation: str
     base: float
-    """Speed-up of BASE: time of the common implementation divided by the time of this implementation."""
+    """Speed-up of BASE: time of the common implementation divided by time of `base_implementation`."""
     head: float
     ratio: float
     """The speed-up of HEAD divided by the speed-up of BASE."""
@@ -60,28 +59,26 @@ class Speedup(BaseModel):
 
 
 class Speedups(BaseModel):
-    """The speed-ups of two measurements."""
-
     model_config = ConfigDict(frozen=True)
 
     between: Between
     over: str
-    """The common implementation, over which speed-ups are computed. Both sides measured it."""
+    """The common implementation: both sides measured it, and all speed-ups are relative to it."""
     base: SideSummary
     head: SideSummary
     threshold: float
     confidence: float
-    """Confidence of all intervals together."""
+    """Probability that all intervals together are right."""
     speedups: tuple[Speedup, ...]
 
 
 def speedups(
     base: Sequence[Run], head: Sequence[Run], between: Between, over: str | None, threshold: float, confidence: float
 ) -> Speedups:
-    """Compare the speed-ups of two measurements over the implementation `over`. If `over` is None: over `naive` if both
-    measured it, else over the baseline of BASE's experiment.
+    """Compare the speed-ups of two measurements over the implementation `over`.
 
-    Compared cases are at the same point, except for the axes that may differ for `between`. Raises `NothingToCompare`.
+    If `over` is None, it is `naive` if both sides measured it, else the baseline of BASE's experiment. The compared
+    cases have equal axes, except for the axes that `between` names. Raises `NothingToCompare`.
     """
     common = _common(base, head, over)
     sides = [_cases(runs, _FREE_AXES[between]) for runs in (base, head)]
@@ -130,7 +127,7 @@ def speedups(
 
 _Point = tuple[Any, ...]
 _Cases = dict[_Point, list[dict[str, Result]]]
-"""Point -> for each process, its cases by implementation."""
+"""Point -> `[process]`: implementation -> case."""
 
 
 def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:

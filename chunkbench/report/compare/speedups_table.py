@@ -1,4 +1,4 @@
-"""Speed-ups of two measurements as a table."""
+"""Shows the speed-ups of two measurements as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EMPHASIS: dict[Change, Emphasis] = {"larger": "best", "smaller": "failed", "sam
 
 
 def document(compared: Speedups) -> Output:
-    """One row per point and implementation, in the order of the points."""
+    """Make a table with one row for each point and implementation."""
     pairs = any(entry.base_implementation != entry.head_implementation for entry in compared.speedups)
 
     def axis_column(axis: str) -> Column[Speedup]:

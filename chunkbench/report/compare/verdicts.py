@@ -1,4 +1,4 @@
-"""The models of a comparison (the JSON report is a `Comparison`), and the rule that gives a verdict."""
+"""The data of a comparison, and the rule that gives a verdict. The JSON report is a `Comparison`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 Verdict = Literal["faster", "same", "slower", "inconclusive", "incorrect", "missing", "new"]
 VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive", "faster", "new", "same")
-"""All verdicts, worst first; reports list cases in this order."""
+"""All verdicts, from the worst to the best."""
 Between = Literal["machines", "dtypes", "implementations"]
-"""The difference between two measurements whose speed-ups are compared."""
+"""What differs between two measurements, so that only their speed-ups can be compared."""
 FailOn = Literal["slower", "incorrect", "missing", "inconclusive"]
 
 COMPARISON_SCHEMA = 2
@@ -23,7 +23,7 @@ class _Frozen(BaseModel):
 
 
 class CaseVerdict(_Frozen):
-    """The verdict on one case by one metric. `ratio` and its interval are raw: not divided by the calibration ratio."""
+    """The verdict on one figure of one case."""
 
     key: str
     name: str
@@ -35,30 +35,30 @@ class CaseVerdict(_Frozen):
     verdict: Verdict
     reason: str = ""
     base: float | None = None
-    """BASE's value, in the unit of the metric."""
+    """The figure of BASE, in its unit. `head`: the figure of HEAD."""
     head: float | None = None
     ratio: float | None = None
-    """The value of HEAD divided by the value of BASE. A slower case has a ratio above 1 for times, below 1 for token
-    rates."""
+    """`head` divided by `base`, with the interval `low` to `high`; not divided by the calibration ratio. If HEAD is
+    slower, the ratio is above 1 for times and below 1 for rates."""
     low: float | None = None
     high: float | None = None
     calibration_low: float | None = None
     calibration_high: float | None = None
-    """`calibration_low`, `calibration_high`: the calibration ratio, lowest and highest, in the direction of `ratio`;
-    None if both sides were interleaved. The verdict is on `ratio` divided by the calibration ratio."""
+    """`calibration_low`, `calibration_high`: how much slower the machine itself was for HEAD, at least and at most. The
+    verdict rests on `ratio` divided by them. None if both sides were interleaved."""
     unit: Literal["pair", "process", "round"] = "round"
-    """The unit that is repeated and compared: pair, process or round."""
+    """What was repeated to get the compared values: pairs of processes, processes, or rounds."""
     base_units: int = 0
     head_units: int = 0
-    """`base_units`, `head_units`: number of compared units of each side."""
+    """`base_units`, `head_units`: number of compared values of each side."""
     command: str = ""
     """Command line that measures only this implementation again."""
     failed: bool = False
-    """Whether HEAD was incorrect, raised an error, crashed or ran out of time."""
+    """Whether HEAD gave a wrong result, raised an error, crashed or ran out of time."""
 
 
 class Summary(_Frozen):
-    """Geometric mean of the ratios of one implementation, over its cases that have a ratio."""
+    """Geometric mean of the ratios of one implementation over all its cases that have a ratio."""
 
     implementation: str
     label: str
@@ -69,27 +69,23 @@ class Summary(_Frozen):
 
 
 class EnvironmentDifference(_Frozen):
-    """A difference between the environments of the two runs."""
-
     what: str
     base: str
     head: str
     machine: bool
-    """Whether the difference forbids to compare times. A different version does not."""
+    """Whether the difference forbids to compare times. Different versions of software do not."""
 
 
 class FixedWork(_Frozen):
-    """The speed of the machine itself, measured with one kind of work that does not depend on any implementation."""
+    """The speed of the machine itself, measured with work that does not depend on implementations."""
 
     work: str
     """The kind of work: arithmetic, memory sweep, read bandwidth or matrix rate."""
     speed: float
-    """Speed while HEAD was measured divided by speed while BASE was measured."""
+    """The machine's speed for HEAD divided by its speed for BASE."""
 
 
 class SideSummary(_Frozen):
-    """Facts about one side of a comparison."""
-
     path: str
     experiment: str
     commit: str | None
@@ -101,21 +97,19 @@ class SideSummary(_Frozen):
 
 
 class Settings(_Frozen):
-    """The settings of a comparison."""
-
     metric: str
     unit: str = ""
     """Unit of the metric."""
     threshold: float
     confidence: float
-    """Confidence of all verdicts together."""
+    """Probability that all verdicts together are right."""
     case_confidence: float
-    """Confidence of each interval: the error probability is divided among the timed cases (Bonferroni)."""
+    """Confidence of each interval. The timed cases share the allowed error probability equally (Bonferroni)."""
     timed_cases: int
     looks: int = 1
-    """Number of times that each case is tested. The allowed error probability is divided among these tests."""
+    """Number of tests of each case. Each test gets an equal share of the allowed error probability."""
     interleaved: bool
-    """Whether both sides were measured in interleaved pairs of processes, so that pairs are compared."""
+    """Whether both sides were measured in interleaved pairs of processes."""
     cross_machine: bool
     fail_on: tuple[FailOn, ...]
 
@@ -130,12 +124,12 @@ class Comparison(_Frozen):
     exit_code: int
     counts: dict[Verdict, int]
     machine: tuple[FixedWork, ...] = ()
-    """The speed of the machine; empty if both sides were interleaved, or if no fixed work was timed on both sides."""
+    """Speed of the machine with each kind of fixed work. Empty if both sides were interleaved, or if they timed no
+    common work."""
     warnings: tuple[str, ...]
     differences: tuple[EnvironmentDifference, ...]
     summaries: tuple[Summary, ...]
     cases: tuple[CaseVerdict, ...]
-    """The verdicts on all cases, worst first."""
     unmeasured: int
     """Number of cases that neither side measured."""
     command: str
@@ -143,9 +137,10 @@ class Comparison(_Frozen):
 
 
 def judge(low: float, high: float, threshold: float) -> Verdict:
-    """The verdict on the interval `low` to `high` of the logarithm of a ratio of times, head over base.
+    """The verdict on the interval `low` to `high` of the logarithm of HEAD / BASE, a ratio of times.
 
-    Ratios from 1 / (1 + threshold) to 1 + threshold are no change. The whole interval has to lie on one side.
+    Ratios from 1 / (1 + threshold) to 1 + threshold mean "same". If the interval contains an end of this range, the
+    verdict is "inconclusive".
     """
     edge = math.log1p(threshold)
     if low > edge:
@@ -158,7 +153,7 @@ def judge(low: float, high: float, threshold: float) -> Verdict:
 
 
 def worst_first(cases: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:
-    """The cases, sorted by verdict, then by the distance of the ratio from 1."""
+    """Sort cases by their verdict. Cases with the same verdict are sorted by the distance of their ratio from 1."""
 
     def rank(case: CaseVerdict) -> tuple[int, float, str]:
         return VERDICTS.index(case.verdict), -abs(math.log(case.ratio)) if case.ratio else 0.0, case.name
@@ -167,10 +162,10 @@ def worst_first(cases: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:
 
 
 def comparison_exit_code(cases: Sequence[CaseVerdict], fail_on: Collection[FailOn]) -> int:
-    """Exit code of a command that compares.
+    """The exit code of a command that compares.
 
-    3 if HEAD gave a wrong result, raised an error, crashed or ran out of time; 1 if it is slower or lacks a case; 4 if
-    a case is inconclusive. Each only if `fail_on` names the verdict. Otherwise 0.
+    3: HEAD gave a wrong result, raised an error, crashed or ran out of time. 1: HEAD is slower or lacks a case. 4: a
+    case is inconclusive. 0: everything else, also verdicts that `fail_on` does not name.
     """
     failing = [case for case in cases if case.verdict in fail_on]
     if any(case.failed for case in cases) and {"incorrect", "missing"} & set(fail_on):

@@ -1,4 +1,4 @@
-"""Figures: the kinds of work draw them; this package gives them one style and saves them."""
+"""Draws the figure of a run in one style, and saves it. Each kind of work provides the drawing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from chunkbench.report.figures.style import StyleName, plain, styled
 from chunkbench.report.layout import Report
 
 _SMALLER = 0.65
-"""Factor on the sizes of lines and markers in the style for papers."""
+"""In the style `paper`, lines and markers are this fraction of their size on a screen."""
 
 
 def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Figure | None:
-    """The figure of a run, drawn by its kind of work; None when there is too little to draw."""
+    """Draw the figure of a run. None if there is too little to draw."""
     with styled(style):
         shown = replace(report, columns=_plain_names(report.columns))
         figure = workload.get(manifest.experiment.kind).layout().draw(shown, manifest)
@@ -43,7 +43,7 @@ def _plain_names(columns: Columns) -> Columns:
 
 
 def svg(figure: Figure) -> tuple[str, str]:
-    """The figure as SVG with text elements instead of outlines, without caption; and the caption."""
+    """Two texts: the figure as SVG without its caption, and the caption. Words in the figure stay text."""
     caption = str(figure.get_label())
     for text in list(figure.texts):
         text.remove()
@@ -58,11 +58,12 @@ PICTURES: Mapping[str, Mapping[str, Any]] = {
     ".svg": {"Date": None, "Creator": "ChunkBench"},
     ".pdf": {"CreationDate": None, "Creator": "ChunkBench"},
 }
-"""Endings of figure files, with the metadata that make the same run give the same bytes."""
+"""Ending of a figure's file -> metadata that matplotlib writes into it. They have no date, so equal figures give equal
+files."""
 
 
 def save(figure: Figure, path: Path, style: StyleName = "screen") -> Path:
-    """Write the figure; the path's ending, one of `PICTURES`, names the format."""
+    """Write the figure. The ending of `path` selects the format: one of `PICTURES`."""
     with styled(style):
         figure.savefig(path, dpi=160, metadata=dict(PICTURES[path.suffix]))
     return path

@@ -1,4 +1,4 @@
-"""Draws the scores of a model's heads, echo and induction: a row for each layer, a column for each head."""
+"""Draws scores of the attention heads of a model: the echo score and the induction score."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _SCORES = {"echo": "echo: to the same token", "induction": "induction: to what c
 
 
 def write_picture(path: Path, scores: Mapping[str, Any], full: Sequence[Sequence[bool]]) -> None:
-    """Write the picture. `scores`: model, tokens, and `[layer][query head]` for each kind of score. `full` `[layer][KV
-    head]`: whether a head is a retrieval head. Raises OSError."""
+    """Draw the scores: one panel for each kind of score, with a row for each layer and a column for each head.
+
+    `scores`: entries "model" and "tokens", and for each kind of score `[layer][query head]`. `full`: `[layer][KV
+    head]`, whether the head is a retrieval head. Raises OSError."""
     with styled():
         words = f"{scores['model']}: {scores['tokens']} random tokens, read four times; framed: retrieval heads"
         page = sheet(words, [], len(_SCORES), across=2, colour_bar=True)

@@ -1,4 +1,4 @@
-"""Common parts of all figures: colours, markers, and the sheet with panels, legend and caption."""
+"""Parts that all figures share: colours, markers, and a sheet with panels, legend and caption."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PALETTE = (
     ("#882255", "<"),
     ("#E69F00", "p"),
 )
-"""Colours and markers of lines that do not belong to an implementation."""
+"""Colours and markers of lines that show no implementation."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -67,18 +67,18 @@ StyleName = Literal["screen", "paper"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of figures, and whether the caption is part of a figure."""
+    """Sizes of figures."""
 
     scale: float
-    """Scale factor: inches of the figure for one inch of the sheet."""
+    """Inches of the figure divided by inches that the code states."""
     least_inches: float
-    """Width of a figure of one panel."""
+    """Smallest width of a figure, in inches."""
     captioned: bool
-    """Whether the caption is a part of the picture."""
+    """Whether the caption is printed in the figure."""
     spacing: float = 1.0
-    """Factor on the space below the panels, because fonts shrink less than the rest."""
+    """Factor on the height of the space below the panels."""
     settings: dict[Any, Any] = field(default_factory=dict)
-    """matplotlib's settings besides STYLE."""
+    """Settings of matplotlib, besides `STYLE`."""
 
 
 LAYOUTS: dict[StyleName, Layout] = {
@@ -104,8 +104,7 @@ _LAYOUT: ContextVar[Layout] = ContextVar("layout", default=LAYOUTS["screen"])
 
 @contextmanager
 def styled(name: StyleName = "screen") -> Iterator[None]:
-    """Figures that are drawn or saved in this block have the style `name`; the user's own `matplotlibrc` has no
-    effect."""
+    """Inside this block, figures are drawn and saved in the style `name`. The user's `matplotlibrc` is ignored."""
     layout = LAYOUTS[name]
     token = _LAYOUT.set(layout)
     try:
@@ -118,39 +117,39 @@ def styled(name: StyleName = "screen") -> Iterator[None]:
 
 
 def plain(text: str) -> str:
-    """Text of a run in a form that matplotlib shows unchanged: dollars are escaped, and control characters, which an
-    SVG cannot hold, are replaced."""
+    """Escape a text so that matplotlib shows it unchanged. Control characters are replaced, because an SVG cannot hold
+    them."""
     return legal(text).replace("$", r"\$")
 
 
 def handle(style: LineStyle, label: str, here: bool = True) -> Line2D:
-    """A line of the legend. For this run (`here`) it has filled markers; for the paper it is thin and dotted, with
-    hollow markers."""
+    """Make a line for the legend. If `here`, it shows measured values: with filled markers. Else it shows the paper's
+    values: thin and dotted, with hollow markers."""
     return Line2D([], [], label=label, **(style.line2d(markersize=6, linewidth=1.6) if here else paper_line(style)))
 
 
 def paper_line(style: LineStyle) -> dict[str, Any]:
-    """The arguments of matplotlib's `plot` for lines with the paper's printed numbers."""
+    """Keyword arguments of matplotlib's `plot` for a line with the paper's values."""
     return style.line2d(markersize=5, markerfacecolor="white", linewidth=0.9, linestyle=DOTS)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A figure with its panels, in reading order."""
+    """A figure and its panels, in reading order."""
 
     figure: Figure
     panels: Sequence[Axes]
     across: int
 
     def label(self, x: str, y: str) -> None:
-        """Label the axes: x below every panel, y at the left of each row, whose panels share it."""
+        """Label the x-axis of every panel, and the y-axis of the first panel of each row."""
         for number, plot in enumerate(self.panels):
             plot.set_xlabel(x)
             if number % self.across == 0:
                 plot.set_ylabel(y)
 
     def log_ticks(self) -> None:
-        """Put ticks at round values of the logarithmic y-axis that all panels share."""
+        """Put ticks at round values of the y-axis. It must be logarithmic and shared by all panels."""
         limits = self.panels[0].get_ylim()
         for plot in self.panels:
             ticks_at(plot.yaxis, round_values(*limits))
@@ -165,9 +164,10 @@ def sheet(
     right_axis: bool = False,
     colour_bar: bool = False,
 ) -> Sheet:
-    """A sheet of empty panels above legend and caption, in the layout that `styled` has set.
+    """Make a figure with empty panels, a legend and a caption, in the style that `styled` has set.
 
-    `right_axis` leaves room for a right y-axis, `colour_bar` for a bar at the right of the sheet.
+    `right_axis` leaves space for a y-axis at the right of each panel, `colour_bar` for a colour bar at the right of the
+    figure.
     """
     layout = _LAYOUT.get()
     caption = caption.replace(r"\$", "$")  # its names are `plain`
@@ -213,16 +213,16 @@ def sheet(
 
 
 Values = tuple[tuple[str, str], ...]
-"""Names of axes and their values as text."""
+"""(name of an axis, its value as text) for each axis."""
 
 
 def values(axes: Mapping[str, Any], names: Iterable[str]) -> Values:
-    """The values of these axes, for the title of a panel, without axes that the point does not have."""
+    """Names and values of the axes `names`, for the title of a panel. Axes without a value are left out."""
     return tuple((name, show_value(axes[name])) for name in names if axes.get(name) is not None)
 
 
 def by_values(groups: Iterable[Group], names: Sequence[str]) -> dict[Values, list[Group]]:
-    """The groups of each panel: those with the same values of these axes."""
+    """Collect the groups for each panel: groups in one panel have equal values of the axes `names`."""
     found: dict[Values, list[Group]] = {}
     for group in groups:
         found.setdefault(values(group.axes, names), []).append(group)
@@ -230,8 +230,8 @@ def by_values(groups: Iterable[Group], names: Sequence[str]) -> dict[Values, lis
 
 
 def panel_title(plot: Axes, title: Values = (), words: str = "") -> None:
-    """Set the title of a panel: words, and values with the paper's symbols. A long title gets a small font; values that
-    do not fit are left out."""
+    """Set the title of a panel: `words`, then axes with the symbols of the paper. A long title gets a small font.
+    Values that do not fit are left out."""
     shown, letters = [plain(words)] if words else [], len(words)
     for name, value in title:
         letters += len(f"{name}={value} ")
@@ -244,7 +244,7 @@ def panel_title(plot: Axes, title: Values = (), words: str = "") -> None:
 
 
 def axis_label(axis: str) -> str:
-    """The name of an experiment's axis in words and with its symbol."""
+    """The name of an axis in words, and its symbol."""
     if axis not in AXES:
         return axis
     known = AXES[axis]
@@ -252,13 +252,13 @@ def axis_label(axis: str) -> str:
 
 
 def sharing(most: bool) -> dict[str, Any]:
-    """The style of a line for a shared length: filled marks for the longest, thin lines with hollow marks for shorter
-    ones."""
+    """Keyword arguments of matplotlib's `plot` for a line with one shared length. The line of the longest (`most`) is
+    thick with filled markers; others are thin with hollow ones."""
     return {"linewidth": 1.6} if most else {"linewidth": 0.8, "markerfacecolor": "white"}
 
 
 def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
-    """Put ticks at exactly these values."""
+    """Put ticks at these values, and nowhere else."""
     axis.set_major_locator(FixedLocator(sorted(set(values))))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}"))
     axis.set_minor_locator(NullLocator())
@@ -266,12 +266,12 @@ def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
 
 
 def round_values(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, from low to high: ticks of a logarithmic axis."""
+    """All values from low to high that are 1, 2 or 5 times a power of ten."""
     return [m * 10.0**e for e in range(-6, 13) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
 
 
 def conditions(report: Report, manifest: Manifest, timed: bool = True) -> str:
-    """Machine and data type, and if `timed` also protocol and caches, for a caption."""
+    """Text for a caption: the machine and the dtype, and if `timed` also the protocol and the caches."""
     facts = [row.facts for row in report.rows]
     machines = " and ".join(manifest.machine_names) or "machine not recorded"
     parts = [machines, ", ".join(dict.fromkeys(f.dtype for f in facts))]
@@ -283,11 +283,11 @@ def conditions(report: Report, manifest: Manifest, timed: bool = True) -> str:
 
 
 def left_out(total: int) -> list[str]:
-    """A caption's note that panels are missing; empty when all `total` panels are shown."""
+    """A sentence for the caption which says that panels are left out. Empty if all `total` panels fit."""
     return [f"The first {MOST_PANELS} of {count(total, 'panel')}"] if total > MOST_PANELS else []
 
 
 def caption(parts: Iterable[str], report: Report) -> str:
-    """The caption made of these parts; the figure of a partial run says that the run is partial."""
+    """Join these parts to a caption. If the run is partial, the caption says so."""
     sentences = [*parts, *report.partial]
     return ". ".join(sentence.rstrip(".") for sentence in sentences) + "."

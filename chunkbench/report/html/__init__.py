@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML file, which loads nothing and works with a keyboard, a screen reader and in
+"""Makes a report as one HTML file. It loads no other files, and works with a keyboard, with a screen reader and in
 print."""
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _MARKS = {
 
 
 def render(book: Book) -> str:
-    """The page of a book."""
     folder = files("chunkbench.report.html")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"bodies": bodies, "measured": measured}
@@ -61,8 +60,8 @@ def render(book: Book) -> str:
 
 
 def bodies(table: Table) -> list[list[tuple[Cell, ...]]]:
-    """Groups of rows that stay together when the table is sorted: a row with an empty first cell belongs to the row
-    above."""
+    """Group the rows that stay together when the reader sorts the table. A row with an empty first cell belongs to the
+    row above."""
     groups: list[list[tuple[Cell, ...]]] = []
     for row in table.rows:
         if groups and row[0].text == "" and table.keys > 1:
@@ -74,8 +73,6 @@ def bodies(table: Table) -> list[list[tuple[Cell, ...]]]:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure for the page."""
-
     svg: Markup
     caption: str
 

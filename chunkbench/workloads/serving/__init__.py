@@ -1,6 +1,4 @@
-"""Kind of work `serving`: servers under load, with normalized latency, K/V memory and batch (section 4.2 of the
-paper).
-"""
+"""The kind of work `serving`: measures servers under load (section 4.2 of the paper)."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
-    """Measures systems, each a server that answers the same requests."""
+    """Measures servers that answer the same requests."""
 
     name = "serving"
     summary = "servers under load"
@@ -46,7 +44,6 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         place: Workplace[ServingResult],
         options: RunOptions,
     ) -> PointMeasurer[ServingPoint, ServingResult]:
-        """Check which systems run here. Raises `CannotRunError` if none does."""
         try:
             from chunkbench.workloads.serving.measure import ServingMeasurer
         except ModuleNotFoundError as error:
@@ -59,7 +56,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         return describe(experiment, target)
 
     def estimate(self, experiment: ServingExperiment, target: Target) -> str:
-        """Say the budget, as an upper limit: a run leaves out work that does not fit."""
+        """The whole budget, as an upper limit: a run leaves out work that does not fit."""
         from chunkbench.bench.runner.dry_run import words_of
 
         if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):

@@ -1,4 +1,4 @@
-"""Check that servers give the answers that transformers computes: the same questions, greedy, in float32."""
+"""Checks that servers give the same greedy answers as transformers, in float32."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from chunkbench.workloads.serving.result import EqualAnswers
 
 Ids = tuple[int, ...]
 _BATCH, _ALIKE = 8, 32
-"""Largest number of questions that transformers answers together, and the number of first tokens that they must have in
-common.
-"""
+"""Transformers answers at most `_BATCH` questions together. Their prompts must begin with the same `_ALIKE` tokens."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and the answer of transformers in float32."""
+    """A question and the answer that transformers gave in float32."""
 
     prompt: Ids
     last_message: str
@@ -36,15 +34,17 @@ class Question:
     answer: Ids
     """Token ids of the answer, without the id that ends the text."""
     gaps: Sequence[float]
-    """[token] difference of the two largest logits; if the text ended, there is one more entry for the end."""
+    """`[token]`: difference between the two largest logits when the token was chosen. If the text ended, the last entry
+    belongs to the id that ends it."""
 
 
 class QuestionSet:
-    """The questions for every system: texts, as prompts of token ids."""
+    """The questions that every server answers, as token ids."""
 
     def __init__(self, texts: Texts, folder: Path, count: int, longest: int, n_c: int) -> None:
-        """Take `count` texts evenly from those with at most `longest` tokens. Answers have up to `n_c` tokens; `folder`
-        holds the checkpoint. Raises `RunError`.
+        """Choose `count` texts at equal distances among those with at most `longest` tokens.
+
+        Answers will have at most `n_c` tokens. `folder`: folder of the checkpoint. Raises `RunError`.
         """
         found: dict[Ids, str] = {}
         try:
@@ -65,8 +65,8 @@ class QuestionSet:
         self.folder, self.n_c = folder, n_c
 
     def batches(self) -> Iterator[dict[Ids, str]]:
-        """Parts of `last_messages` whose prompts begin with the same tokens, so that transformers computes the common
-        tokens once.
+        """Split `last_messages` into batches. Prompts of a batch begin with the same tokens, which transformers
+        computes only once.
         """
         ordered = sorted(self.last_messages.items())
         while ordered:
@@ -77,10 +77,10 @@ class QuestionSet:
 
 
 class Answers:
-    """The answers of transformers to a set of questions, for comparison with servers' answers."""
+    """Answers of transformers, with which the answers of servers are compared."""
 
     def __init__(self, asked: QuestionSet) -> None:
-        """Compute the answers; the model is loaded in float32 meanwhile. Raises `RunError`."""
+        """Load the model in float32 and answer all questions. Raises `RunError`."""
         try:
             module = load_module(asked.folder, torch.float32, "sdpa")
             self._ends = ModelNumbers(module).eos_ids
@@ -93,8 +93,10 @@ class Answers:
         self._text = asked.text
 
     def compare(self, server_answers: Mapping[Ids, Sequence[int]]) -> EqualAnswers:
-        """Compare a server's answers, given as prompt -> token ids, with those of transformers. A prompt without an
-        answer is not compared.
+        """Compare the answers of a server with those of transformers.
+
+        `server_answers`: token ids of a prompt -> token ids of the server's answer. Prompts without an answer are left
+        out.
         """
         compared = [
             (question, server_answers[question.prompt])

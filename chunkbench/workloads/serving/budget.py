@@ -1,4 +1,5 @@
-"""Fits a run on servers into its budget: estimates the seconds of its parts, and cuts requests, seeds and parts."""
+"""Fits a run on servers into its budget. Estimates the seconds of its parts, and leaves out requests, arrival seeds and
+parts."""
 
 from __future__ import annotations
 
@@ -9,44 +10,47 @@ from typing import NamedTuple
 from chunkbench.workloads.serving.result import ServingPoint
 
 FEWEST_REQUESTS = 8
-"""Fewest requests of an arrival seed that a comparison needs; a load above 100% needs proportionally more."""
+"""Smallest number of requests of an arrival seed that allows a comparison. A load above 100% needs proportionally
+more."""
 FEWEST_SEEDS = 2
-"""Fewest arrival seeds that a comparison needs."""
+"""Smallest number of arrival seeds that allows a comparison."""
 _SHARES = 64
-"""Requests are cut in this number of equal steps, until the parts fit."""
+"""Number of steps in which the requests are reduced until the run fits."""
 
 
 class Cut(NamedTuple):
-    """The requests and arrival seeds of a part that are measured. Nothing is measured if `seeds` is 0."""
+    """How much of a part is measured. If `seeds` is 0, the part is left out."""
 
     requests: int
-    """Requests of each arrival seed."""
+    """Number of requests of each arrival seed."""
     seeds: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """The work that is left at a point, with the systems that take turns there. Seconds are sums over these systems."""
+    """The work that is left at one point, for all systems that take turns there. Its seconds are sums over these
+    systems."""
 
     requests: int
-    """Requests of each arrival seed that the experiment asks for."""
+    """Number of requests of each arrival seed, as the experiment asks for."""
     fewest_requests: int
     seeds: int
     fewest_seeds: int
     once_s: float
-    """Seconds for starts of servers and for measuring the capacity of the reference."""
+    """Seconds to start the servers, and to measure the capacity of the reference."""
     seed_s: float
-    """Seconds of an arrival seed besides its requests."""
+    """Seconds that an arrival seed takes in addition to its requests."""
     request_s: float
-    """Seconds that each request of an arrival seed adds."""
+    """Seconds that one more request of an arrival seed adds."""
 
     def seconds(self, cut: Cut) -> float:
-        """Seconds of the part after this cut."""
+        """Seconds of the part if only `cut` is measured."""
         return self.once_s + cut.seeds * (self.seed_s + cut.requests * self.request_s) if cut.seeds else 0.0
 
     def cut(self, share: float, fewer_seeds: int) -> Cut:
-        """A cut that keeps the fewest requests and `share` of the others, and drops `fewer_seeds` seeds, but keeps the
-        fewest seeds.
+        """Reduce the part, but not below the fewest requests and seeds.
+
+        `share`: fraction that is kept of the requests above the fewest. `fewer_seeds`: number of seeds to leave out.
         """
         requests = self.fewest_requests + int(share * (self.requests - self.fewest_requests))
         return Cut(requests, max(self.fewest_seeds, self.seeds - fewer_seeds))
@@ -55,7 +59,8 @@ class Part:
 def fit(parts: Sequence[Part], left_s: float) -> list[Cut]:
     """Choose a cut for each part, so that all parts together take at most `left_s` seconds.
 
-    Requests are cut first, by the same share in all parts; then arrival seeds; then whole parts, the last part first.
+    First, requests are left out, the same fraction in all parts. If that is not enough, arrival seeds are left out. At
+    last, whole parts are left out, the last part first.
     """
     most = max((part.seeds - part.fewest_seeds for part in parts), default=0)
     for kept in range(len(parts), 0, -1):
@@ -68,7 +73,7 @@ def fit(parts: Sequence[Part], left_s: float) -> list[Cut]:
 
 
 def took_s(parts: Iterable[Part], cuts: Iterable[Cut]) -> float:
-    """Seconds of all parts after these cuts."""
+    """Estimated seconds of all parts with these cuts."""
     return sum(part.seconds(cut) for part, cut in zip(parts, cuts, strict=False))
 
 
@@ -76,19 +81,20 @@ class _Pace(NamedTuple):
     """The measured pace of a system, relative to the reference with closed-loop clients."""
 
     waits: float
-    """Seconds of an arrival seed besides its requests, divided by the time of one request on the reference server."""
+    """Seconds that an arrival seed takes in addition to its requests, divided by the seconds of one request on the
+    reference."""
     stretch: float
-    """Seconds that one more request adds to a run, divided by the larger of the time between arrivals and the time of
-    one request on the reference server.
+    """Seconds that one more request adds to a run, divided by the time between two arrivals or by the seconds of one
+    request on the reference, whichever is larger.
     """
 
 
 class Costs:
-    """Estimates the seconds of a run's parts, first from assumptions, later from measured times."""
+    """Estimates the seconds of a run's parts. Uses measured times as soon as there are any."""
 
     def __init__(self, starts: Mapping[str, float], assumed: Callable[[ServingPoint], float]) -> None:
-        """`starts`: system -> seconds until it is warm. `assumed`: seconds of the reference for a request of a point
-        with closed-loop clients.
+        """`starts`: system -> seconds until its server is ready. `assumed`: returns the seconds that the reference
+        takes for one request of a point, with closed-loop clients.
         """
         self.starts = dict(starts)
         self._assumed = assumed
@@ -98,19 +104,21 @@ class Costs:
         self._paces: dict[tuple[str, ServingPoint], _Pace] = {}
 
     def knows(self, requests: str) -> bool:
-        """Whether the reference's capacity with these requests was measured."""
+        """Whether the capacity of the reference was measured with these requests."""
         return requests in self._capacity
 
     def learn_capacity(self, requests: str, point: ServingPoint, per_s: float) -> None:
-        """Record the measured capacity of the reference with the requests of a point."""
+        """Record the measured capacity of the reference, in requests per second."""
         self._capacity[requests] = per_s
         self._ratio = 1 / per_s / self._assumed(point)
 
     def learn_turn(
         self, name: str, requests: str, point: ServingPoint, sent: int, last_due: float, took_s: float, fastest_s: float
     ) -> None:
-        """Record that a system answered `sent` requests in `took_s` seconds: the last was due at `last_due`, and the
-        fastest took `fastest_s`.
+        """Record that a system answered the `sent` requests of an arrival seed.
+
+        `took_s`: seconds of the whole turn. `last_due`: seconds from its start until the last request was due.
+        `fastest_s`: seconds of the fastest request.
         """
         drain_s = max(0.0, took_s - last_due)
         fixed_s = min(fastest_s, drain_s)
@@ -118,7 +126,7 @@ class Costs:
         self._paces[name, point] = _Pace(fixed_s / self.one_s(requests, point), each_s / self._step_s(requests, point))
 
     def one_s(self, requests: str, point: ServingPoint) -> float:
-        """Seconds of one request on the reference, with closed-loop clients."""
+        """Seconds that the reference takes for one request, with closed-loop clients."""
         per_s = self._capacity.get(requests)
         return 1 / per_s if per_s else self._ratio * self._assumed(point)
 
@@ -129,7 +137,8 @@ class Costs:
         return 60 / point.rate if point.rate else self.one_s(requests, point) * 100 / (point.load or 100)
 
     def turn(self, name: str, requests: str, point: ServingPoint) -> tuple[float, float]:
-        """(seconds of an arrival seed of a system besides its requests, seconds that each request adds)."""
+        """Two estimates for a system: seconds that an arrival seed takes in addition to its requests, and seconds that
+        each request adds."""
         pace = self._pace(name, point)
         return pace.waits * self.one_s(requests, point), pace.stretch * self._step_s(requests, point)
 
@@ -156,10 +165,11 @@ def _kind(point: ServingPoint) -> tuple[object, ...]:
 def assumed_request_s(
     point: ServingPoint, weights: int, token_bytes: int, flops_per_s: float, bytes_per_s: float
 ) -> float:
-    """Estimate, from the machine's rates, the seconds of a server for a request, in a full batch that shares nothing.
+    """Estimate the seconds that a server takes for one request in a full batch, if requests share nothing.
 
-    `weights`: number of the model's weights; `token_bytes`: bytes of K/V of a token. Prompt tokens cost products; a
-    step reads the weights once, and the K/V of every sequence. Half of the sum is added for other work of real servers.
+    `weights`: number of the model's weights. `token_bytes`: bytes of K/V of one token. Prompt tokens cost matrix
+    products. A step reads the weights once, and the K/V of every sequence. The sum is multiplied by 1.5 for other work
+    of servers.
     """
     prompt_s = 2 * weights * point.n_p / flops_per_s
     batch = min(point.clients or point.batch_size, point.batch_size)

@@ -1,4 +1,4 @@
-"""Claims on servers under load: Table 4, Figure 5, and the cost of a prefix tree."""
+"""Judges of claims on servers under load: Table 4, Figure 5, and the cost of a prefix tree."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from chunkbench.workloads.serving.result import ServingResult
 OURS, THEIRS, RADIX = "chunk_llama", "vllm", "chunk_llama_radix"
 _HERE = "a smaller model, shorter answers and this machine's ratio of prefill to decoding differ from the paper's"
 _STATED_S = 0.040
-"""Seconds per token of Figure 5's objective."""
+"""The objective of the paper's Figure 5, in seconds per token."""
 
 
 def sustained(evidence: Evidence, n_p: int, stated: Stated) -> Judgement:
-    """Request rate that ChunkLlama sustains under the objective, over the rate that vLLM sustains, with the whole
-    prompt shared. The claim can hold only under the text's own objective.
+    """Judges the highest request rate that meets the objective: ChunkLlama's divided by vLLM's, with the whole prompt
+    shared. The claim can hold only with the paper's own objective.
     """
     pairs = [pair for pair in evidence.last(_pair) if pair.axes["n_p"] == n_p]
     objective = objective_s((pair.rows[THEIRS] for pair in pairs), n_p)
@@ -56,26 +56,26 @@ def sustained(evidence: Evidence, n_p: int, stated: Stated) -> Judgement:
 
 
 def no_regression(evidence: Evidence, stated: Stated) -> Judgement:
-    """Normalized latency of ChunkLlama divided by vLLM's, with nothing shared. The interval of the worst point decides
-    the claim."""
+    """Judges the normalized latency of ChunkLlama divided by vLLM's, with nothing shared. The worst point decides."""
     found = evidence.last(_latency)
     words = "normalized latency of ChunkLlama over vLLM's: {each}"
     return bounded(found, stated, words, ("ChunkLlama and vLLM at n_s = 0", "table4"))
 
 
 def latency(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share by which ChunkLlama's normalized latency is smaller than vLLM's, with the whole prompt shared."""
+    """Judges by which fraction ChunkLlama's normalized latency is smaller than vLLM's, with the whole prompt shared."""
     return _smaller(evidence.last(_saved_latency), "normalized latency", stated)
 
 
 def peak_kv(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share by which ChunkLlama's peak K/V memory is smaller than vLLM's, with the whole prompt shared."""
+    """Judges by which fraction ChunkLlama's peak K/V memory is smaller than vLLM's, with the whole prompt shared."""
     return _smaller(evidence.last(partial(_saved, "peak_kv_bytes")), "peak K/V memory", stated)
 
 
 def peak_batch(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share by which ChunkLlama's peak batch is smaller than vLLM's, with the whole prompt shared. Points where a batch
-    reaches its cap cannot tell.
+    """Judges by which fraction ChunkLlama's peak batch is smaller than vLLM's, with the whole prompt shared. Points
+    where a batch reaches its limit cannot prove the claim. If there are any, the claim fails at other points, or the
+    verdict is "cannot tell".
     """
     found = evidence.last(partial(_saved, "peak_batch"))
     capped = [figure for figure in found if any(_capped(row) for row in figure.rows)]
@@ -94,8 +94,8 @@ def _smaller(found: Sequence[Figure], what: str, stated: Stated) -> Judgement:
 
 
 def bookkeeping(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share of the steps' time that the prefix tree of our engine takes when chunks are retained; the largest share
-    decides.
+    """Judges the fraction of the steps' time that our engine's prefix tree takes if chunks are retained. The largest
+    fraction decides.
     """
     needs = "the steps of ChunkLlama, radix, with the time of its prefix tree", "table4"
     cause = "the steps of a smaller model are shorter"

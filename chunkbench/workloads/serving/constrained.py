@@ -1,6 +1,4 @@
-"""Answers that follow constraints, for closed-loop clients: answers per second, and the cost of following a
-constraint.
-"""
+"""Reports answers that follow constraints: answers per second, and the cost of following the constraints."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ MASK, INTERLEAVED, JUMP, RETOKENIZE, COMPILED = (
     "chunk_llama_jump_retokenize",
     "chunk_llama_jump_compiled",
 )
-"""Ids of systems. The answers of the others are compared with those of `MASK`."""
+"""Ids of systems. Answers of the other systems are compared with those of `MASK`."""
 
 
 class SpeedRatio(NamedTuple):
-    """Answers per second over those of another system: ratio of the medians, and an interval over the ratios of arrival
-    seeds.
+    """Answers per second of one system divided by those of another. `value`: ratio of the two medians. `low`, `high`:
+    interval of the ratios of the arrival seeds.
     """
 
     value: float
@@ -39,22 +37,22 @@ class SpeedRatio(NamedTuple):
 
 
 def measurements(row: Row) -> tuple[Measurement, ...]:
-    """The measurements of a system at a point; empty if there are none."""
+    """The measurements in a row: one for each arrival seed."""
     return row.facts.measurements if isinstance(row.facts, ServingResult) else ()
 
 
 def answers(row: Row) -> list[ConstrainedAnswers]:
-    """[arrival seed] answers of a system that got constraints; empty for other systems."""
+    """The answers to constrained requests in a row: one entry for each arrival seed. Empty if its system got no
+    constraints."""
     return [measurement.constrained for measurement in measurements(row) if measurement.constrained]
 
 
 def answers_per_s(measurement: Measurement) -> float:
-    """Answered requests per second of a measurement."""
     return measurement.numbers.requests_per_s
 
 
 def speed_ratio(row: Row, base: Row, confidence: float) -> SpeedRatio | None:
-    """Answers per second of `row` over those of `base`; None if either has no answers."""
+    """Answers per second of `row` divided by those of `base`. None if one of them has no answers."""
     if base.derived.latency_us is None or row.derived.latency_us is None:
         return None
     mine, theirs = ({m.arrival_seed: answers_per_s(m) for m in measurements(side)} for side in (row, base))
@@ -67,8 +65,8 @@ def speed_ratio(row: Row, base: Row, confidence: float) -> SpeedRatio | None:
 
 
 def equal_answers(row: Row, reference: Row) -> tuple[int, int] | None:
-    """(equal answers, compared answers) of the first arrival seed; None if the two rows do not have the same first
-    seed.
+    """(number of equal answers, number of compared answers) in the first arrival seed. None if the two rows begin with
+    different arrival seeds.
     """
     mine, theirs = answers(row), answers(reference)
     if not mine or not theirs or measurements(row)[0].arrival_seed != measurements(reference)[0].arrival_seed:
@@ -92,12 +90,12 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def asked(view: View) -> bool:
-    """Whether the run has answers with a constraint."""
+    """Whether any system of the run got constraints."""
     return any(answers(row) for group in view.groups for row in group.rows.values())
 
 
 def headline(view: View) -> str:
-    """A sentence on the answers per second of each system over those of the baseline."""
+    """A sentence that compares the answers per second of each system with those of the baseline."""
     parts = []
     for name in view.columns.ids:
         found = [_over(group, row, view) for group in view.groups if (row := group.rows.get(name))]
@@ -109,8 +107,6 @@ def headline(view: View) -> str:
 
 
 def tables(view: View) -> list[Table]:
-    """Tables of speed, of the work for constraints, of answers, and of step times by batch."""
-
     def over(text: Callable[[SpeedRatio], str]) -> Callable[[Group, Row], Cell]:
         def cell(group: Group, row: Row) -> Cell:
             found = _over(group, row, view)

@@ -1,4 +1,5 @@
-"""Claims on constrained decoding: jump-forward with a compressed finite-state machine (SGLang's paper and blog)."""
+"""Judges of claims on constrained decoding, from the paper and the blog of SGLang: jump-forward with a compressed
+finite-state machine."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ _CONFIDENCE = 0.95
 
 
 def faster(evidence: Evidence, system: str, base: str, stated: Stated, words: str, cause: str) -> Judgement:
-    """Answers per second of a system over those of another one; the worst of the points with the most clients
-    decides.
+    """Judges the answers per second of `system` divided by those of `base`. Of the points with the most clients, the
+    worst decides.
     """
 
     def busiest(figures: Sequence[Figure]) -> Sequence[Figure]:
@@ -38,7 +39,8 @@ def faster(evidence: Evidence, system: str, base: str, stated: Stated, words: st
 
 
 def interleaved(evidence: Evidence, stated: Stated) -> Judgement:
-    """Answers per second of answers that fill a template, over those of masks alone; the worst point decides."""
+    """Judges the answers per second of a server that fills templates, divided by those of a server with masks alone.
+    The worst point decides."""
     found = _speeds(evidence, INTERLEAVED, MASK)
     tokens = [[METRICS["answer_tokens"].value(row.facts) or 0 for row in figure.rows] for figure in found]
     longer = ", ".join(f"{mine / base:.2f}" for mine, base in tokens)
@@ -47,7 +49,8 @@ def interleaved(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def retokenize(evidence: Evidence, stated: Stated) -> Judgement:
-    """Answers per second if answers are tokenised again, over those of jumps alone; the worst point decides."""
+    """Judges the answers per second with jumps that tokenise the answer again, divided by those with plain jumps. The
+    worst point decides."""
     found = _speeds(evidence, RETOKENIZE, JUMP, shares=True)
     times = [share for figure in found for share in METRICS["retokenizing_share"].known(figure.rows[0].facts)]
     alone = f"; the tokenizer alone takes {min(times):.1%} to {max(times):.1%} of the time" if times else ""
@@ -56,7 +59,7 @@ def retokenize(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def one_token(evidence: Evidence, stated: Stated) -> Judgement:
-    """Tokens of an answer over the steps that chose them, with masks alone."""
+    """Judges the tokens of an answer divided by the steps that chose them, with masks alone."""
 
     def figure(point: Group, system: str) -> Figure | None:
         rows = _rows(point, system)
@@ -72,8 +75,8 @@ def one_token(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def faster_than_free(evidence: Evidence, stated: Stated) -> Judgement:
-    """Time per token with jumps over the time without a constraint, for each share of bytes without a choice. The claim
-    says that jumps can be faster, so the best share decides, by its interval.
+    """Judges the time per token with jumps divided by the time without constraints, for several shares of forced bytes.
+    The best share decides, because the claim says that jumps can be faster.
     """
 
     def figure(point: Group) -> Figure | None:
@@ -89,7 +92,7 @@ def faster_than_free(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def same(evidence: Evidence) -> Judgement:
-    """A question of ours: the number of greedy answers that are equal with jumps and with masks alone."""
+    """Judges our own question: how many greedy answers with jumps equal those with masks alone?"""
     points = evidence.last(lambda point: point if _rows(point, MASK) else None, each_experiment=True)
     pairs = [rows for point in points for name in (JUMP, RETOKENIZE) if (rows := _rows(point, name, MASK))]
     counts = [(counted, rows) for rows in pairs if (counted := equal_answers(*rows)) is not None]

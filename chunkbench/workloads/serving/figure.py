@@ -1,5 +1,5 @@
-"""Figure of a serving run: normalized latency against load as in the paper's Figure 5, and K/V memory and batch over
-time.
+"""Draws the figure of a serving run: normalized latency against load (the paper's Figure 5), and K/V memory and batch
+over time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from chunkbench.workloads.serving.objective import OBJECTIVE_LOAD, objective_s, 
 from chunkbench.workloads.serving.result import ServerFacts, ServingResult
 
 Spot = tuple[float, float, float, float]
-"""(requests/s, latency, latency of the fastest seed, latency of the slowest seed)."""
+"""(requests per second, latency, latency of the fastest arrival seed, latency of the slowest)."""
 _MOST_POINTS = 4
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw latency against load where systems have several rates, and K/V memory and batch over time. None without any
-    panel.
+    """Draw the figure of a serving run. Latency against load is drawn if systems were measured at several rates. None
+    if there is nothing to draw.
     """
     points = _servers_at_points(report)
     panels = _by_length(report.groups, report.columns.ids)

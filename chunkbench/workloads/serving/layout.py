@@ -1,4 +1,4 @@
-"""The report of a serving run: the paper's Table 4 for this machine, and figures that explain the latencies."""
+"""Reports a serving run: the paper's Table 4 for this machine, and figures that explain the latencies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ _NEAR_TIE = (
 
 
 def body(view: View) -> Body:
-    """Headline, tables and legend of a run."""
     if constrained.asked(view):
         tables = (*constrained.tables(view), _servers(view))
         return Body(constrained.headline(view), tables, legend=constrained.LEGEND, timing=_timing(view))

@@ -1,4 +1,5 @@
-"""Measures systems: the servers of a run stay up, and take turns over the arrival seeds of each point."""
+"""Measures a run on servers. All servers stay up, and take turns: each answers the requests of one arrival seed, then
+the next server does."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ from chunkbench.workloads.serving.spec import ServingExperiment
 from chunkbench.workloads.serving.tasks import constrained_answers, first_invalid
 
 _END_S, _STOP_S = 8.0, 2.0
-"""Approximate seconds of a run before and after its points, and seconds to end each server."""
+"""Approximate seconds that a run needs besides its points, and seconds to end one server."""
 
 
 @dataclass
@@ -66,7 +67,7 @@ class _System:
     version: str = ""
     server: RunningServer | None = None
     refusal: tuple[Status, str] | None = None
-    """The status and reason if the system cannot be measured any more."""
+    """Status and reason why the system is not measured any more."""
     starts: int = 0
     deaths: int = 0
 
@@ -80,7 +81,7 @@ class _Case:
 
 
 class ServingMeasurer:
-    """Measures the points of a run. The servers stay up between points; `close` ends them."""
+    """Measures the points of a run. Servers stay up between two points, until `close`."""
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class ServingMeasurer:
         points: Sequence[ServingPoint],
         place: Workplace[ServingResult],
     ) -> None:
-        """Check which systems run here. Raises `CannotRunError` if none does, or if the model is missing."""
+        """Plan the run. Raises `CannotRunError` if no system runs here, if none fits into memory, or if the model is
+        missing."""
         self._prepared = monotonic()
         self._setting = setting_of(experiment, target, points)
         self._texts = texts_of(experiment, self._setting)
@@ -145,8 +147,8 @@ class ServingMeasurer:
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[ServingPoint, Sequence[ServingResult]]:
-        """Measure all systems at a point as far as the time allows: every arrival seed, in one group of systems after
-        the other. The order of the systems changes with the seed.
+        """Measure all systems at one point, as far as the time allows. If memory is too small for all servers, groups
+        of systems are measured one after the other. The order of the systems changes with the arrival seed.
         """
         (point,) = points
         started_at = now()
@@ -247,7 +249,6 @@ class ServingMeasurer:
         return names
 
     def close(self) -> None:
-        """End all servers."""
         for entry in self._systems.values():
             if entry.server is not None:
                 entry.server.stop()

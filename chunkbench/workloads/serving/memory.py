@@ -10,28 +10,29 @@ from chunkbench.bench.runner.memory_guard import gigabytes, group
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The K/V memory of each system, and which systems run at the same time."""
+    """How much K/V memory the systems get, and which systems run at the same time."""
 
     kv_bytes: int
-    """K/V memory of every system."""
+    """Bytes of K/V memory of each system."""
     groups: tuple[tuple[str, ...], ...]
-    """Groups of systems that are measured in turns. The first group has the system whose capacity is the load's
-    reference; every group has the baseline.
+    """Groups of systems that run at the same time. Every group has the baseline. The first group has the system to
+    whose capacity `load` refers.
     """
     too_large: Mapping[str, str]
-    """System that does not fit even alone -> reason, with the figures."""
+    """System -> why it is left out: it does not fit into memory alone."""
     difference: str
-    """Description of the difference from what was asked for; empty if there is none."""
+    """How the plan differs from what the experiment asks for. Empty if it does not."""
 
 
 def plan_memory(
     besides: Mapping[str, int | None], asked: int, needed: int, baseline: str, reference: str, room: int
 ) -> MemoryPlan:
-    """Plan how the systems of a run fit into `room` bytes.
+    """Plan how the servers of a run fit into `room` bytes.
 
-    `besides`: system -> bytes that it holds besides K/V; None for a system on another machine. `asked`: bytes of K/V
-    that each system should get; `needed`: bytes of K/V for a full batch. K/V memory above `needed` is cut first,
-    equally for all systems. If that is not enough, the systems are measured in groups, each with the baseline.
+    `besides`: system -> bytes that it needs in addition to K/V; None if it runs on another machine. `asked`: bytes of
+    K/V that each system should get. `needed`: bytes of K/V for a full batch. If memory is too small, all systems first
+    get less K/V memory, down to `needed`. If that is not enough, the systems are measured in groups, each with the
+    baseline.
     """
     names = tuple(besides)
     held = [size for size in besides.values() if size is not None]

@@ -1,4 +1,5 @@
-"""The systems: rows of this package, and entry points of the group `chunkbench.systems` in other packages."""
+"""Registers the systems: those of this package, and those that other packages provide by entry points of the group
+`chunkbench.systems`."""
 
 from __future__ import annotations
 
@@ -9,4 +10,4 @@ from chunkbench.workloads.serving.servers.system import System
 GROUP = "chunkbench.systems"
 
 SYSTEMS: Registry[System] = Registry({**chunk_llama.SYSTEMS, **vllm.SYSTEMS, "endpoint": endpoint.Endpoint()}, GROUP)
-"""The systems that experiments of `kind: serving` can name."""
+"""All systems that experiments of `kind: serving` can name."""

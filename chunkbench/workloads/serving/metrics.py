@@ -1,4 +1,4 @@
-"""Metrics of servers under load, by arrival seed."""
+"""Metrics of servers under load. Most of them have one value for each arrival seed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from chunkbench.traffic.request_result import LoadNumbers
 from chunkbench.workloads.serving.result import ConstrainedAnswers, ServerFacts, ServingResult
 
 Work = dict[str, float]
-"""The cost of following constraints: name of a cost -> its sum over the answers whose cost is known. `told` is the
-number of these answers.
+"""Name of a cost of following constraints -> its sum over all answers whose cost is known. `told` is the number of
+these answers.
 """
 
 

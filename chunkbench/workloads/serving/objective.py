@@ -1,4 +1,4 @@
-"""The objective for the latency of servers under load, and the rates that meet it."""
+"""The latency objective of servers under load, and the highest rates that meet it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from chunkbench.traffic.request_result import load_numbers
 from chunkbench.workloads.serving.result import ServingResult
 
 OBJECTIVE_LOAD = 90
-"""Percent of the reference's capacity. The reference's normalized latency at this load with nothing shared is the
-objective, because the paper's 40 ms per token fit only its own machine.
+"""Load, in percent of the reference's capacity, at which the objective is measured.
+
+The objective is the normalized latency of the reference at this load with nothing shared. The paper's objective of 40
+ms per token fits only its own machine.
 """
 
 
 def goodput_per_s(facts: ServingResult, objective_s: float) -> float:
-    """Requests per second that meet the objective; median over arrival seeds."""
+    """Number of requests per second that meet the objective: the median over arrival seeds."""
     return median(load_numbers(measured.requests, objective_s).goodput_per_s or 0.0 for measured in facts.measurements)
 
 
 def objective_s(rows: Iterable[Row], n_p: int) -> float | None:
-    """The objective for prompts of n_p tokens, in seconds per token; None if it was not measured."""
+    """The objective for prompts of n_p tokens, in seconds per token. None if it was not measured."""
     for row in rows:
         facts = row.facts
         if not isinstance(facts, ServingResult) or facts.implementation != facts.reference:
@@ -34,28 +36,27 @@ def objective_s(rows: Iterable[Row], n_p: int) -> float | None:
 
 
 def shares_one_prefix(axes: Mapping[str, Any]) -> bool:
-    """Whether the requests of a point share one prefix of n_s tokens, or nothing, as in the paper. `axes`: axis ->
-    value.
+    """Whether all requests of a point share one prefix, or share nothing. `axes`: name -> value.
 
-    Only points of this kind form a line over the rate: n_s alone does not tell trees and several prefixes apart.
+    Other points are left out of lines over the rate, because prefix trees and several prefixes may have the same n_s.
     """
     return axes["n_s"] is not None and axes["prompts"] in (None, 1)
 
 
 @dataclass(frozen=True)
 class SustainedRate:
-    """The highest rate at which a system meets an objective."""
+    """The highest request rate at which a system meets the objective."""
 
     per_s: float
     at_least: bool
-    """Whether the objective was met at every measured rate."""
+    """Whether the system met the objective at every measured rate. Then the true rate may be higher."""
 
 
 def sustained_rate(spots: Iterable[tuple[float, float]], objective_s: float) -> SustainedRate | None:
-    """Interpolate between the highest rate that meets the objective and the next higher rate.
+    """Estimate the highest rate that meets the objective. Interpolates between the last measured rate that meets it and
+    the next one.
 
-    `spots`: requests per second and seconds per token of a system; all other axes must be equal. None if no rate meets
-    the objective.
+    `spots`: (requests per second, seconds per token) of one system. None if no rate meets the objective.
     """
     ordered = sorted(spots)
     met = [number for number, (_, latency) in enumerate(ordered) if latency <= objective_s]
@@ -69,7 +70,7 @@ def sustained_rate(spots: Iterable[tuple[float, float]], objective_s: float) -> 
 
 
 def spots(rows: Iterable[Row]) -> list[tuple[float, float]]:
-    """Requests per second and normalized latency (s per token) of the rows that have both."""
+    """(requests per second, seconds per token) of each row that has both."""
     return [
         (row.facts.requests_per_s, row.derived.latency_us / 1e6)
         for row in rows

@@ -1,4 +1,4 @@
-"""Plans a serving run: the setting that all systems get, the requests of each point, and the plan as text."""
+"""Plans a serving run: the setting of the servers, the requests of each point, and a text that describes the run."""
 
 from __future__ import annotations
 
@@ -39,25 +39,23 @@ if TYPE_CHECKING:
     from chunkbench.workloads.serving.answers import QuestionSet
 
 WARM_UP = 4
-"""Number of requests before the first measurement of a server, with other prompts than the measurements."""
+"""Number of requests that a server answers before its first measurement. Their prompts are not used again."""
 REFUSED = "this server follows no constraints"
 _FLOAT32, _REFERENCE = 2.0, 2.0
-"""Approximate factors by which a request takes longer: in float32 than in bfloat16, and in transformers than in a
-server.
-"""
+"""How many times as long a request takes: in float32 instead of bfloat16, and with transformers instead of a server."""
 _GPU_RATES = 1e14, 1e12
-"""Assumed FLOPs and bytes per second of a GPU."""
+"""Assumed rates of a GPU: FLOPs per second and bytes per second."""
 
 
 class Unit(NamedTuple):
-    """A point and the systems that take turns there."""
+    """A point, and the systems that take turns there."""
 
     point: ServingPoint
     names: tuple[str, ...]
 
 
 def describe(experiment: ServingExperiment, target: Target) -> str:
-    """The plan of a run, as text."""
+    """Describe the plan of a run."""
     points = experiment.points(target.device, target.dtype)
     asked = sorted({asked_requests(experiment.requests, point) for point in points})
     requests = str(asked[0]) if len(asked) == 1 else f"{asked[0]} to {asked[-1]}"
@@ -97,7 +95,7 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
 
 
 def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[str, System]) -> MemoryPlan:
-    """How the servers of these systems fit into the available memory. A GPU's memory is not checked."""
+    """Plan how the servers of these systems fit into the available memory. The memory of a GPU is not checked."""
     besides = {name: system.besides(setting) for name, system in systems.items()}
     if setting.device != "cpu":
         return MemoryPlan(setting.kv_bytes, (tuple(systems),) if systems else (), {}, "")
@@ -107,7 +105,7 @@ def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[
 
 
 def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:
-    """Estimate the seconds of a run's parts before anything is measured. Probes the CPU for a fraction of a second."""
+    """Estimate the times of a run before anything is measured. Probes the CPU for a fraction of a second."""
     flops_per_s, bytes_per_s = _GPU_RATES
     if setting.device == "cpu":
         peaks = cpu_peaks(setting.dtype)
@@ -128,8 +126,10 @@ def parts_of(
     running: Collection[str] = (),
     done: int = 0,
 ) -> list[Part]:
-    """The parts of a run that are left, in order. `running`: systems whose servers are up; `done`: arrival seeds of the
-    first unit that are measured.
+    """The parts of a run that are still to be measured, in order.
+
+    `running`: systems whose servers run already. `done`: number of arrival seeds that the first unit has already
+    measured.
     """
     parts, counted = [], set[str]()
     for point, names in units:
@@ -160,7 +160,7 @@ def parts_of(
 def answers_s(
     experiment: ServingExperiment, costs: Costs, points: Sequence[ServingPoint], names: Sequence[str]
 ) -> float:
-    """Approximate seconds that `equal_answers` takes for these systems."""
+    """Approximate seconds that the check `equal_answers` takes for these systems."""
     if not experiment.equal_answers or not names:
         return 0.0
     request_s = fmean(costs.one_s(requests_id(point), point) for point in points)
@@ -171,9 +171,7 @@ def answers_s(
 def outlook(
     experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part], budget_s: float, before_s: float = 0.0
 ) -> list[str]:
-    """Lines that say what fits into the budget, before the run starts. `before_s`: seconds of the budget for
-    `equal_answers`.
-    """
+    """Lines that say what fits into the budget. `before_s`: seconds that the check `equal_answers` takes before."""
     uncut = [Cut(part.requests, part.seeds) for part in parts]
     cuts = fit(parts, budget_s - before_s)
     if parts and not cuts[0].seeds:  # the first unit is measured in any case
@@ -207,11 +205,10 @@ def outlook(
 
 
 def asked_requests(requests: int, point: ServingPoint) -> int:
-    """Number of requests of an arrival seed at a point.
+    """Number of requests of an arrival seed at this point.
 
-    Above the capacity of the reference the number grows with the load, so that arrivals last as long as at 100%. The
-    number for 100% would be a short burst, which says nothing about the rate that a system sustains. In a closed loop
-    each client sends at most two requests.
+    With `clients`, each client sends at most two requests. A load above 100% gets more requests, so that arrivals last
+    as long as at 100%. In a shorter burst, a rate would look better than a system can sustain.
     """
     if point.clients:
         return min(requests, max(4, 2 * point.clients))
@@ -219,9 +216,9 @@ def asked_requests(requests: int, point: ServingPoint) -> int:
 
 
 def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[ServingPoint]) -> Setting:
-    """The setting that all systems of a run get.
+    """The setting that all servers of a run get.
 
-    Raises `RunError` if the points of the run need different servers, `ModelMissing` if the model is not there.
+    Raises `RunError` if the points need different servers, and `ModelMissing` if the model is not there.
     """
     models = {(str(point.model), point.batch_size, point.dtype, point.threads) for point in points}
     if len(models) > 1:
@@ -252,15 +249,16 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
 
 
 def texts_of(experiment: ServingExperiment, setting: Setting) -> TextIds | None:
-    """The texts of the prompts, tokenised; None if prompts are random ids. Raises `RunError` without a tokenizer."""
+    """The texts of the prompts as token ids. None if prompts are random ids. Raises `RunError` if the model has no
+    tokenizer."""
     if not experiment.texts:
         return None
     return text_ids(read_texts(experiment.texts), _tokenizer(setting, "texts", experiment.texts))
 
 
 def task_of(experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]) -> TaskRequests | None:
-    """The requests of a constrained experiment; None if the experiment has no constraint. Raises `RunError` without a
-    tokenizer.
+    """The requests of a constrained experiment. None if the experiment is not constrained. Raises `RunError` if the
+    model has no tokenizer.
     """
     task = experiment.constrained
     return TaskRequests(task, _tokenizer(setting, "constrained", task), points) if task else None
@@ -276,7 +274,7 @@ def _tokenizer(setting: Setting, key: str, value: str) -> Path:
 
 
 def questions_of(experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]) -> QuestionSet | None:
-    """The questions for `equal_answers`; None if the experiment asks for none. Raises `RunError`."""
+    """The questions for the check `equal_answers`. None if the experiment does not ask for it. Raises `RunError`."""
     if (
         not experiment.equal_answers or setting.checkpoint is None
     ):  # without a checkpoint, `texts_of` has raised an error
@@ -289,32 +287,34 @@ def questions_of(experiment: ServingExperiment, setting: Setting, points: Sequen
 
 
 def kv_needed(setting: Setting) -> int:
-    """Bytes of K/V for a full batch of the longest requests.
+    """Bytes of K/V that a full batch of the longest requests needs.
 
-    Blocks and chunks have at most 64 tokens; each request may leave nearly one block or chunk empty.
+    Assumes that each request leaves nearly one block or chunk of 64 tokens empty.
     """
     return setting.max_batch * (math.ceil(setting.max_length / 64) + 1) * 64 * setting.token_bytes
 
 
 def capacity_requests(point: ServingPoint) -> int:
-    """Number of requests that measure a capacity: two for each of the closed-loop clients."""
+    """Number of requests to measure a capacity: two for each closed-loop client."""
     return 2 * point.batch_size
 
 
 def weight(point: ServingPoint) -> int:
-    """Relative cost of a point: the tokens of a request, shared tokens included."""
+    """Relative cost of a point: tokens of one request, including shared tokens."""
     return point.n_p + point.n_c
 
 
 def requests_id(point: ServingPoint | ServingResult) -> str:
-    """Text that names what the capacity of a system depends on: all axes that change requests, but not the rate."""
+    """A text that contains all axes on which the capacity of a system depends. Points that differ only in their rate
+    have the same text."""
     names: tuple[str, ...] = ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
     names = names if point.forced is None else (*names, "forced")
     return " ".join(f"{name}={spell_value(getattr(point, name))}" for name in names)
 
 
 def draw_id(point: ServingPoint) -> str:
-    """Text that seeds the prompts and the order of turns. With another text a resumed run would draw other requests."""
+    """A text that seeds the prompts and the order of the systems. It must not change, or a resumed run would draw other
+    requests."""
     rate = f"load={point.load}%" if point.load is not None else f"rate={point.rate}/min"
     rate = f"clients={point.clients}" if point.clients else rate
     return f"{requests_id(point)} {rate}"

@@ -1,4 +1,4 @@
-"""Points and results of kind `serving`: the facts about a system at a point."""
+"""Points and results of the kind `serving`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from chunkbench.traffic.request_result import LoadNumbers, RequestResult, load_n
 
 
 class ServingPoint(RequestPoint):
-    """Servers under load. The load is `load` (percent of a system's capacity), `rate` (requests per minute) or
-    `clients`.
+    """Servers under load. Exactly one axis sets the load: `load` (percent of a system's capacity), `rate` (requests per
+    minute) or `clients`.
 
-    `forced` is the percentage of an answer's bytes that are forced by its constraint.
+    `forced`: percentage of the bytes of an answer for which its constraint leaves no choice.
     """
 
     LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
@@ -36,59 +36,60 @@ class ServingPoint(RequestPoint):
 
 
 TIMELINE = 100
-"""Largest number of parts of a timeline."""
+"""Largest number of entries of a timeline."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """State of a server at one time: after a step, or when the suite sampled it."""
+    """The state of a server at one time: after a step, or when ChunkBench asked the server."""
 
     at: float
-    """Time on the clock of `time.perf_counter`, which all processes of a Linux host share."""
+    """Time in seconds on the clock of `time.perf_counter`. On Linux, all processes have the same clock."""
     batch: Count
-    """Number of sequences in the step, or of running sequences."""
+    """Number of sequences in the step. If ChunkBench asked the server: number of running sequences."""
     kv_bytes: Count | None
-    """Bytes of blocks or chunks that live requests refer to; None if unknown."""
+    """Bytes of the blocks or chunks that unfinished requests use; None if unknown."""
     seconds: float | None = None
-    """Seconds of the step; None between steps."""
+    """Seconds of the step; None if the moment is not the end of a step."""
     overhead_seconds: float | None = None
-    """Seconds of the step outside of the model: scheduling, tree, plan, sampling."""
+    """Seconds of the step outside of the model: scheduling, prefix tree, plan, sampling."""
     tree_seconds: float | None = None
-    """Seconds of the overhead that the cache's prefix tree took: match, join, append, leave, evict."""
+    """Seconds that the prefix tree took: match, join, append, leave, evict. A part of `overhead_seconds`."""
     prompt_tokens: Count | None = None
-    """Prompt tokens that the step computed."""
+    """Number of prompt tokens that the step computed."""
 
 
 class ServerFacts(Facts):
-    """What a server did during one measurement, computed from its moments. A new fact needs a field in `Moment` and
-    here, and a line in `of`.
+    """What a server did during one measurement, computed from its moments.
+
+    A new fact needs a field in `Moment`, a field here, and a line in `of`.
     """
 
     sampled: bool
-    """Whether the server was only sampled now and then, so that peaks between two samples are missed."""
+    """Whether ChunkBench asked the server only at intervals. Then peaks between two samples are missed."""
     steps: Count | None = None
     step_s: NonNegativeFloat | None = None
     """Mean seconds of a step."""
     overhead_s: NonNegativeFloat | None = Field(default=None, validation_alias=AliasChoices("overhead_s", "own_s"))
-    """Mean seconds of a step outside of the model: scheduling, tree, plan, sampling. Older results call it `own_s`."""
+    """Mean seconds of a step outside of the model: scheduling, prefix tree, plan, sampling. Old results call it
+    `own_s`."""
     tree_s: NonNegativeFloat | None = None
-    """Mean seconds of a step for the prefix tree, a part of `overhead_s`; None in older results."""
+    """Mean seconds of a step for the prefix tree; a part of `overhead_s`. None in old results."""
     computed_tokens: Count | None = None
-    """Prompt tokens that were computed."""
+    """Number of prompt tokens that the server computed."""
     peak_batch: Count | None = None
     peak_kv_bytes: Count | None = None
     timeline: tuple[tuple[float, Count, Count | None], ...] = ()
-    """(seconds after the start, batch, K/V bytes) for at most 100 parts of the time; batch and bytes are the largest of
-    the part.
-    """
+    """(seconds after the start, largest batch, largest number of K/V bytes) for each of at most `TIMELINE` periods."""
     every_step: tuple[tuple[float, Count, Count, float], ...] = ()
-    """(seconds after the start, batch, prompt tokens, seconds of the step) for each step, if the server records
-    steps.
+    """(seconds after the start, batch, prompt tokens, seconds of the step) for each step. Empty if the server does not
+    record steps.
     """
 
     @classmethod
     def of(cls, moments: Sequence[Moment], started: float, sampled: bool) -> ServerFacts | None:
-        """The facts of a measurement that began at `started`; None without moments."""
+        """Compute the facts of a measurement. `started`: its start on the clock of the moments. None without
+        moments."""
         if not moments:
             return None
         steps = [moment for moment in moments if moment.seconds is not None]
@@ -125,24 +126,25 @@ def _most_bytes(moments: Sequence[Moment]) -> int | None:
 
 
 class ConstrainedAnswers(Facts):
-    """How the answers of one measurement follow their constraint."""
+    """How well the answers of one measurement follow their constraint, and at what cost."""
 
     regex: str
     valid: Count
-    """Number of answers that match the expression as a whole."""
+    """Number of answers that match the regular expression."""
     cut: Count
-    """Number of answers that were cut at the number of tokens asked for, and do not match."""
+    """Number of answers that were cut at the allowed number of tokens, so that they do not match."""
     invalid: Count
-    """Number of all other answers."""
+    """Number of other answers that do not match."""
     work: dict[str, float] = Field(default_factory=dict)
-    """The cost of following the constraint, summed over the answers whose cost is known; `told` is their number.
-    Tokens: sampled, forced, rolled_back; pieces of text that were appended without the model: pieces; seconds: mask_s,
-    automaton_s, retokenize_s, compile_s. Empty if no cost is known.
+    """Cost of following the constraint: name -> sum over the answers whose cost is known. Empty if no cost is known.
+
+    `told`: number of these answers. `sampled`, `forced`, `rolled_back`: tokens. `pieces`: pieces of text that were
+    appended without the model. `mask_s`, `automaton_s`, `retokenize_s`, `compile_s`: seconds.
     """
     texts: tuple[str, ...] = ()
-    """The answers of the first arrival seed, in order of the plan."""
+    """The answers of the first arrival seed, in the order of the requests."""
     spans: tuple[tuple[tuple[Count, Count], ...], ...] = ()
-    """[answer] (begin, end) of each range of characters that was appended without the model."""
+    """`[answer]`: (begin, end) of each range of characters that was appended without the model."""
 
     @model_validator(mode="after")
     def _spans_are_inside(self) -> Self:
@@ -154,70 +156,70 @@ class ConstrainedAnswers(Facts):
 
 
 class Measurement(Facts):
-    """The measurement of one system with the requests of one arrival seed."""
+    """The answers of one system to the requests of one arrival seed."""
 
     arrival_seed: Count
     requests: tuple[RequestResult, ...]
     client_cpu: NonNegativeFloat
-    """Share of one CPU that the client used."""
+    """CPU time of the client divided by wall time: 1 is one busy CPU."""
     server: ServerFacts | None = None
-    """Facts of the server; None if it records nothing."""
+    """What the server recorded. None if it records nothing."""
     constrained: ConstrainedAnswers | None = None
 
     @cached_property
     def numbers(self) -> LoadNumbers:
-        """Rates and latencies of the requests."""
         return load_numbers(self.requests)
 
 
 class EqualAnswers(Facts):
-    """A server's greedy answers beside those of transformers, both in float32."""
+    """The comparison of a server's greedy answers with those of transformers, both in float32."""
 
     compared: Count
-    """Number of answers with known token ids."""
+    """Number of compared answers: those whose token ids are known."""
     near_ties: Count
-    """Number of answers whose first different token is at a near tie: there the two best logits of transformers differ
-    by less than `near_tie_below`.
+    """Number of answers that differ, and whose first different token is at a near tie. There, the two largest logits of
+    transformers differ by less than `near_tie_below`.
     """
     different: Count
-    """Number of answers whose first different token is not at a near tie."""
+    """Number of other answers that differ."""
     near_tie_below: NonNegativeFloat
-    """The error of float32: the largest change of the difference of the two best logits when transformers computes all
-    tokens at once.
+    """The error of float32. Transformers computes the same tokens twice, one by one and all at once. This is the
+    largest change of the difference between the two largest logits.
     """
     question: str
-    """The text of one of the questions."""
+    """The text of one question, as an example."""
     answer: str
     """The server's answer to `question`."""
 
 
 class ServingResult(ServingPoint, Result):
-    """The results of a server system at a point. Ratios are formed between measurements of the same arrival seed, which
-    have the same requests.
+    """The results of one system at one point. Ratios of two systems compare measurements of the same arrival seed,
+    which have the same requests.
     """
 
     REPEATED = "arrival seed"
 
     us_per_token: tuple[PositiveFloat, ...] = ()
-    """[measurement] normalized latency in microseconds: mean over the requests of (last token - due) / tokens."""
+    """`[measurement]`: normalized latency in microseconds. It is the mean over the requests of (time of the last token
+    - due time) / number of tokens."""
     requests_per_s: PositiveFloat | None = None
-    """Mean rate of the arrivals; None with closed-loop clients."""
+    """Mean number of arrivals per second. None with closed-loop clients."""
     reference: str = ""
     """The system to whose capacity `load` refers."""
     capacity_per_s: PositiveFloat | None = None
-    """Requests per second of the reference with closed-loop clients; None if the point sets an absolute rate."""
+    """Requests per second that `reference` answers for closed-loop clients. None if the point has no `load`."""
     asked_requests: Count | None = None
-    """Number of requests of an arrival seed that the experiment asks for; measurements have fewer if the budget was
+    """Number of requests of an arrival seed, as the experiment asks for. Measurements have fewer if the budget is
     short.
     """
     weights: str = ""
-    """Description of the model's weights, besides their dtype."""
+    """Where the model's weights come from."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
-    """The server's entry in /v1/models."""
+    """What the server says about its model in /v1/models."""
     equal_answers: EqualAnswers | None = None
-    """Comparison of answers, made once in a run and the same at all points; None if not asked for, or if the server
-    gave no answers.
+    """The check of the server's answers. It is made once in a run, and is the same at all points. None if the
+    experiment does not ask for it, or if the server gave no answers.
     """
 
     @classmethod

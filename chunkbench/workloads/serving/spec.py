@@ -1,4 +1,4 @@
-"""Experiments on servers: their keys and the rules of their axes."""
+"""Experiments on servers: their keys, and rules for their axes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RATE = Required(
 
 
 class ServingExperiment(RequestExperiment[ServingPoint]):
-    """An experiment on systems that take turns to answer the same requests. Each point and system is a case."""
+    """An experiment on servers that take turns to answer the same requests. Each system at each point is a case."""
 
     POINT = ServingPoint
     REQUIRED = (N_P, N_S, _RATE)
@@ -53,21 +53,21 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     )
     texts: str = Field(
         "",
-        description="a bundled set of texts or a file, from which prompts are cut: shared tokens from beginnings of "
-        "texts, others from questions; default: random token ids",
+        description="name of a bundled set of texts, or a file with texts. Prompts are cut from these texts: shared "
+        "tokens from the beginnings of texts, other tokens from questions; default: random token ids",
     )
     equal_answers: Annotated[Whole, Field(ge=0, le=200)] = Field(
         0,
         description=(
-            "number of texts that are answered in float32 before the clock starts, and compared with "
-            "transformers' answers"
+            "number of texts for which the servers' answers in float32 are compared with the answers of transformers, "
+            "before the clock starts"
         ),
     )
     constrained: Task = Field(
         "",
-        description="a task whose answers follow a regular expression: character and facts ask for JSON; for share, "
-        "the axis forced sets the percentage of bytes without a choice. n_p and n_c are the most tokens "
-        "of prompt and answer",
+        description="a task whose answers follow a regular expression. character and facts ask for JSON; in share, "
+        "the axis forced sets the percentage of bytes without a choice. Prompts have at most n_p tokens, answers at "
+        "most n_c",
     )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
 

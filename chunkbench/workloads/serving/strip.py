@@ -1,4 +1,4 @@
-"""A panel of a figure: one answer of each system, coloured by who wrote its characters."""
+"""Draws one answer of each system. Colours show how each character came into the answer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from chunkbench.workloads.serving.result import ConstrainedAnswers
 
 SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
-"""Writer of a character -> background colour."""
+"""How a character came into an answer -> background colour."""
 _COLUMNS, _LINES = 56, 19
 
 
 class Written(NamedTuple):
-    """An answer of a system, with the writer of each character."""
+    """An answer of a system, and how each character came into it."""
 
     system: str
     text: str
     writers: Sequence[str]
-    """[character] a key of WRITERS."""
+    """`[character]`: a key of `WRITERS`."""
 
 
 def single_choices(state: Any, text: str) -> Iterator[bool]:
-    """[character] whether the constraint allowed no other character at this place, and no end of the text before it.
+    """`[character]`: whether the constraint allowed only this character.
 
-    `state`: a state of `follow_bytes`, which this function advances along the text.
+    `state`: a state of `follow_bytes` before the text. This function advances it.
     """
     from chunkbench.server.constrained.vocabulary import whole_characters
 
@@ -41,7 +41,7 @@ def single_choices(state: Any, text: str) -> Iterator[bool]:
 
 
 def written(report: Report) -> list[Written]:
-    """The first answer of each system in SHOWN, at the last point where the system has answers."""
+    """The first answer of each system in `SHOWN`, at the last point that has answers of this system."""
     found: dict[str, ConstrainedAnswers] = {}
     for group in report.groups:
         for name in SHOWN:
@@ -72,7 +72,7 @@ def _written(system: str, told: ConstrainedAnswers) -> Written:
 
 
 def draw(plot: Axes, answers: Sequence[Written]) -> None:
-    """Draw the answers below each other, with a key of the colours."""
+    """Draw the answers below each other, and explain the colours."""
     plot.set_axis_off()
     plot.set(xlim=(0, _COLUMNS), ylim=(_LINES, 0))
     column = 0.0

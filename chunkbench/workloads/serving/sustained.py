@@ -1,4 +1,4 @@
-"""Rates that systems sustain under the objective (the paper's Figure 5), and the rates that the paper states."""
+"""Shows the highest rates that meet the objective (the paper's Figure 5), beside the rates that the paper states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ LEGEND = (
 
 
 def tables(view: View, objectives: Mapping[int, float]) -> list[Table]:
-    """Tables of the rates that systems sustain. `objectives`: n_p -> seconds per token. Empty without an objective."""
+    """Make the table of the highest rates that meet the objective. `objectives`: n_p -> seconds per token. Without
+    objectives there is no table."""
     names = view.columns.ids
     blocks = []
     points = [group for group in view.groups if shares_one_prefix(group.axes)]
@@ -60,19 +61,20 @@ def _facts(row: Row) -> ServingResult | None:
 
 
 PAPER_OBJECTIVE_S = 0.040
-"""The objective of the paper's Figure 5, in seconds per token."""
 
 
 def rate_cell(rate: SustainedRate | None) -> Cell:
-    """A cell with a rate; `≥` if all measured rates meet the objective."""
+    """The cell of a rate. It begins with `≥` if all measured rates meet the objective."""
     return Cell(NOTHING if rate is None else f"{'≥ ' if rate.at_least else ''}{significant(rate.per_s, 3)}")
 
 
 def rates_table(
     view: View, title: str, keys: Sequence[tuple[str, ...]], blocks: Sequence[tuple[tuple[str, ...], Sequence[Line]]]
 ) -> list[Table]:
-    """A table of blocks of lines. Texts in the first columns name each block; `keys` are the headings of these columns.
-    Without blocks the table is empty. An empty line follows the blocks with the same first text.
+    """Make a table of blocks of lines. Without blocks there is no table.
+
+    A block is (texts, lines). Its texts stand in the first columns and name the block; `keys` are the headings of these
+    columns. After blocks with the same first text there is a gap.
     """
     items = [
         (name if number == 0 else ("",) * len(keys), line)
@@ -93,7 +95,7 @@ def rates_table(
 
 
 def paper_rates(n_p: int) -> Mapping[str, float]:
-    """System -> requests per second that the paper's text states for Figure 5, with the whole prompt shared."""
+    """System -> requests per second that the paper states for Figure 5, with the whole prompt shared."""
     return {
         str(row["implementation"]): float(row["value"])
         for row in paper_rows("figure_points")

@@ -1,4 +1,4 @@
-"""Tasks whose answers follow constraints, and checks whether an answer follows its constraint and at what cost."""
+"""Tasks whose answers follow constraints. Makes their requests, and checks whether answers follow the constraint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # needs the extra `serving`
 
 Task = Literal["", "character", "facts", "share"]
 SHARE_BYTES = 200
-"""Number of bytes of an answer to the task `share`."""
+"""Number of bytes of an answer in the task `share`."""
 _MOST_FIELDS = 4
 
 _BEGINS = ["Al", "Bren", "Cor", "Dal", "Ed", "Fen", "Gar", "Hol", "Is", "Jor", "Kel", "Lor", "Mar", "Nev", "Or", "Per"]
@@ -43,7 +43,7 @@ _WORDS = (
     "every evening the keeper of the light walks along the harbour and counts the boats that came home before the wind"
     " turned and in the morning the baker asks how many of them brought fish for the long tables of the market hall"
 )
-"""Text from which the keys of the task `share` are cut."""
+"""Text from which the keys in answers of the task `share` are cut."""
 
 
 def _one_of(*words: str) -> str:
@@ -75,8 +75,8 @@ _FACTS = _object(
 
 
 def regex_of(task: Task, forced: int | None = None) -> str:
-    """The regular expression that answers follow. `forced`: for the task `share`, percentage of bytes without a
-    choice.
+    """The regular expression that answers must match. `forced`: only for the task `share`, percentage of bytes without
+    a choice.
     """
     return {"character": _CHARACTER, "facts": _FACTS}.get(task) or _shared(forced or 0)
 
@@ -97,7 +97,7 @@ def _shared(forced: int) -> str:
 
 
 def prompts_of(task: Task, count: int, seed: str) -> list[str]:
-    """`count` different prompts about made-up names. Another seed gives other prompts."""
+    """Make `count` different prompts about invented names. Different seeds give different prompts."""
     chance, prompts = random.Random(f"task {task} {seed}"), dict[str, None]()
 
     def name() -> str:
@@ -124,10 +124,11 @@ def prompts_of(task: Task, count: int, seed: str) -> list[str]:
 
 
 class TaskRequests:
-    """The requests of a task, tokenised by the model's tokenizer."""
+    """Makes the requests of a task, as token ids."""
 
     def __init__(self, task: Task, tokenizer: Path, points: Sequence[ServingPoint]) -> None:
-        """`tokenizer`: path of a tokenizer.json. Raises `RunError` if prompts are longer than the points allow."""
+        """`tokenizer`: path of the model's tokenizer.json. Raises `RunError` if prompts are longer than `n_p` of a
+        point."""
         from tokenizers import Tokenizer
 
         self._task, self._tokenizer = task, Tokenizer.from_file(str(tokenizer))
@@ -139,7 +140,7 @@ class TaskRequests:
         """One request for each regular expression."""
 
     def drawn(self, point: ServingPoint, count: int, seed: str) -> list[PlannedRequest]:
-        """`count` different requests, all due at once."""
+        """Make `count` different requests, all due at once."""
         regex = regex_of(self._task, point.forced)
         return [PlannedRequest(0.0, ids, point.n_c, exact=False, regex=regex) for ids in self._ids(count, seed)]
 
@@ -158,8 +159,10 @@ def constrained_answers(
     keep: bool,
     wait_s: float = 0.1,
 ) -> ConstrainedAnswers:
-    """Facts about the answers to a plan. `told`: prompt -> the server's answer; `keep`: also keep the texts; `wait_s`:
-    seconds between two looks into the server's log.
+    """Check the answers to the requests of a measurement.
+
+    `told`: prompt -> the server's answer. `window`: start and end of the measurement. `keep`: whether to keep the
+    texts. `wait_s`: seconds between two attempts to read the costs that the server records.
     """
     kinds = Counter(_kind(request, told) for request in plan)
     names = [told[request.prompt].request if request.prompt in told else "" for request in plan]
@@ -183,7 +186,7 @@ def constrained_answers(
 
 
 def first_invalid(plan: Sequence[PlannedRequest], told: Mapping[Prompt, Tokens]) -> str:
-    """The text of the first answer that breaks its constraint. At least one answer must break its constraint."""
+    """The text of the first answer that breaks its constraint. There must be one."""
     return next(_text(request, told) for request in plan if _kind(request, told) == "invalid")
 
 

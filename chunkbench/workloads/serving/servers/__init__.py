@@ -1,1 +1,1 @@
-"""The systems that are measured: a file for each server, a row for each variant."""
+"""The systems that can be measured. Each kind of server has a module."""

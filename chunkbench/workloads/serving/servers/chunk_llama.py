@@ -1,4 +1,4 @@
-"""Our engine with its options as systems, and transformers' engine behind our HTTP server."""
+"""Systems of this project: our engine with different options, and the engine of transformers behind our HTTP server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from chunkbench.workloads.serving.servers.system import Launch, Setting, System,
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
 IDLE_S = 0.05
-"""Seconds. If two consecutive steps are further apart, no request was live between them."""
+"""Seconds. A longer time between two steps means that there was no request meanwhile."""
 
 
 class StepLog(Watch):
-    """Reads the records that our server writes about its steps."""
+    """Reads the log in which our server records its steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,8 +58,6 @@ class StepLog(Watch):
 
 @dataclass(frozen=True)
 class ChunkbenchServer(System):
-    """A server of `chunkbench serve`, with its options."""
-
     label: str
     style: Style
     engine: str = "chunk"
@@ -67,7 +65,7 @@ class ChunkbenchServer(System):
     cache: str = "live"
     constraint: Literal["sent", "left out", "refused"] = "sent"
     constrained: Mapping[str, object] = field(default_factory=dict)
-    """Options for constrained answers."""
+    """Command line options of the server for constrained answers: option -> value."""
     note: str = ""
 
     def availability(self, device: str) -> Answer:

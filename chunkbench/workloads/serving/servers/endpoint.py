@@ -1,4 +1,4 @@
-"""A server that already runs, on this machine or elsewhere."""
+"""The system `endpoint`: a server that already runs, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chunkbench.workloads.serving.servers.system import Launch, Setting, System
 
 
 class Endpoint(System):
-    """Any server that speaks OpenAI's protocol and takes token ids. The suite does not set its limits."""
+    """Any server that speaks OpenAI's protocol and accepts token ids. ChunkBench does not set its limits."""
 
     label = "endpoint"
     style = Style(colour="#009E73", marker="X", column_order=400)

@@ -1,4 +1,4 @@
-"""A server process: started, watched until it listens, and ended with all processes that it started."""
+"""Starts the process of a server, waits until it answers, and ends it with all processes that it started."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from chunkbench.workloads.serving.servers.system import Setting, System, Watch
 POLL_S = 0.2
 SERVER_LOG = "server.log"
 STOP_S = 20.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Seconds that a server has between SIGTERM and SIGKILL."""
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, or died. The message holds the last lines that the server printed."""
+    """The server did not start, or it ended. The message contains the last lines that it printed."""
 
 
 class RunningServer:
-    """A server process that listens. `start_server` starts it."""
+    """A server that answers requests. Made by `start_server`."""
 
     def __init__(self, process: ChildProcess | None, target: ServerTarget, watch: Watch, log: Path) -> None:
         self.target = target
@@ -35,7 +35,7 @@ class RunningServer:
 
     @property
     def died(self) -> str:
-        """Why the server no longer runs; empty while it runs."""
+        """Why the server ended. Empty while it runs."""
         return _death(self._process, self.log)
 
     def stop(self) -> None:
@@ -48,9 +48,10 @@ class RunningServer:
 def start_server(
     system: System, setting: Setting, folder: Path, environment: Mapping[str, str] | None = None
 ) -> RunningServer:
-    """Start a system's server and wait until it answers. Raises ServerFailed after ending all that was started.
+    """Start the server of a system, and wait until it answers. If that fails, everything is ended, and ServerFailed is
+    raised.
 
-    `environment`: variables that the servers of all systems get.
+    `environment`: environment variables for the servers of all systems.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / SERVER_LOG
@@ -71,14 +72,14 @@ def start_server(
 
 
 def free_port() -> int:
-    """A port of the loopback that is free now."""
+    """A port on 127.0.0.1 that no program uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def last_words(log: Path) -> str:
-    """The last lines of a log, for a message."""
+    """The last lines of a log, for an error message."""
     try:
         text = log.read_text(errors="replace")
     except OSError:

