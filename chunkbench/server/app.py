@@ -8,7 +8,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -103,20 +103,19 @@ class Server:
     async def completions(self, http: HttpRequest) -> Response:
         """Answer /v1/completions."""
         received = time.perf_counter()
-        body, ids = await self._read(http, self._completion)
-        return await self._answer(http, body, ids, body.max_tokens or DEFAULT_MAX_TOKENS, _COMPLETION, received)
+        body, prompts = await self._read(http, self._completion)
+        return await self._answer(http, body, prompts, body.max_tokens or DEFAULT_MAX_TOKENS, _COMPLETION, received)
 
-    def _completion(self, data: bytes) -> tuple[RequestBody, list[int]]:
+    def _completion(self, data: bytes) -> tuple[RequestBody, list[list[int]]]:
         body = parse(CompletionBody, data)
-        prompt = body.one_prompt()
-        return body, self._text.encode(prompt) if isinstance(prompt, str) else prompt
+        return body, [self._text.encode(one) if isinstance(one, str) else one for one in body.prompts()]
 
     async def chat(self, http: HttpRequest) -> Response:
         """Answer /v1/chat/completions."""
         received = time.perf_counter()
         body, ids = await self._read(http, self._chat)
         limit = body.max_completion_tokens or body.max_tokens or max(1, self.options.max_length - len(ids))
-        return await self._answer(http, body, ids, limit, _CHAT, received)
+        return await self._answer(http, body, [ids], limit, _CHAT, received)
 
     def _chat(self, data: bytes) -> tuple[ChatBody, list[int]]:
         body = parse(ChatBody, data)
@@ -171,40 +170,55 @@ class Server:
         return read(data) if size <= SMALL_BODY else await asyncio.to_thread(read, data)
 
     async def _answer(
-        self, http: HttpRequest, body: RequestBody, ids: list[int], max_tokens: int, form: _Form, received: float
+        self,
+        http: HttpRequest,
+        body: RequestBody,
+        prompts: Sequence[list[int]],
+        max_tokens: int,
+        form: _Form,
+        received: float,
     ) -> Response:
         self._check_name(body.model)
+        self._text.check(body.stop)
+        count, most = len(prompts) * body.n, self.options.max_waiting
+        if count > max(most, body.n):
+            message = f"{len(prompts)} prompts with n = {body.n} ask for {count} answers"
+            raise ApiError(f"{message}: this server takes at most {most} (--max-waiting)", param="prompt")
         asked = body.constraint()
         began = time.perf_counter()
-        matcher = None if asked is None else await self._matcher(http, *asked)
+        matchers = [None if asked is None else await self._matcher(http, *asked) for _ in range(count)]
         compile_s = time.perf_counter() - began
-        request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens, matcher)
-        self._text.check(body.stop)
+        id, choices = f"{form.prefix}-{next(self._numbers)}", list[_Choice]()
+        for matcher in matchers:
+            prompt, answer = divmod(len(choices), body.n)
+            own_id = id if count == 1 else f"{id}.{len(choices)}"
+            request = body.request(own_id, prompts[prompt], max_tokens, matcher, answer)
+            stream, search = self._stream(matcher), StopSearch(body.stop)
+            choices.append(_Choice(len(choices), answer == 0, request, matcher, stream, search))
         if self.failure:
             raise ApiError(str(self.failure), 503)
-        try:
-            self.backend.check(request)
-        except RequestRefused as error:
-            raise ApiError(str(error), param=error.field) from None
+        groups = [choices[first : first + body.n] for first in range(0, count, body.n)]
+        for number, (first, *_) in enumerate(groups):
+            try:
+                self.backend.check(first.request, body.n)
+            except RequestRefused as error:
+                where = f"prompt {number}: " if len(groups) > 1 else ""
+                raise ApiError(f"{where}{error}", param=error.field) from None
         waiting = self.backend.load().waiting
-        if waiting >= self.options.max_waiting:
+        if waiting >= most:
             self._metrics.requests.labels("refused").inc()
             raise ApiError(f"{waiting} requests wait already; try again later", 429, code="queue_full")
-        writer = _Writer(form, request.id, self.options.model, body.return_token_ids, int(time.time()))
-        tokens = self._tokens(http, request, body.stop, received, matcher, compile_s)
+        writer = _Writer(form, id, self.options.model, body.return_token_ids, int(time.time()))
+        tokens = self._tokens(http, groups, received, compile_s)
         if body.stream:
-            rewritten = matcher is not None and matcher.rewrites
-            events = self._events(tokens, writer, len(ids), body.stream_options, rewritten)
+            rewritten = any(matcher is not None and matcher.rewrites for matcher in matchers)
+            events = self._events(tokens, writer, choices, body.stream_options, rewritten)
             return StreamingResponse(events, media_type="text/event-stream")
-        answered, pieces = list[Generated](), []
-        async for token, piece in tokens:
-            del answered[len(answered) - token.replaces :]
-            answered.append(token)
-            pieces.append(piece)
-        if not answered or answered[-1].finish is None:
+        async for choice, token, piece in tokens:
+            choice.keep(token, piece)
+        if not all(choice.finished for choice in choices):
             return Response(status_code=499)  # the client has disconnected and will not read this
-        text = "".join(pieces)
-        return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
+        return JSONResponse(writer.whole(choices))
 
     async def _matcher(self, http: HttpRequest, field: str, constraint: Constraint) -> Matcher:
         """The matcher of a new answer that follows the constraint of a field. Raises ApiError, ClientDisconnect."""
@@ -238,101 +252,140 @@ class Server:
         return TextStream(self._grammars.vocabulary.decode)
 
     async def _tokens(
-        self,
-        http: HttpRequest,
-        request: Request,
-        stops: Sequence[str],
-        received: float,
-        matcher: Matcher | None,
-        compile_s: float,
-    ) -> AsyncGenerator[tuple[Generated, str], None]:
-        """The tokens of an answer, each with the text that can be sent with it. Ends early if the client disconnects.
-        Raises ApiError if the engine breaks."""
-        text, search = self._stream(matcher), StopSearch(stops)
+        self, http: HttpRequest, groups: Sequence[Sequence[_Choice]], received: float, compile_s: float
+    ) -> AsyncGenerator[tuple[_Choice, Generated, str], None]:
+        """The tokens of all answers of a request, each with the text that can be sent with it. Ends early if the client
+        disconnects. Raises ApiError if the engine breaks. `groups`: the answers to each prompt."""
         arrived: asyncio.Queue[Generated | RequestFailed | BackendFailed | None] = asyncio.Queue()
         disconnected = asyncio.create_task(_disconnected(http))
         disconnected.add_done_callback(lambda _: arrived.put_nowait(None))
-        outcome, count, cached, first = "dropped", 0, None, None
-        length, spans = 0, list[tuple[int, int]]()
+        choices = {choice.request.id: choice for group in groups for choice in group}
+        outcome = "dropped"
         try:
-            self.backend.submit(request, arrived.put_nowait)
-            while True:
+            for group in groups:
+                self.backend.submit([choice.request for choice in group], arrived.put_nowait)
+            while not all(choice.finished for choice in choices.values()):
                 token = await arrived.get()
                 if isinstance(token, RequestFailed | BackendFailed):
                     raise token
                 if token is None:
                     return
-                count += 1 - token.replaces
-                cached = token.cached_tokens
-                first = first or time.perf_counter()
-                last = token.finish is not None
-                added = text.add(token.token, last, token.replaces)
-                piece, stopped = search.add(added, last, count > request.min_tokens)
-                if token.forced and piece:
-                    spans.append((length, length + len(piece)))
-                length += len(piece)
-                if stopped:
-                    self.backend.drop(request.id)
-                    token = replace(token, finish="stop")
+                choice = choices[token.request]
+                if choice.finished:  # by a stop string; the engine did not know it yet
+                    continue
+                token, piece = choice.take(token)
                 if token.finish is not None:
-                    outcome = "finished"
-                yield token, piece
-                if token.finish is not None:
-                    return
+                    self.backend.drop(token.request)
+                yield choice, token, piece
         except (RequestFailed, BackendFailed) as error:
             outcome = "failed"
             status = 503 if isinstance(error, BackendFailed) else 400 if error.asked else 500
             raise ApiError(str(error), status) from None
         finally:
             disconnected.cancel()
-            self.backend.drop(request.id)
-            self._metrics.requests.labels(outcome).inc()
+            for choice in choices.values():
+                self._record(choice, outcome, received, compile_s)
+
+    def _record(self, choice: _Choice, outcome: str, received: float, compile_s: float) -> None:
+        """Count and log an answer that ended. `outcome`: how it ended if it is not complete."""
+        request, outcome = choice.request, "finished" if choice.finished else outcome
+        self.backend.drop(request.id)
+        self._metrics.requests.labels(outcome).inc()
+        if choice.first_of_prompt:
             self._metrics.prompt_tokens.inc(len(request.prompt))
-            self._metrics.cached_tokens.inc(cached or 0)
-            self._metrics.generated_tokens.inc(count)
-            self._log.request(
-                id=request.id,
-                received=received,
-                first=first,
-                last=time.perf_counter(),
-                outcome=outcome,
-                prompt_tokens=len(request.prompt),
-                cached_tokens=cached,
-                generated=count,
-                **({} if matcher is None else {"constrained": matcher.work.facts(compile_s, spans)}),
-            )
+            self._metrics.cached_tokens.inc(choice.cached or 0)
+        self._metrics.generated_tokens.inc(choice.count)
+        self._log.request(
+            id=request.id,
+            received=received,
+            first=choice.first,
+            last=time.perf_counter(),
+            outcome=outcome,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=choice.cached,
+            generated=choice.count,
+            **({} if choice.matcher is None else {"constrained": choice.matcher.work.facts(compile_s, choice.spans)}),
+        )
 
     async def _events(
         self,
-        tokens: AsyncGenerator[tuple[Generated, str], None],
+        tokens: AsyncGenerator[tuple[_Choice, Generated, str], None],
         writer: _Writer,
-        prompt: int,
+        choices: Sequence[_Choice],
         options: StreamOptions,
         rewritten: bool,
     ) -> AsyncIterator[str]:
-        """Server-sent events of a stream. `rewritten`: token ids may change, so only the last event holds them."""
-        count, cached, begun = 0, None, False
-        answered: list[Generated] = []
+        """Server-sent events of a stream. `rewritten`: token ids may change, so only an answer's last event holds
+        them."""
         try:
             async with contextlib.aclosing(tokens):
-                async for token, piece in tokens:
-                    count += 1 - token.replaces
-                    cached = token.cached_tokens
-                    del answered[len(answered) - token.replaces :]
-                    answered.append(token)
-                    event = writer.event(answered, piece, not begun, with_ids=not rewritten or token.finish is not None)
-                    begun = True
-                    if not rewritten or token.finish is not None:
-                        answered = []
-                    yield _event(
-                        event | {"usage": usage(prompt, count, cached)} if options.continuous_usage_stats else event
-                    )
+                async for choice, token, piece in tokens:
+                    choice.keep(token, piece)
+                    with_ids = not rewritten or token.finish is not None
+                    event = writer.event(choice, piece, with_ids)
+                    if with_ids:
+                        choice.tokens = []
+                    yield _event(event | {"usage": usage_of(choices)} if options.continuous_usage_stats else event)
         except ApiError as error:  # the status has been sent already, so the error is an event
             yield _event(error.body())
             return
         if options.include_usage:
-            yield _event({**writer.head(writer.form.event), "choices": [], "usage": usage(prompt, count, cached)})
+            yield _event({**writer.head(writer.form.event), "choices": [], "usage": usage_of(choices)})
         yield "data: [DONE]\n\n"
+
+
+@dataclass
+class _Choice:
+    """An answer to a prompt, as far as it has arrived."""
+
+    index: int
+    first_of_prompt: bool
+    """Whether this is the first of the answers to its prompt."""
+    request: Request
+    matcher: Matcher | None
+    stream: TextStream
+    search: StopSearch
+    count: int = 0
+    """Number of tokens so far."""
+    cached: int | None = None
+    first: float | None = None
+    """Time of the first token."""
+    finished: bool = False
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and end, in characters, of the parts of the text that the constraint forced."""
+    tokens: list[Generated] = field(default_factory=list)
+    """The tokens that are not sent yet."""
+    pieces: list[str] = field(default_factory=list)
+    length: int = 0
+    """Number of characters of the text so far."""
+
+    def take(self, token: Generated) -> tuple[Generated, str]:
+        """Add a token. Returns it with its reason to end, and the text that can be sent with it."""
+        self.count += 1 - token.replaces
+        self.cached = token.cached_tokens
+        self.first = self.first or time.perf_counter()
+        last = token.finish is not None
+        added = self.stream.add(token.token, last, token.replaces)
+        piece, stopped = self.search.add(added, last, self.count > self.request.min_tokens)
+        if token.forced and piece:
+            self.spans.append((self.length, self.length + len(piece)))
+        self.length += len(piece)
+        self.finished = stopped or last
+        return (replace(token, finish="stop") if stopped else token), piece
+
+    def keep(self, token: Generated, piece: str) -> None:
+        """Keep a token until it is sent."""
+        del self.tokens[len(self.tokens) - token.replaces :]
+        self.tokens.append(token)
+        self.pieces.append(piece)
+
+
+def usage_of(choices: Sequence[_Choice]) -> dict[str, Any]:
+    """Token counts of a request's answers so far. Each prompt counts once."""
+    firsts = [choice for choice in choices if choice.first_of_prompt]
+    cached = [choice.cached for choice in firsts if choice.cached is not None]
+    prompts = sum(len(choice.request.prompt) for choice in firsts)
+    return usage(prompts, sum(choice.count for choice in choices), sum(cached) if cached else None)
 
 
 @dataclass(frozen=True)
@@ -375,20 +428,22 @@ class _Writer:
     def head(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
-    def event(self, tokens: list[Generated], text: str, first: bool, with_ids: bool) -> dict[str, Any]:
+    def event(self, choice: _Choice, text: str, with_ids: bool) -> dict[str, Any]:
         """An event of a stream. `with_ids`: whether the event holds the token ids."""
-        return {**self.head(self.form.event), "choices": [self._choice(self.form.piece(text, first), tokens, with_ids)]}
+        piece = self.form.piece(text, len(choice.pieces) == 1)
+        return {**self.head(self.form.event), "choices": [self._choice(choice, piece, with_ids)]}
 
-    def whole(self, tokens: list[Generated], text: str, counts: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object of a whole answer."""
-        choices = [self._choice(self.form.text(text), tokens)]
-        return {**self.head(self.form.object), "choices": choices, "usage": counts}
+    def whole(self, choices: Sequence[_Choice]) -> dict[str, Any]:
+        """The JSON object of whole answers."""
+        entries = [self._choice(choice, self.form.text("".join(choice.pieces))) for choice in choices]
+        return {**self.head(self.form.object), "choices": entries, "usage": usage_of(choices)}
 
-    def _choice(self, text: dict[str, Any], tokens: list[Generated], with_ids: bool = True) -> dict[str, Any]:
-        choice = {"index": 0, **text, "logprobs": None, "finish_reason": tokens[-1].finish}
+    def _choice(self, choice: _Choice, text: dict[str, Any], with_ids: bool = True) -> dict[str, Any]:
+        finish = choice.tokens[-1].finish
+        entry = {"index": choice.index, **text, "logprobs": None, "finish_reason": finish}
         if self.return_token_ids:
-            choice["token_ids"] = [token.token for token in tokens] if with_ids else []
-        return choice
+            entry["token_ids"] = [token.token for token in choice.tokens] if with_ids else []
+        return entry
 
 
 def application(server: Server) -> Starlette:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,14 +42,14 @@ class Backend(Protocol):
     def start(self, observer: Observer) -> None:
         """Begin to compute, and report every step to the observer."""
 
-    def check(self, request: Request) -> None:
-        """Raise RequestRefused if the engine could never answer the request."""
+    def check(self, request: Request, answers: int) -> None:
+        """Raise RequestRefused if the engine could never give the request this number of answers at a time."""
 
     def tokens(self) -> tuple[int, frozenset[int]]:
         """Number of token ids, and the ids that end an answer."""
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
-        """Queue a checked request. Raises BackendFailed."""
+    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
+        """Queue checked requests with one prompt, which are answered together. Raises BackendFailed."""
 
     def drop(self, id: str) -> None:
         """Drop a request whose client disconnected."""
@@ -79,7 +79,7 @@ class ChunkBackend:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._inbox: list[Request] = []
+        self._inbox: list[Sequence[Request]] = []
         self._gone: list[str] = []
         self._changed = threading.Condition()
         """Guards the inbox, the list of dropped requests, and `_closing`."""
@@ -94,18 +94,18 @@ class ChunkBackend:
         self._observer = observer
         self._thread.start()
 
-    def check(self, request: Request) -> None:
-        self._engine.check(request)
+    def check(self, request: Request, answers: int) -> None:
+        self._engine.check(request, answers)
 
     def tokens(self) -> tuple[int, frozenset[int]]:
         return self._engine.model.vocabulary, frozenset(self._engine.model.eos_ids)
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
+    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         if self._failed:
             raise self._failed
-        self._answers[request.id] = deliver
+        self._answers |= dict.fromkeys([request.id for request in requests], deliver)
         with self._changed:
-            self._inbox.append(request)
+            self._inbox.append(requests)
             self._changed.notify()
 
     def drop(self, id: str) -> None:
@@ -164,8 +164,8 @@ class ChunkBackend:
                 self._changed.wait()
             inbox, self._inbox = self._inbox, []
             gone, self._gone = self._gone, []
-        for request in inbox:
-            self._engine.add(request)
+        for requests in inbox:
+            self._engine.add(*requests)
         if gone:
             self._engine.drop(gone)
         return not self._closing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
@@ -176,7 +176,7 @@ class RequestBody(Fields):
         }
     )
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty", "stream_interval"), (1,)),
+        **dict.fromkeys(("best_of", "repetition_penalty", "length_penalty", "stream_interval"), (1,)),
         **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "top_logprobs", "priority"), (0,)),
         **dict.fromkeys(("echo", "logprobs", "use_beam_search", "include_stop_str_in_output"), (False,)),
         **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "watermarking"), (False,)),
@@ -194,6 +194,7 @@ class RequestBody(Fields):
     }
 
     model: Annotated[str, Field(max_length=1024)]
+    n: Count = 1
     max_tokens: Count | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -224,10 +225,12 @@ class RequestBody(Fields):
             found = (field, constraint) if constraint is not None else found
         return found
 
-    def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None = None) -> Request:
-        """The engine's request. Raises ApiError if the sampling is out of range."""
+    def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None, answer: int) -> Request:
+        """The engine's request for one of the `n` answers to a prompt; answer i has the seed `seed` + i. Raises
+        ApiError if the sampling is out of range."""
+        seed = None if self.seed is None else self.seed + answer
         try:
-            sampling = Sampling(self.temperature, self.top_p, self.seed, self.top_k)
+            sampling = Sampling(self.temperature, self.top_p, seed, self.top_k)
         except RequestRefused as error:
             raise ApiError(str(error), param=error.field) from None
         stop = frozenset(self.stop_token_ids)
@@ -241,14 +244,11 @@ class CompletionBody(RequestBody):
 
     prompt: str | list[int] | list[str] | list[list[int]]
 
-    def one_prompt(self) -> str | list[int]:
-        """The prompt as text or token ids. Raises ApiError for several prompts."""
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each prompt as text or token ids."""
         prompt = self.prompt
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-            if len(prompt) > 1:
-                raise ApiError(f"{len(prompt)} prompts in one request; send one request for each", param="prompt")
-            return prompt[0]
-        return prompt  # type: ignore[return-value]  # a list of text or of lists was handled above
+        several = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
+        return prompt if several else [prompt]  # type: ignore[return-value, list-item]
 
 
 class ChatBody(RequestBody):

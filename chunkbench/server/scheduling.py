@@ -50,6 +50,11 @@ class Entry(ABC):
         return self._prompt_keys
 
     @property
+    def width(self) -> int:
+        """Number of sequences that the request becomes when its prompt is computed."""
+        return 1
+
+    @property
     def generated(self) -> int:
         """Number of tokens generated so far."""
         return self.length - self.text.prompt
@@ -199,6 +204,7 @@ class Scheduler(Generic[E]):
     Each step computes one token of every decoding sequence and, besides, at most `prompt_budget` tokens of prompts, in
     order of admission. Several tokens that were appended to a sequence at once are computed like a piece of a prompt,
     before new prompts. A request is admitted when fewer than `max_batch` sequences run and the manager has room for it.
+    A request that becomes several sequences needs room for all of them.
     If there is no room for a token of a decoding sequence, running sequences are preempted until all others fit.
     Preempted sequences wait at the front of the queue. In such a step no request is admitted.
     """
@@ -241,6 +247,11 @@ class Scheduler(Generic[E]):
         self._manager.free(entry.arrival)
         self.running.remove(entry)
         self._prefilling = [other for other in self._prefilling if other is not entry]
+
+    def branch(self, entry: E, twin: E) -> None:
+        """Let a twin of a running request run, which has the same computed tokens and its own memory."""
+        twin.computed, twin.joined, twin.cached_tokens = entry.computed, entry.joined, entry.cached_tokens
+        self.running.append(twin)
 
     def put_back(self, entry: E) -> None:
         """Free the memory of a running request, and put the request at the front of the queue."""
@@ -313,9 +324,10 @@ class Scheduler(Generic[E]):
             return
         if len(self.waiting) > 1 and self.rules.order != "fcfs":
             self.waiting = deque(self._order(self.waiting, self._manager))
-        while self.waiting and self._room(step, budget):
+        while self.waiting and self._room(step, budget, self.waiting[0].width):
             entry = self.waiting[0]
-            spare = len(self.running) if self.rules.spare else 0
+            branches = self._branches + entry.width - 1
+            spare = branches + (len(self.running) if self.rules.spare else 0)
             try:
                 if self._manager.allocate(entry.arrival, entry.text, entry.length, spare) is None:
                     return
@@ -333,8 +345,14 @@ class Scheduler(Generic[E]):
                 return
             self.waiting.popleft()
 
-    def _room(self, step: Step[E], budget: int) -> bool:
-        return len(self.running) < self.rules.max_batch and step.prompt_tokens < budget
+    def _room(self, step: Step[E], budget: int, width: int = 1) -> bool:
+        running = len(self.running) + self._branches
+        return running + width <= self.rules.max_batch and step.prompt_tokens < budget
+
+    @property
+    def _branches(self) -> int:
+        """Number of sequences that running requests still become."""
+        return sum(entry.width - 1 for entry in self._prefilling)
 
     def _prefill(self, step: Step[E], entry: E, budget: int) -> bool:
         """Choose the next part of a prompt within the budget. False if the manager has no room for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ class TransformersBackend:
         self._manager.start()
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, answers: int) -> None:
         if not request.sampling.greedy:
             raise RequestRefused("the engine transformers is greedy here: send temperature = 0", "temperature")
         if request.matcher is not None:
@@ -73,18 +74,19 @@ class TransformersBackend:
     def tokens(self) -> tuple[int, frozenset[int]]:
         return self._model.vocabulary, frozenset(self._model.eos_ids)
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
+    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         if self._failed:
             raise self._failed
-        self._answers[request.id] = _Answer(request, deliver)
-        self._manager.register_result_handler(request.id, self._take)
-        self._manager.add_request(
-            list(request.prompt),
-            request_id=request.id,
-            max_new_tokens=request.max_tokens,
-            streaming=True,
-            eos_token_id=sorted(self._ends(request)) or -1,
-        )
+        for request in requests:
+            self._answers[request.id] = _Answer(request, deliver)
+            self._manager.register_result_handler(request.id, self._take)
+            self._manager.add_request(
+                list(request.prompt),
+                request_id=request.id,
+                max_new_tokens=request.max_tokens,
+                streaming=True,
+                eos_token_id=sorted(self._ends(request)) or -1,
+            )
 
     def drop(self, id: str) -> None:
         if self._answers.pop(id, None):

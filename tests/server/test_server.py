@@ -196,7 +196,9 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
         ({"prompt": [1] * 2100}, 400, "together 2106: this server takes at most 2048", "prompt"),
         ({"prompt": []}, 400, "the prompt is empty", "prompt"),
         ({"prompt": [VOCABULARY]}, 400, "token ids of the prompt must lie between 0 and 299", "prompt"),
-        ({"prompt": [[1], [2]]}, 400, "2 prompts in one request", "prompt"),
+        ({"prompt": [[1], [2], []]}, 400, "prompt 2: the prompt is empty", "prompt"),
+        ({"prompt": ["w1", [2]]}, 400, "the field prompt is not valid", "prompt"),
+        ({"prompt": [[1]] * 1025}, 400, "1025 prompts with n = 1 ask for 1025 answers: this server", "prompt"),
         ({"prompt": {"a": 1}}, 400, "the field prompt is not valid", "prompt"),
         ({"prompt": None}, 400, "the field prompt is missing", "prompt"),
         ({"max_tokens": 0}, 400, "the field max_tokens is not valid", "max_tokens"),
@@ -212,7 +214,9 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
         ({"stream_options": {"include_usage": 1}}, 400, "the field stream_options is not valid", "stream_options"),
         ({"stream_options": {"odd": 1}}, 400, "the field stream_options.odd = 1 is not supp", "stream_options"),
         ({"model": "m" * 2000}, 400, "the field model is not valid", "model"),
-        ({"n": 2}, 400, "the field n = 2 is not supported; leave it out", "n"),
+        ({"n": 0}, 400, "the field n is not valid", "n"),
+        ({"n": 33}, 400, "n must be at most 32, not 33: this server computes at most", "n"),
+        ({"n": 2, "temperature": 1, "seed": 2**64 - 1}, 400, "seed must lie between", "seed"),
         ({"stop": ["w1", ""]}, 400, "the field stop is not valid: string should have at least 1 character", "stop"),
         ({"nonsense": 1}, 400, "the field nonsense = 1 is not supported", "nonsense"),
         ({"presence_penalty": 0.5}, 400, "the field presence_penalty = 0.5 is not supported", "presence_penalty"),
@@ -241,6 +245,45 @@ def test_fields_that_ask_for_nothing_are_taken(served: Served) -> None:
     message = {"role": "user", "content": "w8", "name": None, "tool_calls": [], "refusal": None}
     chat = {"messages": [message], "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto"}
     assert served.post("/v1/chat/completions", {**fields, **chat})[0] == 200
+
+
+def test_several_answers_to_several_prompts(served: Served, client: openai.OpenAI) -> None:
+    """Each answer is that of a request of its own, also in a stream; usage counts each prompt once."""
+    prompts, fields = [[*range(70), 1], [*range(70), 2]], {"temperature": 3, "max_tokens": 12, "return_token_ids": True}
+    one = [ask(client, prompt=prompt, seed=5 + n, **fields).choices[0] for prompt in prompts for n in range(3)]
+    assert len({choice.text for choice in one}) == 6
+    stop = one[1].text[6:9]
+    whole = ask(client, prompt=prompts, n=3, seed=5, stop=stop, **fields)
+    assert [choice.index for choice in whole.choices] == list(range(6))
+    assert (whole.usage.prompt_tokens, whole.usage.prompt_tokens_details.cached_tokens) == (142, 128)
+    assert whole.usage.completion_tokens == sum(len(choice.token_ids) for choice in whole.choices)
+    for alone, choice in zip(one, whole.choices, strict=True):
+        assert choice.text == alone.text.partition(stop)[0]
+        assert choice.finish_reason == ("stop" if stop in alone.text else "length")
+    assert {choice.finish_reason for choice in whole.choices} == {"stop", "length"}
+    texts, ends, order = [""] * 6, [""] * 6, list[int]()
+    for event in ask(client, prompt=prompts, n=3, seed=5, stop=stop, stream=True, **fields):
+        (choice,) = event.choices
+        texts[choice.index] += choice.text
+        ends[choice.index] = choice.finish_reason
+        order.append(choice.index)
+    assert (texts, ends) == ([c.text for c in whole.choices], [c.finish_reason for c in whole.choices])
+    assert order != sorted(order)
+
+
+def test_several_answers_of_a_chat(served: Served, client: openai.OpenAI) -> None:
+    fields: Any = {"model": "sharp", "messages": [{"role": "user", "content": "w8 w9"}], "max_tokens": 5, "seed": 1}
+    before = served.metric("prompt_tokens_total")
+    chat = client.chat.completions.create(n=4, **fields)
+    alone = [client.chat.completions.create(**{**fields, "seed": 1 + n}) for n in range(4)]
+    assert [choice.message.content for choice in chat.choices] == [one.choices[0].message.content for one in alone]
+    assert chat.usage is not None
+    assert served.metric("prompt_tokens_total") - before == 5 * chat.usage.prompt_tokens
+    roles = [event.choices[0].delta.role for event in client.chat.completions.create(n=4, stream=True, **fields)]
+    assert roles.count("assistant") == 4
+    with pytest.raises(openai.BadRequestError, match="n must be at most 32"):
+        client.chat.completions.create(n=100, **fields)
+    assert served.metric("requests_running") == 0
 
 
 def test_top_k_and_min_tokens_change_the_answer(served: Served, client: openai.OpenAI) -> None:

@@ -211,7 +211,7 @@ def test_no_budget_makes_the_start_long_and_lines_say_what_it_does(tmp_path: Pat
     config("llama-grouped").save_pretrained(tmp_path / "Llama-3.2-1B")
     choice, said = ModelChoice(str(tmp_path / "Llama-3.2-1B" / "config.json"), torch.float32), list[str]()
     backend, most = build_backend(choice, "chunk", EngineOptions(kv_bytes=1 << 20, prompt_budget=2**40), said.append)
-    backend.check(Request("r", [1], most - 1))
+    backend.check(Request("r", [1], most - 1), 1)
     assert [line.split()[:2] for line in said] == [["Llama-3.2-1B:", "drawing"], ["Llama-3.2-1B:", "preparing"]]
 
 

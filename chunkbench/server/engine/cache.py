@@ -115,6 +115,18 @@ class EngineCache(Manager):
             return False
         return True
 
+    def fork(self, sequence: int, twin: int, text: Text) -> bool:
+        """Add a sequence with the id `twin` and the computed tokens of another one. `text`: its own tokens. False if
+        there is no room for a copy of a partial last chunk."""
+        source = self._live[sequence]
+        try:
+            with self.tree:
+                handle = self._attention.fork(source.handle)
+        except PoolExhausted:
+            return False
+        self._live[twin] = _Live(handle, text, source.reached)
+        return True
+
     def truncate(self, sequence: int, tokens: int) -> None:
         """Keep K and V of the first `tokens` tokens of a sequence. Raises PoolExhausted if a shared chunk must be
         copied and there is no room, or if window heads lost the new last chunk."""

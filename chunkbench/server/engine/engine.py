@@ -14,7 +14,7 @@ from chunkbench.attention.errors import PoolExhausted
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.server.engine.cache import EngineCache
-from chunkbench.server.engine.errors import RequestFailed
+from chunkbench.server.engine.errors import RequestFailed, RequestRefused
 from chunkbench.server.engine.model import Model
 from chunkbench.server.engine.request import Finish, Generated, Request, Sequence
 from chunkbench.server.engine.sampling import next_tokens
@@ -163,21 +163,42 @@ class Engine:
         """Whether a step would do nothing."""
         return self._scheduler.idle and not self._early
 
-    def check(self, request: Request) -> None:
-        """Raise RequestRefused if the engine could never answer the request."""
+    def check(self, request: Request, answers: int = 1) -> None:
+        """Raise RequestRefused if the engine could never give the request this number of answers at a time."""
         request.check(self.max_length, self.model.vocabulary)
+        if answers > self.options.max_batch:
+            raise RequestRefused(
+                f"n must be at most {self.options.max_batch}, not {answers}: this server computes at most this number "
+                "of sequences at a time (--max-batch)",
+                "n",
+            )
+        size = self.options.chunk_size
+        if (len(request.prompt) // size + answers) * size > self.max_tokens:
+            raise RequestRefused(
+                f"the K/V memory holds {self.max_tokens} tokens: too few for {answers} answers to a prompt of "
+                f"{len(request.prompt)} tokens (--kv-memory)",
+                "n",
+            )
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestRefused."""
-        self.check(request)
-        # A constraint decides itself when the answer is complete.
-        goes_on = request.ignore_eos and request.matcher is None
-        ends = request.stop_ids | (frozenset() if goes_on else self.model.eos_ids)
-        sequence = Sequence(self._arrivals, request, list(request.prompt), ends)
-        self._arrivals += 1
-        begin = self._forced(sequence)
-        self._early += begin
-        if not begin or begin[-1].finish is None:
+    def add(self, request: Request, *others: Request) -> None:
+        """Queue a request. `others`: requests with the same prompt and constraint, such as answers with other seeds.
+        They begin together, when the prompt is computed, as forks of the first one. Raises RequestRefused."""
+        self.check(request, 1 + len(others))
+        sequences = []
+        for one in (request, *others):
+            # A constraint decides itself when the answer is complete.
+            goes_on = one.ignore_eos and one.matcher is None
+            ends = one.stop_ids | (frozenset() if goes_on else self.model.eos_ids)
+            sequence = Sequence(self._arrivals, one, list(one.prompt), ends)
+            self._arrivals += 1
+            begin = self._forced(sequence)
+            self._early += begin
+            if not begin or begin[-1].finish is None:
+                sequences.append(sequence)
+        if sequences and self.options.attention != "no-sharing":
+            sequences[0].others = sequences[1:]
+            sequences = sequences[:1]
+        for sequence in sequences:
             self._scheduler.add(sequence)
 
     def drop(self, ids: Iterable[str]) -> None:
@@ -185,9 +206,17 @@ class Engine:
 
         Unknown ids are ignored, because their answers may have just ended.
         """
-        gone = set(ids)
-        members = (*self._scheduler.running, *self._scheduler.waiting)
-        self._scheduler.drop([sequence for sequence in members if sequence.request.id in gone])
+        gone, dropped = set(ids), list[Sequence]()
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            sequence.others = [other for other in sequence.others if other.request.id not in gone]
+            if sequence.request.id not in gone:
+                continue
+            if sequence.others:  # another answer takes the place of the dropped one
+                heir = sequence.others.pop(0)
+                sequence.request, sequence.ends = heir.request, heir.ends
+            else:
+                dropped.append(sequence)
+        self._scheduler.drop(dropped)
 
     def step(self) -> StepReport:
         """Run a step: compute one token of every decoding sequence, and parts of prompts.
@@ -207,9 +236,11 @@ class Engine:
         failed: list[RequestFailed] = []
         self._computed = planned
         for sequence, outcome in self._outcomes(pieces) if pieces else ():
+            self._branch(sequence)
             if isinstance(outcome, RequestFailed):
-                self._cache.forget(sequence.arrival)
-                self._scheduler.finish(sequence)
+                if sequence.computed:
+                    self._cache.forget(sequence.arrival)
+                self._end(sequence)
                 failed.append(outcome)
             else:
                 generated += self._take(sequence, outcome)
@@ -241,10 +272,7 @@ class Engine:
         except Exception as error:
             self._cache.undo()
             if len(pieces) == 1:
-                sequence = pieces[0].entry
-                failure = RequestFailed(sequence.request.id, f"{type(error).__name__}: {error}")
-                failure.__cause__ = error
-                return [(sequence, failure)]
+                return [(sequence, _failure(sequence, error)) for sequence in _answers(pieces[0].entry)]
         middle = len(pieces) // 2
         outcomes = []
         for half in (pieces[:middle], pieces[middle:]):
@@ -263,12 +291,28 @@ class Engine:
         rows = [row for row, _ in sampled]
         logits = self.model.logits(tokens, positions, rows or [0], self._attention)
         self._computed = perf_counter()
-        sequences = [sequence for _, sequence in sampled]
+        sequences = [answer for _, sequence in sampled for answer in _answers(sequence)]
+        if len(sequences) > len(sampled):
+            logits = logits.repeat_interleave(torch.tensor([s.width for _, s in sampled], device=logits.device), 0)
         chosen = next_tokens(logits, sequences) if sequences else []
         return [
             (sequence, self._no_token(sequence) if token is None else token)
             for sequence, token in zip(sequences, chosen, strict=True)
         ]
+
+    def _branch(self, sequence: Sequence) -> None:
+        """Let the other answers of a prompt that was just computed run as forks. An answer without room for its copy of
+        a partial chunk waits at the front of the queue."""
+        others, sequence.others = sequence.others, []
+        for number, other in enumerate(others):
+            if not self._cache.fork(sequence.arrival, other.arrival, other.text):
+                self._scheduler.waiting.extendleft(reversed(others[number:]))
+                return
+            self._scheduler.branch(sequence, other)
+
+    def _end(self, sequence: Sequence) -> None:
+        """Remove a sequence, whether it runs or waits."""
+        self._scheduler.drop([sequence])
 
     def _no_token(self, sequence: Sequence) -> RequestFailed:
         matcher = sequence.request.matcher
@@ -290,7 +334,7 @@ class Engine:
         if generated[-1].finish is None:
             generated += self._forced(sequence)
         if generated[-1].finish is not None:
-            self._scheduler.finish(sequence)
+            self._end(sequence)
         return generated
 
     def _forced(self, sequence: Sequence) -> list[Generated]:
@@ -330,6 +374,17 @@ class Engine:
         if sequence.tokens[-1] in sequence.ends or complete:
             return "stop"
         return "length" if sequence.generated == request.max_tokens else None
+
+
+def _answers(sequence: Sequence) -> list[Sequence]:
+    """The sequence, and the other answers that begin with it."""
+    return [sequence, *sequence.others]
+
+
+def _failure(sequence: Sequence, error: Exception) -> RequestFailed:
+    failure = RequestFailed(sequence.request.id, f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _sampled(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence]]:

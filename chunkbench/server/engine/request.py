@@ -176,6 +176,12 @@ class Sequence(Entry):
     ends: frozenset[int] = frozenset()
     """Token ids that end the answer."""
     random: torch.Generator | None = field(default=None, repr=False)
+    others: list[Sequence] = field(default_factory=list, repr=False)
+    """Other answers to the same prompt. They become sequences of their own when the prompt is computed."""
+
+    @property
+    def width(self) -> int:
+        return 1 + len(self.others)
 
     @cached_property
     def text(self) -> GrowingText:

@@ -141,9 +141,11 @@ def test_a_stream_never_changes_its_text_and_tells_the_final_tokens(tmp_path: Pa
     regex = '\\{"name":"(xy|xa)z","no":[0-9]{3},"nap":"(yes|yet)"\\}'
     asked: dict[str, Any] = {"structured_outputs": {"regex": regex}, "return_token_ids": True, "temperature": 2.0}
     with TestClient(application(served(tmp_path, method))) as client:
+        several = ask(client, max_tokens=60, n=6, **asked | {"seed": 0}).json()["choices"]
         for seed in range(6):
             whole = ask(client, max_tokens=60, **asked | {"seed": seed}).json()
             (choice,) = whole["choices"]
+            assert choice | {"index": seed} == several[seed]
             options = {"include_usage": True, "continuous_usage_stats": True}
             lines = ask(client, max_tokens=60, stream=True, stream_options=options, **asked | {"seed": seed}).text
             *events, total = [json.loads(line[6:]) for line in lines.split("\n\n") if line.startswith("data: {")]
