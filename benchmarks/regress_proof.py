@@ -46,7 +46,7 @@ class Decision(NamedTuple):
 
 
 def present(run: Run) -> Decision:
-    """The current stopping rule. The first test comes at the minimum number of pairs, the next ones each time that the
+    """The current stopping rule. The first test comes at the minimum number of pairs. Each further test comes when the
     number has about doubled. The tests share the allowed error."""
     schedule = looks(FEWEST, run.seconds[FEWEST - 1], LIMIT_S)
     verdict: Verdict = "inconclusive"

@@ -1,8 +1,8 @@
 """Builds the documentation as a web site: `python scripts/build_docs.py`, which `make docs` calls.
 
-First collects in build/docs: docs/ (without docs/notes), the README and the other top pages, with links changed to fit
-the site; a page for each recorded run; and the API. Then mkdocs makes build/site, and fails if a link has no target. At
-the end the script checks that the site loads nothing from other hosts.
+First the script collects pages in build/docs: docs/ without docs/notes, the README and other top pages, a page for each
+recorded run, and the API. Links are changed to fit the site. Then mkdocs makes build/site. It fails if a link has no
+target. At the end the script checks that the site loads nothing from other hosts.
 """
 
 from __future__ import annotations

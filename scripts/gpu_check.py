@@ -1,12 +1,12 @@
-"""Check and time everything that needs a GPU, in one run with a time limit, in order of value.
+"""Check and time everything that needs a GPU, within a time limit. The most important steps come first.
 
     python3 scripts/gpu_check.py --out results/gpu-check
 
 Runs from a plain checkout, without installation and network. It needs an NVIDIA GPU, PyTorch for CUDA with its Triton,
-and the packages of pyproject.toml. Within a minute it says what works: every implementation, checked against float64 at
-a small shape. Then it runs the kernels' tests, then the experiments table3-gpu (Table 3) and gpu-kernels (the bars).
-When the time is up, it keeps the measurements that it has. It writes all results to one folder, and beside the folder
-one file with all of them, to send by mail.
+and the packages of pyproject.toml. In the first minute it checks every implementation against float64 at a small shape,
+and prints which ones work. Then it runs the kernels' tests, and the experiments table3-gpu and gpu-kernels. When the
+time is up, it keeps the measurements that it has. All results are in one folder. A file beside the folder contains them
+too, to send by mail.
 """
 
 from __future__ import annotations

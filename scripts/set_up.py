@@ -1,9 +1,9 @@
 """Make an environment for ChunkBench, or add an extra to it. Needs only Python 3.11; the Makefile calls it.
 
-    python3 scripts/set_up.py .venv             torch, ChunkBench (editable) with its native module, vLLM's CPU kernels
-    python3 scripts/set_up.py .venv serving     adds one of EXTRAS
-    python3 scripts/set_up.py .venv clients     .venv/clients: guidellm, which nightly tests send requests with
-    python3 scripts/set_up.py .venv-vllm vllm   an environment of its own: vLLM with its server, and our plug-in for it
+    python3 scripts/set_up.py .venv             installs torch, ChunkBench (editable) and vLLM's CPU kernels
+    python3 scripts/set_up.py .venv serving     adds the extra `serving`, one of EXTRAS
+    python3 scripts/set_up.py .venv clients     makes .venv/clients with guidellm, for nightly tests
+    python3 scripts/set_up.py .venv-vllm vllm   makes an environment with vLLM's server and our plug-in for it
 
 A torch that is already in the environment stays. So does the torch of the system, if it can use a GPU of this machine.
 When nothing is left to do, the stamp `.ready`, or `.ready-serving` for that extra, is written into the environment.

@@ -23,8 +23,6 @@ PROBES = ("tests/kernels/test_native_probes.py",)
 
 @dataclass(frozen=True)
 class Build:
-    """How a test build differs from the installed module."""
-
     flags: str
     tests: tuple[str, ...]
     settings: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Disturb ChunkBench on purpose and count the trials that it survives: `make torture`, or one part with
 `make torture PART=kill`.
 
-Each part makes trials until its time is over. A part names its minutes; all parts together take less than three hours.
+Each part makes trials until its time is over. Each part states its minutes; all parts take less than three hours.
 The message of a failed trial says how to repeat it. The number of the first trial depends on the date, so every night
 makes other trials.
 """

@@ -33,11 +33,10 @@ class LineStyle(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """How the implementations of a run appear in tables and figures. Mappings and methods take their ids."""
+    """How the implementations of a run appear in tables and figures. Keys and arguments are ids of implementations."""
 
     labels: Mapping[str, str]
     styles: Mapping[str, Style]
-    """The styles that the run recorded."""
     installed: Callable[[str], Style]
     """Returns the style of an implementation whose style the run did not record: runs of old versions record none, and
     some implementations appear only in the paper's tables."""
@@ -69,7 +68,8 @@ class Columns:
         return Column(self.name(implementation), show, self.heading(implementation))
 
     def heading(self, implementation: str) -> tuple[str, ...]:
-        """The heading of the column, as at most three lines of at most nine characters, unless the style names one."""
+        """The lines of the column's heading. If the style has no heading, it is made from the label: at most three
+        lines of nine characters."""
         stated = self.style(implementation).heading
         if stated:
             return stated

@@ -61,7 +61,8 @@ def _finite(value: Any) -> Any:
 
 
 def junit_xml(suite: Suite) -> str:
-    """Make JUnit XML. `failed` becomes a failure, `broken` an error, and `suspicious` a skipped test."""
+    """Make JUnit XML. A case of the level `failed` becomes a failure, `broken` an error, and `suspicious` a skipped
+    test."""
     tests = junitparser.TestSuite(suite.name)
     for name, value in suite.properties.items():
         tests.add_property(name, value)

@@ -47,7 +47,7 @@ class Metric:
     unit: Unit
     better: Better = "lower"
     combine: Callable[[Sequence[float]], float] = median
-    """Computes the figure from the known values."""
+    """Computes the figure of a result from its known values."""
     exact: bool = False
     """Whether the figure is counted, not measured. Then each change counts, however small."""
 

@@ -100,8 +100,6 @@ def printed_of_trees(paper: str, **named: str) -> float:
 
 
 class StatedRate(NamedTuple):
-    """A rate that the text of the paper states."""
-
     implementation: str
     n_p: int
     n_s: int

@@ -44,7 +44,7 @@ def quantities(
     has_numbers: Callable[[Row], bool] = lambda row: row.derived.latency_us is not None,
 ) -> Table:
     """Make a table with a line for each entry at each point. Lines without any value are left out. A point without
-    numbers keeps one line.
+    numbers has only the first line.
 
     If `has_numbers` is false for a row, its first cell is the row's status.
     """

@@ -118,8 +118,8 @@ class Evidence:
         return (group for run in self.runs for group in run.groups)
 
     def last(self, of: Callable[[Group], T | None], each_experiment: bool = False) -> list[T]:
-        """Call `of` with every point of every run, and return its values, without None. Of the runs with the same
-        point, only the last value is kept. With `each_experiment`, the last value of each experiment is kept."""
+        """The values that `of` returns for all points, without None. If several runs have the same point, the value of
+        the last run is used. With `each_experiment`, each experiment that has the point keeps a value."""
         found: dict[str, T] = {}
         for group in self.groups:
             value = of(group)

@@ -97,8 +97,8 @@ def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
 class Stated:
     """A bound that a source text states for a figure.
 
-    `decimals`: number of decimals of the printed bound; for a percentage, of its fraction. `most`: if the text states a
-    range, its upper end."""
+    `decimals`: number of decimals of the printed bound. A percentage is stored as a fraction, which has two decimals
+    more. `most`: upper end of a stated range."""
 
     direction: Bound
     bound: float
@@ -183,6 +183,7 @@ def replayed(words: str, figures: Sequence[Figure], agrees: bool | None = None) 
 
 
 def absent(what: str, experiment: str) -> Judgement:
-    """Make the judgement on a claim that these runs do not decide. It needs `what`, which `experiment` measures."""
+    """Make the judgement "not measured". `what`: the measurement that the claim needs. `experiment`: the experiment
+    that makes it."""
     reason = f"it needs {what}, which `chunkbench run {experiment}` measures"
     return Judgement("not measured", reason, experiment=experiment)

@@ -53,8 +53,8 @@ def each_reached(
 ) -> Judgement:
     """Judge a claim that states a bound for each figure. The worst figure decides.
 
-    The worst figure has the worst verdict. Of equal verdicts on the wrong side, it is a figure with the wrong direction
-    (not above `cause_above`). Then it is the figure with the smallest lower end relative to its bound.
+    The worst figure has the worst verdict. If several have it, a figure whose interval begins at or below `cause_above`
+    is worse. If several remain, the worst has the smallest lower end divided by its bound.
     """
 
     def goodness(pair: tuple[Figure, Stated]) -> tuple[int, bool, float]:

@@ -52,7 +52,7 @@ class CaseJudge:
 
     options: Options
     metric: Metric
-    """The compared figure."""
+    """The figure that is compared."""
     counts: Sequence[Metric]
     """Figures that are counted exactly. Each change of one gets its own verdict."""
     confidence: float

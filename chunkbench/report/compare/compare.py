@@ -127,7 +127,6 @@ def _fixed_work(
 
 
 _MOST_REASONS = 3
-"""Largest number of reasons that a message names."""
 
 
 def _check_measured(runs: Sequence[Run], metric: Metric, has_values: Callable[[Result], bool]) -> None:

@@ -36,7 +36,7 @@ from chunkbench.run_error import RunError
 
 _FEWEST_ROUNDS = 3
 _LEAST_ROUNDS = 0.25
-"""Smallest time for the rounds of a case, as a fraction of the time that the case needs before its second round."""
+"""The rounds of a case last at least this fraction of the time that the case needs before its second round."""
 
 
 @dataclass(frozen=True)

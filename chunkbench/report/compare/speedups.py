@@ -127,7 +127,7 @@ def speedups(
 
 _Point = tuple[Any, ...]
 _Cases = dict[_Point, list[dict[str, Result]]]
-"""Point -> `[process]`: implementation -> case."""
+"""For each point and each process: implementation -> case."""
 
 
 def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:

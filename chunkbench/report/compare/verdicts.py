@@ -73,7 +73,7 @@ class EnvironmentDifference(_Frozen):
     base: str
     head: str
     machine: bool
-    """Whether the difference forbids to compare times. Different versions of software do not."""
+    """Whether the difference forbids to compare times. False for different versions of software."""
 
 
 class FixedWork(_Frozen):
@@ -99,7 +99,6 @@ class SideSummary(_Frozen):
 class Settings(_Frozen):
     metric: str
     unit: str = ""
-    """Unit of the metric."""
     threshold: float
     confidence: float
     """Probability that all verdicts together are right."""

@@ -43,7 +43,8 @@ def _plain_names(columns: Columns) -> Columns:
 
 
 def svg(figure: Figure) -> tuple[str, str]:
-    """Two texts: the figure as SVG without its caption, and the caption. Words in the figure stay text."""
+    """Two texts: the figure as SVG without its caption, and the caption. Words in the SVG are text elements, not
+    outlines."""
     caption = str(figure.get_label())
     for text in list(figure.texts):
         text.remove()
@@ -58,7 +59,7 @@ PICTURES: Mapping[str, Mapping[str, Any]] = {
     ".svg": {"Date": None, "Creator": "ChunkBench"},
     ".pdf": {"CreationDate": None, "Creator": "ChunkBench"},
 }
-"""Ending of a figure's file -> metadata that matplotlib writes into it. They have no date, so equal figures give equal
+"""Ending of a figure's file -> metadata for matplotlib. The metadata contain no date, so equal figures give equal
 files."""
 
 

@@ -67,10 +67,8 @@ StyleName = Literal["screen", "paper"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of figures."""
-
     scale: float
-    """Inches of the figure divided by inches that the code states."""
+    """Factor on all sizes. With 1, a figure has the sizes that the code states."""
     least_inches: float
     """Smallest width of a figure, in inches."""
     captioned: bool
@@ -123,8 +121,8 @@ def plain(text: str) -> str:
 
 
 def handle(style: LineStyle, label: str, here: bool = True) -> Line2D:
-    """Make a line for the legend. If `here`, it shows measured values: with filled markers. Else it shows the paper's
-    values: thin and dotted, with hollow markers."""
+    """Make a line for the legend. For measured values (`here`), it has filled markers. For the paper's values, it is
+    thin and dotted, with hollow markers."""
     return Line2D([], [], label=label, **(style.line2d(markersize=6, linewidth=1.6) if here else paper_line(style)))
 
 
@@ -253,7 +251,7 @@ def axis_label(axis: str) -> str:
 
 def sharing(most: bool) -> dict[str, Any]:
     """Keyword arguments of matplotlib's `plot` for a line with one shared length. The line of the longest (`most`) is
-    thick with filled markers; others are thin with hollow ones."""
+    thick with filled markers. The other lines are thin with hollow markers."""
     return {"linewidth": 1.6} if most else {"linewidth": 0.8, "markerfacecolor": "white"}
 
 

@@ -56,7 +56,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         return describe(experiment, target)
 
     def estimate(self, experiment: ServingExperiment, target: Target) -> str:
-        """The whole budget, as an upper limit: a run leaves out work that does not fit."""
+        """Say that a run takes at most its budget, because it leaves out work that does not fit."""
         from chunkbench.bench.runner.dry_run import words_of
 
         if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):

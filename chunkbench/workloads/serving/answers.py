@@ -21,7 +21,8 @@ from chunkbench.workloads.serving.result import EqualAnswers
 
 Ids = tuple[int, ...]
 _BATCH, _ALIKE = 8, 32
-"""Transformers answers at most `_BATCH` questions together. Their prompts must begin with the same `_ALIKE` tokens."""
+"""Transformers answers at most `_BATCH` questions together. All prompts of a batch begin with the same `_ALIKE`
+tokens."""
 
 
 @dataclass(frozen=True)

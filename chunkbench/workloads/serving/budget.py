@@ -15,7 +15,7 @@ more."""
 FEWEST_SEEDS = 2
 """Smallest number of arrival seeds that allows a comparison."""
 _SHARES = 64
-"""Number of steps in which the requests are reduced until the run fits."""
+"""Number of steps in which `fit` goes from all requests down to the fewest."""
 
 
 class Cut(NamedTuple):

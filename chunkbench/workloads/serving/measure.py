@@ -1,5 +1,5 @@
-"""Measures a run on servers. All servers stay up, and take turns: each answers the requests of one arrival seed, then
-the next server does."""
+"""Measures a run on servers. All servers stay up and take turns: one server answers the requests of an arrival seed,
+then the next server answers the same requests."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class MemoryPlan:
     whose capacity `load` refers.
     """
     too_large: Mapping[str, str]
-    """System -> why it is left out: it does not fit into memory alone."""
+    """System that does not fit into memory even alone -> explanation with the sizes."""
     difference: str
     """How the plan differs from what the experiment asks for. Empty if it does not."""
 

@@ -171,7 +171,8 @@ def answers_s(
 def outlook(
     experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part], budget_s: float, before_s: float = 0.0
 ) -> list[str]:
-    """Lines that say what fits into the budget. `before_s`: seconds that the check `equal_answers` takes before."""
+    """Lines that say what fits into the budget. `before_s`: seconds that the check `equal_answers` takes before
+    measuring."""
     uncut = [Cut(part.requests, part.seeds) for part in parts]
     cuts = fit(parts, budget_s - before_s)
     if parts and not cuts[0].seeds:  # the first unit is measured in any case

@@ -134,7 +134,7 @@ class ConstrainedAnswers(Facts):
     cut: Count
     """Number of answers that were cut at the allowed number of tokens, so that they do not match."""
     invalid: Count
-    """Number of other answers that do not match."""
+    """Number of answers that do not match, although they were not cut."""
     work: dict[str, float] = Field(default_factory=dict)
     """Cost of following the constraint: name -> sum over the answers whose cost is known. Empty if no cost is known.
 
@@ -181,10 +181,10 @@ class EqualAnswers(Facts):
     transformers differ by less than `near_tie_below`.
     """
     different: Count
-    """Number of other answers that differ."""
+    """Number of answers whose first different token is not at a near tie."""
     near_tie_below: NonNegativeFloat
-    """The error of float32. Transformers computes the same tokens twice, one by one and all at once. This is the
-    largest change of the difference between the two largest logits.
+    """The error of float32. This is the largest change of the difference between the two largest logits if transformers
+    computes the same tokens all at once instead of one by one.
     """
     question: str
     """The text of one question, as an example."""
@@ -213,7 +213,7 @@ class ServingResult(ServingPoint, Result):
     short.
     """
     weights: str = ""
-    """Where the model's weights come from."""
+    """A remark on the model's weights for readers of the report. Empty if there is none."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """What the server says about its model in /v1/models."""

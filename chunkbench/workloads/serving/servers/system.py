@@ -103,10 +103,8 @@ class Watch:
         return []
 
     def constrained(self, start: float, end: float) -> Mapping[str, Mapping[str, Any]]:
-        """The server's name of a request -> its cost of following the constraint: name of the cost -> value. Contains
-        the requests between two times. Empty if the server does not record such costs.
-
-        `ConstrainedAnswers.work` lists the names of costs.
+        """Costs of following constraints, for the requests between two times: id of a request in the server -> name of
+        the cost -> value. Empty if the server does not record them. `ConstrainedAnswers.work` lists the names.
         """
         return {}
 
