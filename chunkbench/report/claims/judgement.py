@@ -80,7 +80,7 @@ class Figure:
 
     @property
     def saved(self) -> Figure:
-        """The figure 1 - `value`. If the value is a ratio of costs, this is the fraction that is saved."""
+        """A copy with 1 - `value`. If `value` is a ratio of costs, this is the fraction that is saved."""
         return replace(self, value=1 - self.value, low=1 - self.high, high=1 - self.low)
 
     @property

@@ -20,7 +20,7 @@ from chunkbench.workloads.serving.servers.system import Launch, Setting, System,
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
 IDLE_S = 0.05
-"""Seconds. A longer time between two steps means that there was no request meanwhile."""
+"""If there are more than this number of seconds between two steps, the server had no request meanwhile."""
 
 
 class StepLog(Watch):
