@@ -8,7 +8,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -18,10 +18,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from chunkbench.server.answers import CHAT, COMPLETION, Choice, Form, Writer, usage_of
 from chunkbench.server.backend import Backend, BackendFailed, Load
 from chunkbench.server.constrained import Constraint, ConstraintRefused, Grammars, Matcher, Method
 from chunkbench.server.constrained.grammars import MISSING, MOST_COMPILED
-from chunkbench.server.engine import Generated, Request, RequestFailed, RequestRefused, StepReport
+from chunkbench.server.engine import Generated, RequestFailed, RequestRefused, StepReport
 from chunkbench.server.protocol import (
     ApiError,
     ChatBody,
@@ -29,7 +30,6 @@ from chunkbench.server.protocol import (
     RequestBody,
     StreamOptions,
     parse,
-    usage,
 )
 from chunkbench.server.records import Log, Metrics
 from chunkbench.server.text import CheckpointTokenizer, StopSearch, TextStream
@@ -104,7 +104,7 @@ class Server:
         """Answer /v1/completions."""
         received = time.perf_counter()
         body, prompts = await self._read(http, self._completion)
-        return await self._answer(http, body, prompts, body.max_tokens or DEFAULT_MAX_TOKENS, _COMPLETION, received)
+        return await self._answer(http, body, prompts, body.max_tokens or DEFAULT_MAX_TOKENS, COMPLETION, received)
 
     def _completion(self, data: bytes) -> tuple[RequestBody, list[list[int]]]:
         body = parse(CompletionBody, data)
@@ -115,7 +115,7 @@ class Server:
         received = time.perf_counter()
         body, ids = await self._read(http, self._chat)
         limit = body.max_completion_tokens or body.max_tokens or max(1, self.options.max_length - len(ids))
-        return await self._answer(http, body, [ids], limit, _CHAT, received)
+        return await self._answer(http, body, [ids], limit, CHAT, received)
 
     def _chat(self, data: bytes) -> tuple[ChatBody, list[int]]:
         body = parse(ChatBody, data)
@@ -175,7 +175,7 @@ class Server:
         body: RequestBody,
         prompts: Sequence[list[int]],
         max_tokens: int,
-        form: _Form,
+        form: Form,
         received: float,
     ) -> Response:
         self._check_name(body.model)
@@ -184,17 +184,18 @@ class Server:
         if count > max(most, body.n):
             message = f"{len(prompts)} prompts with n = {body.n} ask for {count} answers"
             raise ApiError(f"{message}: this server takes at most {most} (--max-waiting)", param="prompt")
-        asked = body.constraint()
+        asked, told = body.constraint(), (body.logprobs_of_answer, body.logprobs_of_prompt) != (None, None)
         began = time.perf_counter()
-        matchers = [None if asked is None else await self._matcher(http, *asked) for _ in range(count)]
+        matchers = [None if asked is None else await self._matcher(http, *asked, told) for _ in range(count)]
         compile_s = time.perf_counter() - began
-        id, choices = f"{form.prefix}-{next(self._numbers)}", list[_Choice]()
+        id, choices = f"{form.prefix}-{next(self._numbers)}", list[Choice]()
         for matcher in matchers:
             prompt, answer = divmod(len(choices), body.n)
             own_id = id if count == 1 else f"{id}.{len(choices)}"
             request = body.request(own_id, prompts[prompt], max_tokens, matcher, answer)
             stream, search = self._stream(matcher), StopSearch(body.stop)
-            choices.append(_Choice(len(choices), answer == 0, request, matcher, stream, search))
+            echo = stream.begin(request.prompt) if body.echoes else None
+            choices.append(Choice(len(choices), answer == 0, request, matcher, stream, search, echo))
         if self.failure:
             raise ApiError(str(self.failure), 503)
         groups = [choices[first : first + body.n] for first in range(0, count, body.n)]
@@ -208,7 +209,8 @@ class Server:
         if waiting >= most:
             self._metrics.requests.labels("refused").inc()
             raise ApiError(f"{waiting} requests wait already; try again later", 429, code="queue_full")
-        writer = _Writer(form, id, self.options.model, body.return_token_ids, int(time.time()))
+        created = int(time.time())
+        writer = Writer(form, id, self.options.model, body.return_token_ids, created, self._text.token_text)
         tokens = self._tokens(http, groups, received, compile_s)
         if body.stream:
             rewritten = any(matcher is not None and matcher.rewrites for matcher in matchers)
@@ -220,17 +222,18 @@ class Server:
             return Response(status_code=499)  # the client has disconnected and will not read this
         return JSONResponse(writer.whole(choices))
 
-    async def _matcher(self, http: HttpRequest, field: str, constraint: Constraint) -> Matcher:
-        """The matcher of a new answer that follows the constraint of a field. Raises ApiError, ClientDisconnect."""
-        known = self._grammars.known(constraint) if self._grammars is not None else None
+    async def _matcher(self, http: HttpRequest, field: str, constraint: Constraint, masks: bool = False) -> Matcher:
+        """The matcher of a new answer that follows the constraint of a field; `masks`: with masks alone, because a
+        token that no logits chose has no log-probability. Raises ApiError, ClientDisconnect."""
+        known = self._grammars.known(constraint, masks) if self._grammars is not None else None
         if known is not None:
             return known
         async with self._compiling:
             if await http.is_disconnected():  # while other constraints were compiled
                 raise ClientDisconnect
-            return await asyncio.to_thread(self._compiled, field, constraint)
+            return await asyncio.to_thread(self._compiled, field, constraint, masks)
 
-    def _compiled(self, field: str, constraint: Constraint) -> Matcher:
+    def _compiled(self, field: str, constraint: Constraint, masks: bool) -> Matcher:
         """Compile a new constraint, one at a time, and return a matcher. The first call reads the tokenizer. Raises
         ApiError."""
         try:
@@ -238,7 +241,7 @@ class Server:
                 vocabulary, ends = self.backend.tokens()
                 options = self.options.constrained, self.options.compiled
                 self._grammars = Grammars(self._text.tokenizer_json(), vocabulary, ends, *options)
-            return self._grammars.matcher(constraint)
+            return self._grammars.matcher(constraint, masks)
         except ModuleNotFoundError:
             raise ApiError(f"this server follows no constraints: {MISSING}", param=field) from None
         except ConstraintRefused as error:
@@ -252,8 +255,8 @@ class Server:
         return TextStream(self._grammars.vocabulary.decode)
 
     async def _tokens(
-        self, http: HttpRequest, groups: Sequence[Sequence[_Choice]], received: float, compile_s: float
-    ) -> AsyncGenerator[tuple[_Choice, Generated, str], None]:
+        self, http: HttpRequest, groups: Sequence[Sequence[Choice]], received: float, compile_s: float
+    ) -> AsyncGenerator[tuple[Choice, Generated, str], None]:
         """The tokens of all answers of a request, each with the text that can be sent with it. Ends early if the client
         disconnects. Raises ApiError if the engine breaks. `groups`: the answers to each prompt."""
         arrived: asyncio.Queue[Generated | RequestFailed | BackendFailed | None] = asyncio.Queue()
@@ -286,7 +289,7 @@ class Server:
             for choice in choices.values():
                 self._record(choice, outcome, received, compile_s)
 
-    def _record(self, choice: _Choice, outcome: str, received: float, compile_s: float) -> None:
+    def _record(self, choice: Choice, outcome: str, received: float, compile_s: float) -> None:
         """Count and log an answer that ended. `outcome`: how it ended if it is not complete."""
         request, outcome = choice.request, "finished" if choice.finished else outcome
         self.backend.drop(request.id)
@@ -309,9 +312,9 @@ class Server:
 
     async def _events(
         self,
-        tokens: AsyncGenerator[tuple[_Choice, Generated, str], None],
-        writer: _Writer,
-        choices: Sequence[_Choice],
+        tokens: AsyncGenerator[tuple[Choice, Generated, str], None],
+        writer: Writer,
+        choices: Sequence[Choice],
         options: StreamOptions,
         rewritten: bool,
     ) -> AsyncIterator[str]:
@@ -320,11 +323,11 @@ class Server:
         try:
             async with contextlib.aclosing(tokens):
                 async for choice, token, piece in tokens:
-                    choice.keep(token, piece)
+                    text = choice.keep(token, piece)
                     with_ids = not rewritten or token.finish is not None
-                    event = writer.event(choice, piece, with_ids)
+                    event = writer.event(choice, text, with_ids)
                     if with_ids:
-                        choice.tokens = []
+                        choice.sent()
                     yield _event(event | {"usage": usage_of(choices)} if options.continuous_usage_stats else event)
         except ApiError as error:  # the status has been sent already, so the error is an event
             yield _event(error.body())
@@ -332,118 +335,6 @@ class Server:
         if options.include_usage:
             yield _event({**writer.head(writer.form.event), "choices": [], "usage": usage_of(choices)})
         yield "data: [DONE]\n\n"
-
-
-@dataclass
-class _Choice:
-    """An answer to a prompt, as far as it has arrived."""
-
-    index: int
-    first_of_prompt: bool
-    """Whether this is the first of the answers to its prompt."""
-    request: Request
-    matcher: Matcher | None
-    stream: TextStream
-    search: StopSearch
-    count: int = 0
-    """Number of tokens so far."""
-    cached: int | None = None
-    first: float | None = None
-    """Time of the first token."""
-    finished: bool = False
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """Begin and end, in characters, of the parts of the text that the constraint forced."""
-    tokens: list[Generated] = field(default_factory=list)
-    """The tokens that are not sent yet."""
-    pieces: list[str] = field(default_factory=list)
-    length: int = 0
-    """Number of characters of the text so far."""
-
-    def take(self, token: Generated) -> tuple[Generated, str]:
-        """Add a token. Returns it with its reason to end, and the text that can be sent with it."""
-        self.count += 1 - token.replaces
-        self.cached = token.cached_tokens
-        self.first = self.first or time.perf_counter()
-        last = token.finish is not None
-        added = self.stream.add(token.token, last, token.replaces)
-        piece, stopped = self.search.add(added, last, self.count > self.request.min_tokens)
-        if token.forced and piece:
-            self.spans.append((self.length, self.length + len(piece)))
-        self.length += len(piece)
-        self.finished = stopped or last
-        return (replace(token, finish="stop") if stopped else token), piece
-
-    def keep(self, token: Generated, piece: str) -> None:
-        """Keep a token until it is sent."""
-        del self.tokens[len(self.tokens) - token.replaces :]
-        self.tokens.append(token)
-        self.pieces.append(piece)
-
-
-def usage_of(choices: Sequence[_Choice]) -> dict[str, Any]:
-    """Token counts of a request's answers so far. Each prompt counts once."""
-    firsts = [choice for choice in choices if choice.first_of_prompt]
-    cached = [choice.cached for choice in firsts if choice.cached is not None]
-    prompts = sum(len(choice.request.prompt) for choice in firsts)
-    return usage(prompts, sum(choice.count for choice in choices), sum(cached) if cached else None)
-
-
-@dataclass(frozen=True)
-class _Form:
-    """The form in which a route sends its answers."""
-
-    prefix: str
-    """Prefix of the ids of answers."""
-    object: str
-    event: str
-    """Value of `object` in an event of a stream."""
-    text: Callable[[str], dict[str, Any]]
-    """Makes the fields that hold the text of a whole answer."""
-    piece: Callable[[str, bool], dict[str, Any]]
-    """Makes the fields that hold the text of an event. The second argument says whether it is the first event."""
-
-
-_COMPLETION = _Form(
-    "cmpl", "text_completion", "text_completion", lambda text: {"text": text}, lambda text, first: {"text": text}
-)
-_CHAT = _Form(
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text}},
-    lambda text, first: {"delta": {"role": "assistant", "content": text} if first else {"content": text}},
-)
-
-
-@dataclass(frozen=True)
-class _Writer:
-    """Makes the JSON of one answer."""
-
-    form: _Form
-    id: str
-    model: str
-    return_token_ids: bool
-    created: int
-
-    def head(self, object: str) -> dict[str, Any]:
-        return {"id": self.id, "object": object, "created": self.created, "model": self.model}
-
-    def event(self, choice: _Choice, text: str, with_ids: bool) -> dict[str, Any]:
-        """An event of a stream. `with_ids`: whether the event holds the token ids."""
-        piece = self.form.piece(text, len(choice.pieces) == 1)
-        return {**self.head(self.form.event), "choices": [self._choice(choice, piece, with_ids)]}
-
-    def whole(self, choices: Sequence[_Choice]) -> dict[str, Any]:
-        """The JSON object of whole answers."""
-        entries = [self._choice(choice, self.form.text("".join(choice.pieces))) for choice in choices]
-        return {**self.head(self.form.object), "choices": entries, "usage": usage_of(choices)}
-
-    def _choice(self, choice: _Choice, text: dict[str, Any], with_ids: bool = True) -> dict[str, Any]:
-        finish = choice.tokens[-1].finish
-        entry = {"index": choice.index, **text, "logprobs": None, "finish_reason": finish}
-        if self.return_token_ids:
-            entry["token_ids"] = [token.token for token in choice.tokens] if with_ids else []
-        return entry
 
 
 def application(server: Server) -> Starlette:

@@ -12,6 +12,9 @@ from chunkbench.server.constrained import Constraint, ConstraintRefused
 from chunkbench.server.constrained.constraint import ANY_OBJECT
 from chunkbench.server.engine import Matcher, Request, RequestRefused, Sampling
 
+MOST_LOGPROBS = 20
+"""Maximum number of most probable tokens in a list of log-probabilities, as in vLLM."""
+TopCount = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -177,8 +180,8 @@ class RequestBody(Fields):
     )
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **dict.fromkeys(("best_of", "repetition_penalty", "length_penalty", "stream_interval"), (1,)),
-        **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "top_logprobs", "priority"), (0,)),
-        **dict.fromkeys(("echo", "logprobs", "use_beam_search", "include_stop_str_in_output"), (False,)),
+        **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "priority"), (0,)),
+        **dict.fromkeys(("use_beam_search", "include_stop_str_in_output"), (False,)),
         **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "watermarking"), (False,)),
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
         **dict.fromkeys(("logit_bias", "vllm_xargs", "kv_transfer_params"), ({},)),
@@ -207,6 +210,7 @@ class RequestBody(Fields):
     stop_token_ids: Annotated[list[NonNegativeInt], Field(max_length=1024)] = []
     ignore_eos: bool = False
     return_token_ids: bool = False
+    prompt_logprobs: TopCount | None = None
     response_format: ResponseFormat = ResponseFormat(type="text")
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
@@ -225,6 +229,23 @@ class RequestBody(Fields):
             found = (field, constraint) if constraint is not None else found
         return found
 
+    @property
+    def echoes(self) -> bool:
+        """Whether the text of the prompt stands before the answer."""
+        return False
+
+    @property
+    def logprobs_of_answer(self) -> int | None:
+        """Number of most probable tokens to list with each token of the answer; None: no log-probabilities."""
+        return None
+
+    @property
+    def logprobs_of_prompt(self) -> int | None:
+        """The same for each token of the prompt. Raises ApiError."""
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError("prompt_logprobs come with whole answers: leave stream out", param="prompt_logprobs")
+        return self.prompt_logprobs
+
     def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None, answer: int) -> Request:
         """The engine's request for one of the `n` answers to a prompt; answer i has the seed `seed` + i. Raises
         ApiError if the sampling is out of range."""
@@ -233,8 +254,18 @@ class RequestBody(Fields):
             sampling = Sampling(self.temperature, self.top_p, seed, self.top_k)
         except RequestRefused as error:
             raise ApiError(str(error), param=error.field) from None
-        stop = frozenset(self.stop_token_ids)
-        return Request(id, prompt, max_tokens, sampling, stop, self.ignore_eos, self.min_tokens, matcher)
+        return Request(
+            id,
+            prompt,
+            max_tokens,
+            sampling,
+            frozenset(self.stop_token_ids),
+            self.ignore_eos,
+            self.min_tokens,
+            self.logprobs_of_answer,
+            self.logprobs_of_prompt,
+            matcher,
+        )
 
 
 class CompletionBody(RequestBody):
@@ -243,6 +274,22 @@ class CompletionBody(RequestBody):
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**RequestBody._neutral, "add_special_tokens": (True,)}
 
     prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: TopCount | None = None
+    echo: bool = False
+
+    @property
+    def echoes(self) -> bool:
+        return self.echo
+
+    @property
+    def logprobs_of_answer(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def logprobs_of_prompt(self) -> int | None:
+        asked = super().logprobs_of_prompt
+        given = [count for count in (asked, self.logprobs if self.echo else None) if count is not None]
+        return max(given, default=None)
 
     def prompts(self) -> Sequence[str | list[int]]:
         """Each prompt as text or token ids."""
@@ -254,10 +301,21 @@ class CompletionBody(RequestBody):
 class ChatBody(RequestBody):
     """Body of /v1/chat/completions."""
 
-    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**RequestBody._neutral, "add_special_tokens": (False,)}
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **RequestBody._neutral,
+        **dict.fromkeys(("add_special_tokens", "echo"), (False,)),
+    }
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: TopCount = 0
+
+    @property
+    def logprobs_of_answer(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
+        return self.top_logprobs if self.logprobs else None
 
 
 B = TypeVar("B", bound=RequestBody)

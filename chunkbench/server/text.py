@@ -30,6 +30,8 @@ class CheckpointTokenizer:
             self._tokenizer = tokenizer
             vocabulary = tokenizer.get_vocab()
             self._ids = frozenset(vocabulary.values())
+            self._texts: dict[int, str] = {}
+            self._anchor: int = [*tokenizer("a", add_special_tokens=False)["input_ids"], *self._ids][0]
             self._bytes = frozenset(vocabulary[name] for n in range(256) if (name := f"<0x{n:02X}>") in vocabulary)
             fast = getattr(tokenizer, "backend_tokenizer", None)
             cleaned = getattr(tokenizer, "clean_up_tokenization_spaces", False)
@@ -51,7 +53,18 @@ class CheckpointTokenizer:
             raise ApiError(f"the model's chat template refuses these messages: {error}", param="messages") from None
         return self._encode("messages", text, add_special_tokens=False)
 
-    def decode(self, ids: list[int]) -> str:
+    def token_text(self, token: int) -> str:
+        """The text of a token within a text, or the name of a special token; U+FFFD for bytes that are not a whole
+        character."""
+        if self._tokenizer is None or token not in self._ids:
+            return ""
+        if token not in self._texts:
+            # Decoders strip the beginning of a text, so another token stands before this one.
+            before, both = (self._tokenizer.decode(ids) for ids in ([self._anchor], [self._anchor, token]))
+            self._texts[token] = both[len(before) :]
+        return self._texts[token]
+
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
         if self._tokenizer is None:
             return ""
@@ -142,6 +155,12 @@ class TextStream:
         tokens."""
         self._all: list[int] = []
         self._all_given = ""
+
+    def begin(self, ids: Sequence[int]) -> str:
+        """Let the answer continue the text of these tokens, and return that text."""
+        self._ids, self._all, self._before = list(ids), list(ids), len(ids)
+        self._given = self._all_given = self._decode(self._ids)
+        return self._given
 
     def add(self, token: int, last: bool, replaces: int = 0) -> str:
         """The text that can be given after one more token; after the last token, all remaining text.

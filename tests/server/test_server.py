@@ -16,6 +16,7 @@ from typing import Any
 import openai
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
@@ -215,6 +216,13 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
         ({"stream_options": {"odd": 1}}, 400, "the field stream_options.odd = 1 is not supp", "stream_options"),
         ({"model": "m" * 2000}, 400, "the field model is not valid", "model"),
         ({"n": 0}, 400, "the field n is not valid", "n"),
+        (
+            {"logprobs": 21},
+            400,
+            "the field logprobs is not valid: input should be less than or equal to 20",
+            "logprobs",
+        ),
+        ({"prompt_logprobs": 1, "stream": True}, 400, "leave stream out", "prompt_logprobs"),
         ({"n": 33}, 400, "n must be at most 32, not 33: this server computes at most", "n"),
         ({"n": 2, "temperature": 1, "seed": 2**64 - 1}, 400, "seed must lie between", "seed"),
         ({"stop": ["w1", ""]}, 400, "the field stop is not valid: string should have at least 1 character", "stop"),
@@ -269,6 +277,74 @@ def test_several_answers_to_several_prompts(served: Served, client: openai.OpenA
         order.append(choice.index)
     assert (texts, ends) == ([c.text for c in whole.choices], [c.finish_reason for c in whole.choices])
     assert order != sorted(order)
+
+
+def reference_logprobs(checkpoint: Path, tokens: list[int]) -> torch.Tensor:
+    """`[tokens, vocabulary]`: log-probabilities of transformers, row i for the token after token i."""
+    module = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = module(torch.tensor([tokens])).logits[0]
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_logprobs_of_a_completion_and_its_prompt(client: openai.OpenAI, checkpoint: Path, repeated: bool) -> None:
+    """Also if the prompt is cached, and with several answers: all are those of transformers."""
+    prompt = [(7 * n) % 250 for n in range(300)]
+    fields = {"prompt": prompt, "temperature": 2, "seed": 3, "return_token_ids": True, "n": 2, "logprobs": 3}
+    answers = ask(client, echo=True, **fields).choices
+    for answer in answers:
+        tokens = [*prompt, *answer.token_ids]
+        expected, told = reference_logprobs(checkpoint, tokens), answer.logprobs
+        own = expected[range(len(tokens) - 1), tokens[1:]]
+        assert told.token_logprobs[0] is told.top_logprobs[0] is None
+        torch.testing.assert_close(torch.tensor(told.token_logprobs[1:]), own, atol=2e-3, rtol=1e-4)
+        assert told.tokens == [f" w{token}" for token in tokens]
+        assert told.text_offset == [sum(map(len, told.tokens[:n])) for n in range(len(tokens))]
+        for row, token, top in zip(expected, tokens[1:], told.top_logprobs[1:], strict=False):
+            values, best = row.topk(3)
+            assert {f" w{id}" for id in best.tolist()} | {f" w{token}"} == top.keys()
+            assert max(top.values()) == pytest.approx(values[0].item(), abs=2e-3)
+        assert answer.text.split() == [text.strip() for text in told.tokens]
+    assert answers[0].token_ids != answers[1].token_ids
+    (alone,) = ask(client, **fields | {"n": 1, "logprobs": 0}).choices
+    assert alone.logprobs.token_logprobs == pytest.approx(answers[0].logprobs.token_logprobs[300:], abs=1e-3)
+    assert [list(top) for top in alone.logprobs.top_logprobs] == [[f" w{token}"] for token in alone.token_ids]
+    stream = list(ask(client, echo=True, stream=True, **fields | {"n": 1}))
+    joined = [value for event in stream for value in event.choices[0].logprobs.token_logprobs]
+    assert joined[1:] == pytest.approx(answers[0].logprobs.token_logprobs[1:], abs=1e-3)
+    offsets = [offset for event in stream for offset in event.choices[0].logprobs.text_offset]
+    assert offsets == answers[0].logprobs.text_offset
+    assert "".join(event.choices[0].text for event in stream) == answers[0].text
+
+
+def test_prompt_logprobs_and_those_of_a_chat(served: Served, client: openai.OpenAI, checkpoint: Path) -> None:
+    messages: Any = [{"role": "user", "content": "w8 w9"}]
+    chat: Any = {"model": "sharp", "messages": messages, "max_tokens": 4, "temperature": 0}
+    whole = client.chat.completions.create(logprobs=True, top_logprobs=2, extra_body={"prompt_logprobs": 1}, **chat)
+    content = whole.choices[0].logprobs.content
+    tokens = [1, 8, 9, *(int(one.token[2:]) for one in content)]
+    expected = reference_logprobs(checkpoint, tokens)
+    assert whole.choices[0].message.content == "".join(one.token for one in content).strip()
+    for place, one in enumerate(content, 3):
+        assert one.logprob == pytest.approx(expected[place - 1, tokens[place]].item(), abs=2e-3)
+        assert [other.token for other in one.top_logprobs] == [f" w{id}" for id in expected[place - 1].topk(2).indices]
+        assert bytes(one.bytes).decode() == one.token
+    nothing, *prompt = whole.prompt_logprobs
+    assert nothing is None
+    for place, told in enumerate(prompt, 1):
+        own = told[str(tokens[place])]
+        assert own["logprob"] == pytest.approx(expected[place - 1, tokens[place]].item(), abs=2e-3)
+        assert own["rank"] == 1 + (expected[place - 1] > expected[place - 1, tokens[place]]).sum()
+        assert {other["rank"] for other in told.values()} == {1, own["rank"]}
+    streamed = client.chat.completions.create(logprobs=True, stream=True, **chat)
+    told = [one.logprob for event in streamed for one in event.choices[0].logprobs.content]
+    assert told == pytest.approx([one.logprob for one in content], abs=1e-3)
+    completion = ask(client, prompt=tokens[:3])
+    status, body = served.post("/v1/completions", {"model": "sharp", "prompt": tokens[:3], "prompt_logprobs": 0})
+    assert status == 200
+    assert [len(one) for one in body["choices"][0]["prompt_logprobs"][1:]] == [1, 1]
+    assert completion.choices[0].logprobs is None
 
 
 def test_several_answers_of_a_chat(served: Served, client: openai.OpenAI) -> None:

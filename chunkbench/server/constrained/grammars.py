@@ -42,8 +42,9 @@ times as high, `(a{9000}){9000}` took 330 MiB and 3 s. The work of a step is lim
 
 MISSING = "constrained answers need llguidance: pip install 'chunkbench[constrained]'"
 
-Compiled = Callable[[], Matcher]
-"""A compiled constraint: a function that makes the matcher of a new answer."""
+Compiled = Callable[[bool], Matcher]
+"""A compiled constraint: a function that makes the matcher of a new answer. Its argument says whether to use masks
+alone."""
 _KINDS: dict[Method, type[Matcher]] = {
     "mask": Matcher,
     "interleaved": Matcher,  # if the constraint has no template
@@ -79,15 +80,16 @@ class Grammars:
         self._compiled: Recent[Constraint, Compiled] = Recent(most_compiled, _MOST_BYTES)
         self._lock = threading.Lock()
 
-    def known(self, constraint: Constraint) -> Matcher | None:
-        """A matcher of a new answer if the constraint was compiled before; else None."""
+    def known(self, constraint: Constraint, masks: bool = False) -> Matcher | None:
+        """A matcher of a new answer if the constraint was compiled before; else None. `masks`: whether the answer is
+        made with masks alone, so that the model chooses each token."""
         with self._lock:
             compiled = self._compiled.get(constraint)
-        return None if compiled is None else compiled()
+        return None if compiled is None else compiled(masks)
 
-    def matcher(self, constraint: Constraint) -> Matcher:
+    def matcher(self, constraint: Constraint, masks: bool = False) -> Matcher:
         """A matcher of a new answer. The first call for a constraint compiles it. Raises ConstraintRefused."""
-        found = self.known(constraint)
+        found = self.known(constraint, masks)
         if found is not None:
             return found
         before, began = bytes_in_use(), time.monotonic()
@@ -97,17 +99,25 @@ class Grammars:
             self._compiled.keep(constraint, compiled, grown)
         if time.monotonic() - began > _LONG_S:  # such work leaves holes of tens of MiB in the heap
             give_back()
-        return compiled()
+        return compiled(masks)
 
     def _compile(self, constraint: Constraint) -> Compiled:
         state, kind = self._state(constraint), _KINDS[self._method]
+
+        def by_masks(masks: bool) -> Matcher:
+            return (Matcher if masks else kind)(state.deep_copy(), self.vocabulary)
+
         if self._method == "interleaved":
             try:
                 begin, gaps = self._template(constraint)
-                return lambda: InterleavedMatcher(state.deep_copy(), self.vocabulary, Place(begin, gaps))
+                return lambda masks: (
+                    by_masks(masks)
+                    if masks
+                    else InterleavedMatcher(state.deep_copy(), self.vocabulary, Place(begin, gaps))
+                )
             except ConstraintRefused as error:
                 logging.getLogger(__name__).info("masks alone for %.80s: %s", constraint.text, error)
-        return lambda: kind(state.deep_copy(), self.vocabulary)
+        return by_masks
 
     def _template(self, constraint: Constraint) -> tuple[bytes, list[Gap]]:
         """The template of a constraint: the fixed text with which it begins, and the gaps after this text. Raises

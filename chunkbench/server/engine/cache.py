@@ -11,6 +11,7 @@ from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.errors import PoolExhausted, WrongTokens
 from chunkbench.attention.manager import LiveSequences, Manager
 from chunkbench.attention.text import Text
+from chunkbench.server.engine.request import GrowingText
 
 
 @dataclass
@@ -79,6 +80,8 @@ class EngineCache(Manager):
 
     def computed_tokens(self, sequence: int) -> int:
         member = self._live[sequence]
+        if isinstance(member.text, GrowingText) and member.text.whole:
+            return member.reached
         with self.tree:
             written = self._attention.written(member.handle)
         return max(member.reached, written)

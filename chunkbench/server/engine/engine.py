@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -15,6 +16,7 @@ from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.server.engine.cache import EngineCache
 from chunkbench.server.engine.errors import RequestFailed, RequestRefused
+from chunkbench.server.engine.logprobs import TokenLogprobs, logprobs_of
 from chunkbench.server.engine.model import Model
 from chunkbench.server.engine.request import Finish, Generated, Request, Sequence
 from chunkbench.server.engine.sampling import next_tokens
@@ -56,6 +58,13 @@ class EngineOptions:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.cache == "radix" and self.attention == "no-sharing":
             raise ValueError("the cache radix keeps chunks to share them; attention no-sharing does not share")
+
+
+class Chosen(NamedTuple):
+    """The next token of a sequence."""
+
+    token: int
+    logprobs: TokenLogprobs | None
 
 
 @dataclass(frozen=True)
@@ -259,7 +268,7 @@ class Engine:
             tuple(failed),
         )
 
-    def _outcomes(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, int | RequestFailed]]:
+    def _outcomes(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, Chosen | RequestFailed]]:
         """Compute planned pieces. Returns, for each sequence whose last token is among them, the next token or why
         there is none.
 
@@ -284,26 +293,59 @@ class Engine:
             outcomes += self._outcomes(again)
         return outcomes
 
-    def _compute(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, int | RequestFailed]]:
+    def _compute(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, Chosen | RequestFailed]]:
         sampled = _sampled(pieces)
         tokens = [token for entry, first, count in pieces for token in entry.tokens[first : first + count]]
         positions = [place for _, first, count in pieces for place in range(first, first + count)]
         rows = [row for row, _ in sampled]
-        logits = self.model.logits(tokens, positions, rows or [0], self._attention)
+        asked = _asked(pieces)
+        if asked:
+            logits = self._prompt_logprobs(tokens, positions, asked, rows)
+        else:
+            logits = self.model.logits(tokens, positions, rows or [0], self._attention)
         self._computed = perf_counter()
         sequences = [answer for _, sequence in sampled for answer in _answers(sequence)]
         if len(sequences) > len(sampled):
             logits = logits.repeat_interleave(torch.tensor([s.width for _, s in sampled], device=logits.device), 0)
+        told = [row for row, sequence in enumerate(sequences) if sequence.request.logprobs is not None]
+        raw = logits[told] if told else None  # a copy, because the choice of tokens changes logits
         chosen = next_tokens(logits, sequences) if sequences else []
+        found = dict[int, TokenLogprobs]()
+        if raw is not None:
+            counts = [sequences[row].request.logprobs or 0 for row in told]
+            found = dict(zip(told, logprobs_of(raw, [chosen[row] or 0 for row in told], counts), strict=True))
         return [
-            (sequence, self._no_token(sequence) if token is None else token)
-            for sequence, token in zip(sequences, chosen, strict=True)
+            (sequence, self._no_token(sequence) if token is None else Chosen(token, found.get(row)))
+            for row, (sequence, token) in enumerate(zip(sequences, chosen, strict=True))
         ]
+
+    def _prompt_logprobs(
+        self, tokens: list[int], positions: list[int], asked: list[tuple[int, Sequence, int]], sampled: list[int]
+    ) -> torch.Tensor:
+        """Compute a step, and keep the log-probabilities of tokens of prompts. Returns the logits of the sampled rows.
+
+        `asked`: rows whose logits say how probable a token of a prompt is, each with its sequence and the token's
+        place.
+        """
+        rows = [row for row, _, _ in asked]
+        places, last = iter(asked), list[torch.Tensor]()
+        for part in self.model.logits_in_parts(tokens, positions, [*rows, *sampled], self._attention):
+            of_prompts = list(itertools.islice(places, len(part)))
+            counts = [sequence.request.prompt_logprobs or 0 for _, sequence, _ in of_prompts]
+            told = [sequence.tokens[place] for _, sequence, place in of_prompts]
+            for (_, sequence, place), found in zip(
+                of_prompts, logprobs_of(part[: len(told)], told, counts), strict=True
+            ):
+                sequence.prompt_logprobs[place:] = [found]
+            last.append(part[len(told) :])
+        return torch.cat(last)
 
     def _branch(self, sequence: Sequence) -> None:
         """Let the other answers of a prompt that was just computed run as forks. An answer without room for its copy of
         a partial chunk waits at the front of the queue."""
         others, sequence.others = sequence.others, []
+        for other in others:
+            other.prompt_logprobs = sequence.prompt_logprobs
         for number, other in enumerate(others):
             if not self._cache.fork(sequence.arrival, other.arrival, other.text):
                 self._scheduler.waiting.extendleft(reversed(others[number:]))
@@ -323,14 +365,24 @@ class Engine:
             sequence.request.id, f"{reason}; the model may need another dtype than {dtype_name(self.model.dtype)}"
         )
 
-    def _take(self, sequence: Sequence, token: int) -> list[Generated]:
+    def _take(self, sequence: Sequence, chosen: Chosen) -> list[Generated]:
         """Add a token to a sequence, and the tokens that its constraint forces after it. The sequence ends after its
         last token."""
-        matcher = sequence.request.matcher
+        request, token = sequence.request, chosen.token
         sequence.tokens.append(token)
-        if matcher is not None and token not in sequence.ends:
-            matcher.accept(token)
-        generated = [Generated(sequence.request.id, token, self._finish(sequence), sequence.cached_tokens)]
+        if request.matcher is not None and token not in sequence.ends:
+            request.matcher.accept(token)
+        of_prompt = tuple(sequence.prompt_logprobs) if sequence.generated == 1 and sequence.text.whole else ()
+        generated = [
+            Generated(
+                request.id,
+                token,
+                self._finish(sequence),
+                sequence.cached_tokens,
+                logprobs=chosen.logprobs,
+                prompt_logprobs=of_prompt,
+            )
+        ]
         if generated[-1].finish is None:
             generated += self._forced(sequence)
         if generated[-1].finish is not None:
@@ -374,6 +426,17 @@ class Engine:
         if sequence.tokens[-1] in sequence.ends or complete:
             return "stop"
         return "length" if sequence.generated == request.max_tokens else None
+
+
+def _asked(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence, int]]:
+    """The rows of a step whose logits say how probable a token of a prompt is: each with its sequence, and the place of
+    the token."""
+    asked, row = [], 0
+    for entry, first, count in pieces:
+        if entry.text.whole and entry.generated == 0:
+            asked += [(row + n, entry, first + n + 1) for n in range(min(count, entry.length - first - 1))]
+        row += count
+    return asked
 
 
 def _answers(sequence: Sequence) -> list[Sequence]:

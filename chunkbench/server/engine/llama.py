@@ -98,6 +98,12 @@ class LlamaForward:
     ) -> torch.Tensor:
         """Logits `[len(rows), vocabulary]`, float32, of some rows of a step. `attention` must have planned the tokens
         of the step."""
+        return self.head(self.hidden(tokens, positions, rows, attention))
+
+    def hidden(
+        self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
+    ) -> torch.Tensor:
+        """The residual stream `[len(rows), hidden size]` after the last layer, for some rows of a step."""
         count, threads = len(tokens), torch.get_num_threads()
         buffers = self._space(count)
         hidden, q, k, v, attended = (buffers[name][:count] for name in ("hidden", "q", "k", "v", "attended"))
@@ -113,10 +119,13 @@ class LlamaForward:
             attention.write_selected(number, k, v)
             attention.attend_selected(number, q, attended)
             layer.after_attention(step, threads)
-        chosen = hidden[rows]
-        normed = torch.empty(chosen.shape, dtype=self._dtype)
-        numbers = len(rows), self._hidden, self._norm.data_ptr(), self._epsilon
-        self._native.rms_norm(dtype_name(self._dtype), chosen.data_ptr(), *numbers, normed.data_ptr(), threads)
+        return hidden[rows]
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits `[rows, vocabulary]`, float32, from the residual stream `[rows, hidden size]`."""
+        normed, threads = torch.empty(hidden.shape, dtype=self._dtype), torch.get_num_threads()
+        numbers = len(hidden), self._hidden, self._norm.data_ptr(), self._epsilon
+        self._native.rms_norm(dtype_name(self._dtype), hidden.data_ptr(), *numbers, normed.data_ptr(), threads)
         return self._head(normed)
 
     def _space(self, rows: int) -> dict[str, torch.Tensor]:

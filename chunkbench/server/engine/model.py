@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
     raise ModelError(f"the engine needs transformers: {SERVING_INSTALL}") from error
 transformers.utils.logging.disable_progress_bar()
 
+PART = 128
 INTERFACE = "chunkbench"
 """Name of our function in transformers' table of attention functions."""
 _REFUSED = {"sliding_window": "a sliding window", "softcap": "soft-capping of scores", "s_aux": "attention sinks"}
@@ -102,6 +103,16 @@ class Model(ModelNumbers):
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    @torch.inference_mode()
+    def logits_in_parts(
+        self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
+    ) -> Iterator[torch.Tensor]:
+        """`logits` for many rows, in parts of at most `PART` rows, because a prompt's logits take much memory."""
+        if self._llama is None:
+            yield from self.logits(tokens, positions, rows, attention).split(PART)
+        else:
+            yield from map(self._llama.head, self._llama.hidden(tokens, positions, rows, attention).split(PART))
 
 
 def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from chunkbench.attention.text import TokenText
 from chunkbench.kernels.integers import Ints
 from chunkbench.server.engine.errors import RequestRefused
+from chunkbench.server.engine.logprobs import TokenLogprobs
 from chunkbench.server.scheduling import Entry
 
 Finish = Literal["length", "stop"]
@@ -101,6 +102,11 @@ class Request:
     """Whether to continue after the model's end-of-sequence ids."""
     min_tokens: int = 0
     """No token that would end the answer is chosen before the answer has this number of tokens."""
+    logprobs: int | None = None
+    """Number of most probable tokens whose log-probabilities come with each token of the answer, besides that of the
+    token itself. None: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, all of which are then computed, also cached ones."""
     matcher: Matcher | None = field(default=None, compare=False, repr=False)
     """State of the constraint that the answer must follow; only this request may use it."""
 
@@ -140,6 +146,10 @@ class Generated:
     """Whether the request's constraint left no choice, and the token was appended without the model."""
     replaces: int = 0
     """Number of tokens before this one that are no longer part of the answer, because other tokens replace them."""
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """With the first token of an answer, for each token of the prompt; None for the first token, which follows
+    nothing. Empty if the request does not ask for them."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +161,8 @@ class GrowingText:
     prompt: int
     total: int
     """Number of tokens of the prompt and of the longest possible answer."""
+    whole: bool = False
+    """Whether all tokens must be computed, also cached ones, because logits of the prompt are asked for."""
 
     def keys(self, block_tokens: int) -> Ints:
         return TokenText(self.ids, self.prompt, self.total).keys(block_tokens)
@@ -179,6 +191,9 @@ class Sequence(Entry):
     others: list[Sequence] = field(default_factory=list, repr=False)
     """Other answers to the same prompt. They become sequences of their own when the prompt is computed."""
 
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None], repr=False)
+    """Log-probabilities of the tokens of the prompt, as far as they are computed."""
+
     @property
     def width(self) -> int:
         return 1 + len(self.others)
@@ -187,7 +202,8 @@ class Sequence(Entry):
     def text(self) -> GrowingText:
         """The tokens of the sequence, for the cache."""
         prompt = len(self.request.prompt)
-        return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens)
+        whole = self.request.prompt_logprobs is not None
+        return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens, whole)
 
     @property
     def length(self) -> int:

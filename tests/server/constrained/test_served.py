@@ -158,8 +158,11 @@ def test_a_stream_never_changes_its_text_and_tells_the_final_tokens(tmp_path: Pa
         cut = ask(client, max_tokens=9, **asked).json()
         assert cut["choices"][0]["finish_reason"] == "length"
         assert cut["usage"]["completion_tokens"] == 9
+        (scored,) = ask(client, max_tokens=60, logprobs=1, echo=True, **asked).json()["choices"]
+        assert re.search(regex, scored["text"])
+        assert None not in scored["logprobs"]["token_logprobs"][1:]
     told = [json.loads(line)["constrained"] for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
-    for line in told[:-1]:
+    for line in told[:-2]:
         assert line["sampled"] + line["forced"] - line["rolled_back"] >= len(choice["token_ids"]) - 8
         spans = [choice["text"][begin:end] for begin, end in line["spans"]]
         assert "".join(spans).startswith('{"name":"') == (method != "mask")

@@ -1,0 +1,66 @@
+"""Log-probabilities of tokens: of the chosen token, and of the most probable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+_GROUP = 64
+"""Tokens of a group in the search for the most probable tokens."""
+
+
+class Logprob(NamedTuple):
+    """A token that could come next."""
+
+    token: int
+    logprob: float
+    """Natural logarithm of the token's probability under the model, before temperature, top_p and constraints."""
+    rank: int
+    """1 for the most probable token."""
+
+
+class TokenLogprobs(NamedTuple):
+    """The log-probability of a token of a prompt or an answer, and those of its most probable alternatives."""
+
+    chosen: Logprob
+    top: tuple[Logprob, ...]
+    """The most probable tokens, best first, as many as the request asks for."""
+
+
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Log-probabilities under each row of logits `[n, vocabulary]`: of `tokens[i]`, and of the `counts[i]` most
+    probable tokens."""
+    logits = logits.float()
+    sums = logits.logsumexp(-1)
+    own = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
+    ranks = (logits > own).sum(-1).add_(1).tolist()
+    chosen = (own[:, 0] - sums).tolist()
+    values, ids = _largest(logits, min(max(counts, default=0), logits.shape[-1]))
+    best, places = (values - sums[:, None]).tolist(), ids.tolist()
+    return [
+        TokenLogprobs(
+            Logprob(token, chosen[row], ranks[row]),
+            tuple(Logprob(id, best[row][rank], rank + 1) for rank, id in enumerate(places[row][:count])),
+        )
+        for row, (token, count) in enumerate(zip(tokens, counts, strict=True))
+    ]
+
+
+def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values, ids) of the largest logits of each row, `[n, count]` both, largest first.
+
+    The largest ones lie in the groups with the largest maxima, so that only these groups are sorted.
+    """
+    rows, vocabulary = logits.shape
+    if count == 0 or vocabulary < _GROUP * count:
+        values, ids = logits.topk(count)
+        return values, ids
+    whole = vocabulary // _GROUP * _GROUP
+    groups = logits[:, :whole].view(rows, -1, _GROUP).amax(-1).topk(count).indices
+    candidates = (groups[..., None] * _GROUP + torch.arange(_GROUP, device=logits.device)).flatten(1)
+    rest = torch.arange(whole, vocabulary, device=logits.device).expand(rows, -1)
+    candidates = torch.cat([candidates, rest], -1)
+    values, places = logits.gather(-1, candidates).topk(count)
+    return values, candidates.gather(-1, places)
