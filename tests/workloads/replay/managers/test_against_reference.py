@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkbench.attention.errors import UnknownSequence
+from chunkbench.attention.errors import EmptySequence, UnknownSequence, WrongTokens
 from chunkbench.attention.manager import NeverFits
 from chunkbench.attention.text import SegmentText, Text, TokenText
 from chunkbench.workloads.replay.managers import keyed_blocks
@@ -206,17 +207,22 @@ class Both:
             self.swapped.remove(out[0])
 
     def misuse(self, a: int, b: int) -> None:
-        """An id that no live sequence has; the model does not see these calls."""
-        unknown, text, manager = min(set(range(IDS + 1)) - set(self.known)), new_text(a, b), self.manager
+        """An id that nobody has, or that of a sequence that is swapped out; the model does not see these calls."""
+        nobody, manager = min(set(range(IDS + 1)) - set(self.known)), self.manager
         ready = [sequence for sequence in self.done if self.done[sequence] == self.known[sequence]]
-        for method, *arguments in (
-            (manager.computed_tokens, unknown),
-            (manager.extend, unknown, 1),
-            (manager.append, [*ready, unknown]),
-            (manager.grow, unknown, 2),
-            (manager.fork, unknown, 99, text),
-            (manager.free, unknown),
-        ):
+        calls = [(manager.free, nobody)]
+        for unknown in (nobody, *self.swapped):
+            calls += [
+                (manager.computed_tokens, unknown),
+                (manager.table, unknown),
+                (manager.extend, unknown, 1),
+                (manager.append, [*ready, unknown]),
+                (manager.grow, unknown, 2),
+                (manager.fork, unknown, 99, new_text(a, b)),
+            ]
+            if isinstance(manager, Paged):
+                calls.append((manager.swap_out, unknown))
+        for method, *arguments in calls:
             with pytest.raises(UnknownSequence):
                 method(*arguments)
 
@@ -322,3 +328,78 @@ def test_blocks_with_one_key_while_the_queue_is_cleaned_all_the_time(
         evictions += manager.evictions
     assert equal > 100
     assert evictions > 20
+
+
+ONE = TokenText([1], 1, 1)
+MISUSE: list[tuple[Callable[[], object], type[Exception], str]] = [
+    *[(partial(Paged, *given), ValueError, "no memory") for given in ((0, 4), (4, 0), (4, 4, 1.0), (4, 4, -0.1))],
+    *[(partial(HashedBlocks, *given), ValueError, "no memory") for given in ((0, 4), (4, 0))],
+    (partial(Contiguous, 0, "max", 1), ValueError, "at least 1 slot"),
+    (partial(Contiguous, 1, "max", 0), ValueError, "at least 1 token"),
+    (partial(Contiguous, 1, "all", 1), ValueError, '"all"'),  # type: ignore[arg-type]
+    (partial(Paged(4, 4).allocate, 1, ONE, 0), EmptySequence, ""),
+    (partial(HashedBlocks(4, 4).allocate, 1, ONE, 0), EmptySequence, ""),
+    (partial(Contiguous(8, "exact", 8).allocate, 1, ONE, 0), EmptySequence, ""),
+    *[(partial(SegmentText, [(id, 4)], 4), WrongTokens, "lie between 0 and 274877906943") for id in (-1, 1 << 38)],
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), MISUSE)
+def test_misuse(call: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words or None):
+        call()
+
+
+def segments(*parts: tuple[int, int]) -> SegmentText:
+    """A prompt of segments (id, tokens)."""
+    return SegmentText(parts, sum(tokens for _, tokens in parts))
+
+
+def run(manager: Any, sequence: int, prompt: SegmentText) -> int | None:
+    """Join, compute the prompt, leave. Returns the tokens that were found."""
+    cached: int | None = manager.allocate(sequence, prompt, prompt.prompt)
+    if cached is not None:
+        assert manager.extend(sequence, prompt.prompt)
+        manager.free(sequence)
+    return cached
+
+
+def test_tokens_that_the_text_does_not_know_have_no_key() -> None:
+    manager = HashedBlocks(4, 2)
+    assert manager.allocate(1, TokenText([5, 6, 7], prompt=3, total=8), 3) == 0
+    assert manager.extend(1, 3)
+    assert manager.append([1])
+    manager.free(1)
+    assert manager.accounts().evictable == 2
+    assert manager.cached(TokenText([5, 6, 7, 8, 9], prompt=5, total=8)) == 2
+
+
+def test_a_key_behind_a_block_without_one() -> None:
+    manager = HashedBlocks(8, 2)
+    assert manager.allocate(1, TokenText([5, 6, 7], prompt=3, total=6), 3) == 0
+    assert manager.extend(1, 3)
+    assert manager.append([1])  # the second block is full and has no key
+    assert manager.fork(1, 2, TokenText([5, 6, 7, 8, 9, 4], prompt=3, total=6))
+    assert manager.append([2])
+    assert manager.append([2])  # the third has one
+    manager.free(1)
+    manager.free(2)
+    assert manager.accounts().evictable == 4
+    assert manager.cached(TokenText([5, 6, 7, 8, 9, 4, 3], prompt=7, total=8)) == 2
+    assert run(manager, 3, segments((1, 16))) == 0
+    assert manager.evictions == 2
+
+
+def test_a_memory_without_limit_costs_what_is_used_of_it() -> None:
+    manager = HashedBlocks(1 << 60, 16)
+    assert run(manager, 1, segments((1, 100))) == 0
+    assert manager.cached(segments((1, 100))) == 96
+    assert manager.accounts().capacity == manager.capacity == 1 << 64
+
+
+def test_what_is_used_again_and_again_takes_no_more_memory() -> None:
+    manager = HashedBlocks(4100, 1)
+    for sequence in range(30):
+        assert run(manager, sequence, segments((1, 4000), (2 + sequence, 1))) == (4000 if sequence else 0)
+        assert manager._pool._queued <= 2 * manager._pool.evictable + keyed_blocks._MOST_OUTDATED
+    assert manager.cached(segments((1, 4000), (31, 9))) == 4001

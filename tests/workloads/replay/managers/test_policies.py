@@ -10,17 +10,18 @@ from functools import cache
 import pytest
 
 from chunkbench.attention.errors import UnknownSequence
-from chunkbench.attention.text import SegmentText, Text, TokenText
+from chunkbench.attention.text import Text, TokenText
 from chunkbench.server.scheduling import Rules
 from chunkbench.traffic.replayed import ReplayRequest
-from chunkbench.workloads.replay.managers import Accounts, NeverFits, PrefixManager, Reads, policies
+from chunkbench.workloads.replay.managers import Accounts, NeverFits, PrefixManager, policies
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 from chunkbench.workloads.replay.managers.policies import Adaptive, Belady, LeastFrequent
 from chunkbench.workloads.replay.managers.policy_blocks import Policy, PolicyBlocks
 from chunkbench.workloads.replay.simulate import replay
 from chunkbench.workloads.replay.step_time import Constant
 from tests.workloads.replay.managers.reference import SlowPolicy
-from tests.workloads.replay.managers.test_against_reference import Both, drawn
+from tests.workloads.replay.managers.test_against_reference import Both, drawn, segments
+from tests.workloads.replay.managers.test_against_reference import run as run_segments
 
 Name = tuple[int, ...]
 
@@ -235,88 +236,37 @@ def test_arc_does_what_lists_do() -> None:
     assert any(target % 1 for target in targets)
 
 
-def test_a_scan_does_not_empty_arc() -> None:
-    arc = Adaptive(8)
-    managers = [HashedBlocks(8, 1), HashedBlocks(8, 1, PolicyBlocks(8, arc))]
-    for manager in managers:
-        for _ in range(2):
-            run(manager, 1, 2, 3, 4)
-        for number in range(10, 40):
-            run(manager, number)
-    assert [cached(manager, 1, 2, 3) for manager in managers] == [0, 3]
-    assert arc.target == 0
-    run(managers[1], 38)  # still there, and computed again, so it is one that was used again
-    assert arc.target == 0
-    run(managers[1], 33)  # a ghost: it left too early
-    assert arc.target == 1
-    assert cached(managers[1], 33) == 1
-
-
-def prefix_text(*parts: tuple[int, int], prompt: int | None = None) -> SegmentText:
-    """Segments; without `prompt`, all of them."""
-    return SegmentText(parts, sum(tokens for _, tokens in parts) if prompt is None else prompt)
-
-
-def run_prefix(manager: PrefixManager, sequence: int, one: SegmentText) -> int | None:
-    """Join, compute the whole prompt, leave. Returns the cached tokens."""
-    cached = manager.allocate(sequence, one, one.prompt)
-    if cached is not None:
-        assert manager.extend(sequence, one.prompt)
-        manager.free(sequence)
-    return cached
-
-
-def test_live_sequences_share_and_nothing_stays() -> None:
-    manager = PrefixManager(10, 4)
-    first, second = prefix_text((1, 8), (2, 3), (9, 5), prompt=11), prefix_text((1, 8), (3, 6))
-    assert manager.allocate(1, first, 11) == 0
-    assert manager.computed_tokens(1) == 0
-    assert manager.allocate(2, second, 14) == 0  # the chunks are there, their K and V are not
-    assert manager.extend(1, 8)
-    assert (manager.computed_tokens(2), manager.cached(second)) == (8, 12)
-    assert manager.extend(1, 11)
-    assert manager.extend(2, 14)
-    assert manager.reads() == Reads(private=9, shared=8, shared_covered=16)
-    assert manager.accounts() == Accounts(17, 1, 2, 0, 0, 20, 25)
-    assert manager.slots_held == 20
-    manager.free(1)
-    assert manager.cached(second) == 12
-    manager.free(2)
-    assert manager.cached(second) == 0
-    assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 40, 0)
-
-
 def test_what_finished_sequences_leave_is_found_and_evicted_least_recently_used_first() -> None:
     manager = PrefixManager(6, 2, retain=True)
-    assert run_prefix(manager, 1, prefix_text((1, 4), (9, 1))) == 0
-    assert run_prefix(manager, 2, prefix_text((2, 4))) == 0
+    assert run_segments(manager, 1, segments((1, 4), (9, 1))) == 0
+    assert run_segments(manager, 2, segments((2, 4))) == 0
     assert manager.accounts() == Accounts(0, 0, 0, 0, 8, 4, 0)
-    assert run_prefix(manager, 3, prefix_text((1, 4), (8, 1))) == 4  # used again: now the second one is older
-    assert run_prefix(manager, 4, prefix_text((4, 6))) == 0
-    assert (manager.cached(prefix_text((1, 5))), manager.cached(prefix_text((2, 5)))) == (4, 0)
+    assert run_segments(manager, 3, segments((1, 4), (8, 1))) == 4  # used again: now the second one is older
+    assert run_segments(manager, 4, segments((4, 6))) == 0
+    assert (manager.cached(segments((1, 5))), manager.cached(segments((2, 5)))) == (4, 0)
     assert manager.evictions == 2
 
 
 def test_leaves_are_evicted_before_what_they_hang_on() -> None:
     manager = PrefixManager(4, 2, retain=True)
-    run_prefix(manager, 1, prefix_text((1, 2), (2, 2)))
-    run_prefix(manager, 2, prefix_text((1, 2), (3, 2)))
-    assert run_prefix(manager, 3, prefix_text((4, 4))) == 0  # takes the free chunk and the oldest leaf
-    assert [manager.cached(prefix_text((1, 2), (last, 9))) for last in (2, 3)] == [2, 4]
+    run_segments(manager, 1, segments((1, 2), (2, 2)))
+    run_segments(manager, 2, segments((1, 2), (3, 2)))
+    assert run_segments(manager, 3, segments((4, 4))) == 0  # takes the free chunk and the oldest leaf
+    assert [manager.cached(segments((1, 2), (last, 9))) for last in (2, 3)] == [2, 4]
 
 
 def test_a_join_never_evicts_what_it_finds_and_changes_nothing_if_it_is_refused() -> None:
     manager = PrefixManager(4, 2, retain=True)
-    assert manager.allocate(1, prefix_text((1, 5)), 5) == 0
+    assert manager.allocate(1, segments((1, 5)), 5) == 0
     assert manager.extend(1, 4)
     manager.free(1)  # only what was computed stays
-    assert manager.allocate(2, prefix_text((2, 4)), 4) == 0
+    assert manager.allocate(2, segments((2, 4)), 4) == 0
     before = manager.accounts()
-    assert manager.allocate(3, prefix_text((1, 4), (3, 2)), 6) is None
+    assert manager.allocate(3, segments((1, 4), (3, 2)), 6) is None
     assert manager.accounts() == before
-    assert manager.cached(prefix_text((1, 9))) == 4
+    assert manager.cached(segments((1, 9))) == 4
     manager.free(2)
-    assert manager.allocate(3, prefix_text((1, 4), (3, 2)), 6) == 4
+    assert manager.allocate(3, segments((1, 4), (3, 2)), 6) == 4
 
 
 def test_misuse() -> None:
@@ -324,10 +274,10 @@ def test_misuse() -> None:
         HashedBlocks(4, 1, PolicyBlocks(3, LeastFrequent()))
     manager = PrefixManager(2, 2)
     with pytest.raises(NeverFits, match="5 tokens need 3 chunks"):
-        manager.allocate(1, prefix_text((1, 5)), 5)
-    manager.allocate(1, prefix_text((1, 2)), 2)
+        manager.allocate(1, segments((1, 5)), 5)
+    manager.allocate(1, segments((1, 2)), 2)
     with pytest.raises(ValueError, match="lives already"):
-        manager.allocate(1, prefix_text((1, 2)), 2)
+        manager.allocate(1, segments((1, 2)), 2)
     for call in (manager.computed_tokens, manager.free, manager.table):
         with pytest.raises(UnknownSequence):
             call(7)
@@ -453,11 +403,11 @@ def random_operations(manager: PrefixManager, chance: random.Random, operations:
 
 def test_a_join_that_leaves_too_little_to_spare_evicts_nothing() -> None:
     manager = PrefixManager(6, 2, retain=True)
-    run_prefix(manager, 1, prefix_text((1, 4)))
-    assert manager.allocate(2, prefix_text((2, 2)), 2) == 0
+    run_segments(manager, 1, segments((1, 4)))
+    assert manager.allocate(2, segments((2, 2)), 2) == 0
     before = manager.accounts()
-    assert manager.allocate(3, prefix_text((3, 8)), 8, spare=2) is None
-    assert (manager.accounts(), manager.cached(prefix_text((1, 9))), manager.evictions) == (before, 4, 0)
+    assert manager.allocate(3, segments((3, 8)), 8, spare=2) is None
+    assert (manager.accounts(), manager.cached(segments((1, 9))), manager.evictions) == (before, 4, 0)
     # Three chunks were free; the two evictable ones are to spare.
-    assert manager.allocate(3, prefix_text((3, 6)), 6, spare=2) == 0
+    assert manager.allocate(3, segments((3, 6)), 6, spare=2) == 0
     assert manager.evictions == 0
