@@ -14,11 +14,11 @@ from chunkbench.lifetime import PARENT, end_with_parent
 
 
 class ChildProcess(Popen[bytes]):
-    """A program in a session of its own, so that Ctrl-C at the terminal reaches only the parent.
+    """A child program in a session of its own, so that Ctrl-C at the terminal reaches only the parent.
 
-    The program ends when its parent ends. If the parent ends, a `polite` program gets SIGTERM. For this, Python forks,
-    which takes longer the more memory the parent has, and which is less safe with threads. Our own programs need no
-    signal: they watch their parent, whose process id is in the variable `PARENT`.
+    The program ends when its parent ends. Our own programs watch their parent, whose process id is in the variable
+    `PARENT`. A `polite` program gets SIGTERM. For this signal, Python has to fork, which is slow if the parent has much
+    memory, and less safe with threads.
     """
 
     def __init__(
@@ -31,7 +31,10 @@ class ChildProcess(Popen[bytes]):
         polite: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """Start the program in `folder`. Its output and errors are appended to `log`; with `pipes`, only its errors."""
+        """Start the program in `folder`. Append its output and errors to `log`.
+
+        With `pipes`, standard input and output are pipes, and `log` gets only the errors.
+        """
         self._polite = polite
         with open(log or os.devnull, "ab") as output:
             super().__init__(
@@ -47,12 +50,12 @@ class ChildProcess(Popen[bytes]):
 
     @property
     def ended(self) -> str:
-        """How the program ended, in words; empty while the program runs."""
+        """How the program ended, such as `exited with code 1`; empty while it runs."""
         return "" if self.poll() is None else in_words(self.returncode)
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Wait `patience_s` for the program to end, after SIGTERM if it is polite; then kill it and all processes that
-        it started."""
+        """Wait at most `patience_s` seconds, then kill the program and all processes that it started. A polite program
+        first gets SIGTERM."""
         if self._polite:
             with suppress(OSError):  # all have ended
                 os.killpg(self.pid, signal.SIGTERM)
@@ -63,5 +66,5 @@ class ChildProcess(Popen[bytes]):
 
 
 def in_words(code: int) -> str:
-    """A text that says how a process with this exit code ended."""
+    """Describe how a process with this exit code ended."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

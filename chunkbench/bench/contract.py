@@ -28,13 +28,13 @@ __all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Se
 
 @dataclass(frozen=True)
 class Answer:
-    """A yes, or a no with its reason and maybe a remedy: a command to type, or something to change."""
+    """A yes, or a no with its reason. A no may have a remedy: a command to type, or something to change."""
 
     ok: bool
     reason: str = ""
     remedy: str = ""
     fault: bool = False
-    """Whether the implementation itself is the reason for a no: its adapter does not load, for example. The rows of the
+    """Whether the implementation itself causes the no, for example because its adapter does not load. Results of the
     implementation then have the status `error`."""
 
 
@@ -63,22 +63,28 @@ class Inputs(Protocol):
 
 
 class Session(ABC):
-    """The K/V of one point in an implementation's own layout. Rows of q, out and append follow `inputs.prompts`."""
+    """The K/V of one point in an implementation's own layout.
+
+    Row i of q, out, k and v belongs to sequence i of `inputs.prompts`.
+    """
 
     @abstractmethod
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Append one token to each sequence; k, v `[b, kv_heads, head_dim]`. An implementation that packs K/V does so
-        here. Timed separately."""
+        """Append one token to each sequence. `k` and `v` are `[b, kv_heads, head_dim]`. Timed separately.
+
+        An implementation that packs K/V does so here.
+        """
 
     def plan(self) -> None:
-        """Update the work descriptors. Timed separately."""
+        """Prepare the data that tells the kernel which K/V to read. Timed separately."""
         return
 
     @abstractmethod
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        """The timed call: write to out the attention of q `[b, heads, head_dim]` over all tokens held.
+        """Write the attention of `q` `[b, heads, head_dim]` over all stored tokens to `out`. This is the timed call.
 
-        Scale 1/sqrt(head_dim). Must not synchronise with the host or allocate, unless the library forces it.
+        The scale is 1/sqrt(head_dim). The call must not synchronise with the host or allocate memory, unless the
+        library forces it.
         """
 
     @abstractmethod
@@ -94,9 +100,10 @@ class Session(ABC):
         return None
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        """Run one decode, or only its reads, or only its arithmetic, and record the time of each unit of work.
+        """Run one decode and record the time of each unit of work. None if the implementation cannot record these
+        times.
 
-        `chunkbench profile` calls this method. Returns None if the implementation cannot record these times.
+        `call` selects the whole decode, only its reads, or only its arithmetic. `chunkbench profile` calls this method.
         """
         return None
 
@@ -106,7 +113,7 @@ InputsT = TypeVar("InputsT", default=Inputs, contravariant=True)
 
 
 class Implementation(ABC, Generic[PointT, InputsT]):
-    """One way to compute decode attention; other kinds of work use this class with their own points and inputs."""
+    """One way to compute decode attention. Other kinds of work use this class with their own points and inputs."""
 
     id: str
     """Lower-case identifier, as written in experiments."""

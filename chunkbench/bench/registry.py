@@ -48,15 +48,18 @@ ListedT = TypeVar("ListedT", bound=Listed, covariant=True)
 
 @runtime_checkable
 class Loadable(Protocol):
-    """An entry point, or a row of the same form: names an implementation, and imports its module only in `load`."""
+    """An entry point, or a row of our own. The module of the implementation is imported only in `load`."""
 
     def load(self) -> Any:
         """Import and return a class, or an implementation."""
 
 
 class Registry(Generic[ListedT]):
-    """The implementations of one kind of work, by id: the rows of this package and, if `group` names a group of entry
-    points, the implementations that other packages register there. A row wins over an entry point with the same id."""
+    """The implementations of one kind of work, by id.
+
+    They are the rows of this package and, if `group` names a group of entry points, those of other packages. A row
+    replaces an entry point with the same id.
+    """
 
     def __init__(self, rows: Mapping[str, Loadable | ListedT], group: str = "") -> None:
         self._rows, self._group = rows, group
@@ -78,14 +81,10 @@ class Registry(Generic[ListedT]):
         return entry.load() if isinstance(entry, Loadable) else entry
 
     def names(self) -> list[str]:
-        """All ids."""
         return list(self._entries)
 
     def load(self, implementation: str) -> ListedT:
-        """The implementation with this id.
-
-        Raises `UnknownImplementation`, or the error of the import if the adapter does not import.
-        """
+        """Load the implementation with this id. Raises `UnknownImplementation`, or the error of the import."""
         if implementation not in self._entries:
             close = difflib.get_close_matches(implementation, self.names(), n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(self.names())}"
@@ -120,7 +119,6 @@ class Registry(Generic[ListedT]):
             return implementation, Answer(False, problem, fault=True)
 
     def survey(self, device: str) -> list[Surveyed]:
-        """Every implementation with its availability on this machine."""
         return [Surveyed(name, *self.availability(name, device)) for name in self.names()]
 
     def compiling(self) -> list[str]:

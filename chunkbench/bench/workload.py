@@ -1,8 +1,8 @@
-"""The definition of a kind of work, and the registry of all kinds.
+"""What a kind of work is (`Workload`), and the registry of all kinds.
 
-A kind is one class. It names the classes of its experiments, points and results, and it has what the other rooms ask a
-kind for: the run loop, the worker, and the reports. `chunkbench.workloads.register` makes the kinds known; the command
-line, the worker and `chunkbench.load` call it. The types of higher rooms are named here for the type checker alone.
+A kind is one class. It names the classes of its experiments, points and results. It has the methods that the run loop,
+the worker and the reports call. `chunkbench.workloads.register` registers the kinds; the command line, the worker and
+`chunkbench.load` call this function. Types of higher rooms are imported for the type checker alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ ResultT = TypeVar("ResultT", bound="Result")
 
 
 class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
-    """A kind of work. Its methods import what they need when they are called: a command loads only its own part."""
+    """A kind of work. Its methods import what they need when they are called, so that a command loads only its own
+    part."""
 
     name: ClassVar[str]
     """The name of the kind in experiment files."""
@@ -55,7 +56,7 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
 
     @abstractmethod
     def weight(self, point: PointT, seed: int) -> int:
-        """Relative cost of a point; points share the budget by weight."""
+        """Relative cost of a point. Points share the budget in proportion to this cost."""
 
     @abstractmethod
     def start(
@@ -69,8 +70,10 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
         """Prepare to measure these points. Raises `RunError` if that is impossible."""
 
     def follow(self, experiment: ExperimentT) -> bool:
-        """If a launcher started several processes, and another process leads the run: serve that run until it ends, and
-        return True. The leading process does nothing, and returns False."""
+        """Take part in a run that another process leads, until the run ends. Returns whether this process took part.
+
+        A launcher may start several processes for one run. The leading process returns False at once.
+        """
         return False
 
     @abstractmethod
@@ -79,7 +82,7 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
 
     @abstractmethod
     def estimate(self, experiment: ExperimentT, target: Target) -> Estimate | str:
-        """The memory and the time that a run on this machine will take, or a text if no estimate is possible."""
+        """Estimate the memory and the time of a run on this machine. Returns a text if no estimate is possible."""
 
     @abstractmethod
     def layout(self) -> Layout:
@@ -98,17 +101,15 @@ def add(workload: AnyWorkload) -> None:
 
 
 def all_kinds() -> tuple[AnyWorkload, ...]:
-    """All kinds."""
     return tuple(_workloads.values())
 
 
 def names() -> tuple[str, ...]:
-    """The names of all kinds."""
     return tuple(_workloads)
 
 
 def default() -> str:
-    """The kind of an experiment that names none. Raises `LookupError` if there is no kind."""
+    """The kind of an experiment file without the key `kind`. Raises `LookupError` if there is no kind."""
     return next(iter(_workloads)) if _workloads else get("").name
 
 
@@ -122,7 +123,7 @@ def get(name: str) -> AnyWorkload:
 
 
 def implementations(name: str | None = None) -> tuple[str, ...]:
-    """Ids of the implementations of a kind of work; without a name, of all kinds. Imports no implementation."""
+    """Ids of the implementations of one kind of work, or of all kinds if `name` is None. Imports no implementation."""
     kinds = all_kinds() if name is None else (get(name),)
     return tuple(dict.fromkeys(id_ for kind in kinds for id_ in kind.implementations().names()))
 

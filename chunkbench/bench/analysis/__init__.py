@@ -1,4 +1,5 @@
-"""Computes derived figures from facts: statistics, roofline, ratios, expectations. Pure functions, without torch.
+"""Computes figures from recorded results: statistics, roofline, ratios, expectations.
 
-This module imports nothing: the runner's stopping rule needs only `statistics` and must not load the rest.
+The functions are pure and need no torch. This file imports nothing, so that the import of `statistics` alone stays
+fast.
 """

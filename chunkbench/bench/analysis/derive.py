@@ -1,4 +1,4 @@
-"""Derives from the facts of a run every figure that reports show and that `chunkbench.load` returns."""
+"""Computes the figures that reports show and that `chunkbench.load` returns, from the facts of a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Derived:
     ratio_high: float | None = None
     ratio_kind: IntervalKind | None = None
     paper_us: float | None = None
-    """The paper's latency at this point in microseconds; `chunkbench.report.printed` fills in `paper_us` and
+    """The latency in microseconds that the paper prints for this point. `chunkbench.report.printed` sets `paper_us` and
     `paper_ratio`."""
     paper_ratio: float | None = None
 
@@ -51,12 +51,10 @@ class Row:
 
     @property
     def timed(self) -> TimedResult | None:
-        """The facts, if they have timed rounds of sessions; else None."""
         return self.facts if isinstance(self.facts, TimedResult) else None
 
     @property
     def session(self) -> SessionResult | None:
-        """The facts, if a session in a worker produced them; else None."""
         return self.facts if isinstance(self.facts, SessionResult) else None
 
     @property
@@ -70,20 +68,20 @@ class Row:
         return self.session.max_error if self.session else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Every fact and every derived figure by name, as JSON types and nested lists."""
+        """All recorded and derived figures: name -> value, in JSON types."""
         return self.facts.model_dump(mode="json") | asdict(self.derived)
 
 
 @dataclass(frozen=True)
 class Group:
-    """One point with one protocol, cache and mode: the values of its axes, and its rows by implementation id."""
+    """One row per implementation. All rows have the same machine, point, protocol, cache and mode."""
 
     axes: Mapping[str, Any]
     rows: Mapping[str, Row]
 
 
 def groups(rows: Sequence[Row]) -> list[Group]:
-    """The rows of each point, sorted by the values of its axes."""
+    """Group the rows that differ only in the implementation. The groups are sorted by the values of their axes."""
     row_of = {id(row.facts): row for row in rows}
     return [
         Group(axes, {case.implementation: row_of[id(case)] for case in cases})
@@ -92,7 +90,7 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 
 
 def derive(cases: Sequence[Result], baseline: str = "chunk_attn", confidence: float = 0.95) -> list[Row]:
-    """One row per case, in the order given. Ratios compare a case with the implementation `baseline` at the same
+    """Compute the figures of each case, in the given order. Ratios divide by the latency of `baseline` at the same
     point."""
     base_of: dict[int, Result] = {}
     for _, members in group(cases):

@@ -1,4 +1,4 @@
-"""Checks the expectations of an experiment (bars and aims) against the measured figures."""
+"""Checks whether the measured figures meet the expectations of an experiment."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ExpectationOutcome:
 def outcomes(
     rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence: float = 0.95
 ) -> list[ExpectationOutcome]:
-    """One outcome for every expectation at every point that its `where` selects, in the order of the expectations.
+    """Judge every expectation at every point that its `where` selects.
 
-    `where` holds values as an experiment writes them: `n_s` may be a share such as `0.5 n_p`, a range of `n_p` has
-    `low` and `high`, `tree` is one value and not a list. An unknown metric gets the verdict "not measured".
+    The outcomes have the order of the expectations. `where` has the form of an experiment file: `n_s` may be a share
+    such as `0.5 n_p`, and `tree` is one value, not a list. An unknown metric gives the verdict "not measured".
     """
     judged = []
     points = groups(rows)

@@ -1,4 +1,5 @@
-"""Decides whether a measurement is noisy: other load on the machine, or rounds with very different times."""
+"""Decides whether a measurement is noisy: whether the machine had other load, or the times of the rounds differ
+much."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Sequence
 from chunkbench.bench.store.results import GpuState, Noise
 
 STEAL_ABOVE, FOREIGN_CPUS_ABOVE = 0.05, 0.25
-"""A measurement is noisy if the hypervisor takes more than this share of CPU time, or if other processes keep more than
-this many CPUs busy."""
+"""Limits above which a measurement is noisy: the share of CPU time that the hypervisor takes, and the number of CPUs
+that other processes keep busy."""
 HALF_WIDTH_ABOVE = 0.10
 """A measurement is noisy if the half-width of the latency's interval exceeds this share of the latency."""
 

@@ -1,4 +1,4 @@
-"""Groups of comparable cases: same machine, point, protocol, cache and mode; only the implementation differs."""
+"""Groups cases that may be compared. The cases of a group differ only in the implementation."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from chunkbench.bench.experiment.values import show_value
 from chunkbench.bench.store.results import MEASURED, Result
 
 AXES = (*(name for name in SWEPT if name != "threads"), "device", "threads", "protocol", "cache", "mode")
-"""The axes that separate groups of cases, in the order of a table's leading columns."""
+"""Cases of one group have equal values of these axes. Tables show the axes in this order."""
 
 _MACHINE = "machine"
 
 
 def measured(case: Result) -> bool:
-    """Whether a case has a latency that may be compared: `ok` or `noisy`, with samples."""
+    """Whether the case has samples and the status `ok` or `noisy`."""
     return case.status in MEASURED and bool(case.rounds)
 
 
 def counted(case: Result) -> bool:
-    """Whether a case has counts (bytes, work items) that may be compared. The case need not be timed."""
+    """Whether the case has the status `ok` or `noisy`. The case may have no samples."""
     return case.status in MEASURED
 
 
 def group(cases: Sequence[Result]) -> list[tuple[Mapping[str, Any], list[Result]]]:
-    """Groups of comparable cases, each with the values of its axes, sorted by these values.
+    """Group the cases that differ only in the implementation. Returns the axes and the cases of each group.
 
-    `threads` separates groups only where it was swept: a case that never ran does not know its number of threads, and
-    still belongs to the group of its point.
+    The groups are sorted by the values of their axes. `threads` separates groups only if it was swept, because a case
+    that never ran has no number of threads.
     """
     grouping = (*AXES, _MACHINE)
     fixed = [name for name in grouping if name != "threads"]
@@ -44,7 +44,7 @@ def group(cases: Sequence[Result]) -> list[tuple[Mapping[str, Any], list[Result]
 
 
 def varying(groups: Sequence[tuple[Mapping[str, Any], object]]) -> list[str]:
-    """Names of the axes with more than one value among the groups; the machine comes last."""
+    """Names of the axes whose values differ between the groups."""
     return [name for name in (*AXES, _MACHINE) if len({repr(axes.get(name)) for axes, _ in groups}) > 1]
 
 

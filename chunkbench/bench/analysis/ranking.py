@@ -25,7 +25,6 @@ class Standing:
 
     @property
     def mean(self) -> float:
-        """Geometric mean of the ratios."""
         return geometric_mean(over.value for over in self.ratios)
 
     @property
@@ -34,13 +33,12 @@ class Standing:
 
     @property
     def close(self) -> int:
-        """Number of points where the implementation is as fast as the fastest row, or nearly as fast (`CLOSE`)."""
+        """Number of points where the implementation counts as equally fast as the fastest row (`CLOSE`)."""
         return sum(is_close(over.value) for over in self.ratios)
 
     @property
     def maybe_close(self) -> int:
-        """Number of points where the implementation may be as fast as the fastest row, according to the ratio's
-        interval."""
+        """Number of points where `is_close` holds for the lower end of the ratio's interval."""
         return sum(is_close(over.low) for over in self.ratios)
 
 
@@ -73,7 +71,7 @@ def contests(groups: Iterable[Group], confidence: float) -> list[Contest]:
 
 
 def standings(contests: Iterable[Contest]) -> list[Standing]:
-    """The standings of all implementations, the best mean first."""
+    """Rank all implementations, the best mean first."""
     ratios: dict[str, list[Ratio]] = {}
     fractions: dict[str, list[float]] = {}
     for contest in contests:

@@ -22,11 +22,10 @@ class Ratio(NamedTuple):
 
 
 def ratio(case: Result, base: Result, confidence: float) -> Ratio | None:
-    """Latency of `case` divided by latency of `base`, from the rounds of those memory groups that have both cases.
+    """Latency of `case` divided by latency of `base`. None if one was not measured, or if they share no memory group.
 
-    The r-th round of `case` in a group is paired with the r-th round of `base` in that group. A disturbance of the
-    machine slows both rounds, so their ratio varies less than each latency. None if one of the cases was not measured,
-    or if the cases share no group.
+    In each memory group, the r-th round of `case` is paired with the r-th round of `base`. A disturbance of the machine
+    slows both rounds of a pair. So their ratio varies less than each latency.
     """
     if not (measured(case) and measured(base)):
         return None

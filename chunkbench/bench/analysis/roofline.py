@@ -1,7 +1,7 @@
-"""The shortest time that the machine allows for one decode step, and how close a case comes to it.
+"""Computes the shortest time that the machine allows for one decode step, and how close a case comes to it.
 
-Source: the definitions of `unique_bytes`, `roofline_us`, `roofline_fraction` and `bandwidth_fraction` in
-`docs/design.md`; the FLOPs agree with the self-attention row of the paper's Table 1 (4 * 2049 * 4096 per sequence).
+`docs/design.md` defines the figures. The FLOPs agree with the self-attention row of the paper's Table 1 (4 * 2049 *
+4096 per sequence).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ missed the peak."""
 
 
 def moved_bytes(tokens: int, token_bytes: int, b: int, h: int, d: int, element_bytes: int) -> int:
-    """Bytes of K and V of `tokens` tokens, plus the bytes of q `[b, h, d]` and of out.
+    """Bytes that a step moves: K and V of `tokens` tokens, q `[b, h, d]` and out.
 
-    `token_bytes`: bytes of K and V of one token in all KV heads. If `tokens` is the number of distinct token prefixes
-    that the batch holds at a step, completions included, any implementation has to move these bytes.
+    `token_bytes`: bytes of K and V of one token, all KV heads. If `tokens` counts only distinct token prefixes, the
+    result is the least that any implementation can move.
     """
     return tokens * token_bytes + 2 * b * h * d * element_bytes
 
@@ -39,23 +39,25 @@ def roofline_us(unique_bytes: int, flops: int, peaks: Peaks) -> float:
 
 
 def mean_roofline_us(case: TimedResult) -> float | None:
-    """Mean of `roofline_us` over the timed steps of a round, then the median over rounds, as for latencies."""
+    """Mean of `roofline_us` over the timed steps of a round, then the median over rounds, in microseconds."""
     bounds = _round_bounds(case, case.unique_bytes, case.flops)
     return median(sum(bound) / len(bound) for bound in bounds) if bounds else None
 
 
 def roofline_fraction(case: TimedResult) -> float | None:
-    """Sum of `roofline_us` divided by the sum of latencies, over the timed steps of a round; then the median over
-    rounds.
+    """Shortest possible time divided by measured time. None without samples or peaks.
 
-    Each round uses the peaks that were probed inside it. None without samples or peaks.
+    A round gives the sum of `roofline_us` divided by the sum of latencies, over its timed steps, with the peaks that
+    were probed in this round. The result is the median over rounds.
     """
     return _fraction(case, case.unique_bytes, case.flops)
 
 
 def bandwidth_fraction(case: TimedResult) -> float | None:
-    """Share of the read bandwidth that the case used: the bytes that its implementation must move, divided by (latency
-    x peak bandwidth)."""
+    """Share of the peak read bandwidth that the case used.
+
+    The share is the bytes that the implementation must move, divided by (latency x peak bandwidth).
+    """
     return _fraction(case, case.read_bytes, (0,) * len(case.steps))
 
 

@@ -15,24 +15,24 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sharing:
-    """Figures of one group of prompts that memory holds at the same time, each followed by its completion."""
+    """How much the prompts of one group share. The prompts and their completions are in memory at the same time."""
 
     group: str
     prompts: int
     tokens_mean: float
     """Mean number of tokens of a prompt."""
     shared_mean: float
+    """Mean number of leading tokens that a prompt has in common with the most similar other prompt of the group."""
     shared_max: int
-    """`shared_mean`, `shared_max`: mean and maximum, over the prompts, of the number of leading tokens that a prompt
-    has in common with another prompt of the group."""
+    """Largest number of leading tokens that a prompt has in common with another prompt of the group."""
     common: int
     """Number of leading tokens that all prompts of the group have in common."""
     ratio: float
-    """Mean of r = shared tokens / (prompt and completion tokens), as in section 3.1 of the paper."""
+    """Mean over the prompts of shared tokens / (prompt tokens + completion tokens), as in section 3.1 of the paper."""
     tokens: int
     """Number of K/V tokens in memory without sharing, completions included."""
     held: int
-    """Number of K/V tokens in memory when whole chunks are shared."""
+    """Number of K/V tokens in memory if prompts share whole chunks, completions included."""
 
     @property
     def saved(self) -> float:
@@ -41,7 +41,7 @@ class Sharing:
 
 
 def sharing(groups: Mapping[str, Sequence[Tokens]], chunk_size: int, n_c: int) -> list[Sharing]:
-    """The figures of every group, in order; `n_c` completion tokens follow each prompt."""
+    """The figures of each group. `n_c` completion tokens follow each prompt."""
     return [_sharing(group, prompts, chunk_size, n_c) for group, prompts in groups.items()]
 
 

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 IntervalKind = Literal["confidence", "range"]
 
 MIN_ROUNDS_FOR_CONFIDENCE = 6
-"""With fewer rounds, the interval goes from minimum to maximum: five rounds give at most 93.75% confidence (1 - 2/2^5),
-not 95%."""
+"""With fewer rounds, the interval is the range from minimum to maximum. Five rounds give at most 93.75% confidence (1 -
+2/2^5)."""
 
 MIN_TIMED_STEPS = 8
 
@@ -32,19 +32,20 @@ def round_means(samples_us: Sequence[Sequence[float]]) -> list[float]:
 
 
 def latency_us(samples_us: Sequence[Sequence[float]]) -> float:
-    """Mean over the steps of a round, then the median over rounds. Raises `ValueError` when there is no round."""
+    """Mean over the steps of each round, then median over the rounds, in microseconds. Raises `ValueError` when there
+    is no round."""
     if not samples_us:
         raise ValueError("no rounds: a latency needs at least one")
     return median(round_means(samples_us))
 
 
 def interval(means: Sequence[float], confidence: float) -> Interval:
-    """Distribution-free interval for the median of the distribution that the round means come from.
+    """Confidence interval for the median of the distribution from which the round means come.
 
-    With n sorted means, this median lies between the j-th smallest and the j-th largest with probability
-    1 - 2 P(Binomial(n, 1/2) < j). The function takes the largest j that keeps `confidence`. If no j keeps it, or with
-    fewer than 6 means, the interval goes from the smallest to the largest mean, labelled `range`. Raises `ValueError`
-    when `means` is empty or `confidence` is not inside (0, 1).
+    With n sorted means, the median lies between the j-th smallest and the j-th largest mean with probability 1 - 2
+    P(Binomial(n, 1/2) < j). The function takes the largest j that keeps `confidence`. If no j keeps it, or with fewer
+    than 6 means, the result is the interval from the smallest to the largest mean, labelled `range`. Raises
+    `ValueError` when `means` is empty or `confidence` is not inside (0, 1).
     """
     if not means:
         raise ValueError("no rounds: an interval needs at least one")
@@ -70,10 +71,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float, confidence: float) -> bool:
-    """The stopping rule of a point: whether every case has enough rounds and a narrow enough interval.
+    """Whether every case has at least `min_rounds` rounds and a narrow enough interval.
 
-    `rounds` holds one sequence of round means for each case that is still being measured. The rule does not know the
-    time: a caller must also stop at its budget, because a noisy machine may never reach `precision`.
+    `rounds`: the round means of each case that is still measured. A noisy machine may never reach `precision`, so the
+    caller must also stop when its time is over.
     """
     return all(
         len(means) >= max(min_rounds, 1) and relative_half_width(means, confidence) <= precision for means in rounds
@@ -81,8 +82,8 @@ def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float,
 
 
 def timed_steps(n_c: int, count: int) -> tuple[int, ...]:
-    """Choose `count` evenly spread steps of 1..n_c, the first and the last included; at least 8 steps, or all steps if
-    n_c is smaller."""
+    """Choose `count` evenly spread steps of 1..n_c, the first and the last included. At least 8 steps are chosen, or
+    all steps if n_c is smaller."""
     if n_c < 1:
         raise ValueError(f"n_c is {n_c}: there is no step to time")
     count = min(n_c, max(count, MIN_TIMED_STEPS))

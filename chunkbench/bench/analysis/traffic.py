@@ -1,4 +1,4 @@
-"""Computes figures of a trace of requests: lengths, rate, and how many tokens caches of several sizes would hold."""
+"""Computes figures of a trace of requests: lengths, request rate, and hit rates of caches of several sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, percentiles and maximum of one number over the requests."""
+    """Mean, percentiles and maximum of a quantity, such as the prompt tokens of requests."""
 
     mean: float
     p50: float
@@ -23,8 +23,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Hits:
-    """How many blocks and tokens of a prompt a cache already holds when the prompt arrives, if the cache serves one
-    request at a time."""
+    """How much of the prompts is already in a cache that serves one request at a time."""
 
     cache_blocks: int | None
     """Size of the cache in blocks; None if the cache has no limit."""
@@ -36,8 +35,6 @@ class Hits:
 
 @dataclass(frozen=True)
 class TrafficNumbers:
-    """Figures that describe a trace of requests."""
-
     requests: int
     seconds: float
     per_s: float | None
@@ -48,7 +45,7 @@ class TrafficNumbers:
     distinct_blocks: int
     hits: tuple[Hits, ...]
     reuse_s: Spread | None
-    """Seconds between two requests for the same block; None if no block comes twice."""
+    """Seconds from a request for a block to the next request for the same block; None if no block comes twice."""
 
 
 def traffic_numbers(
@@ -59,11 +56,11 @@ def traffic_numbers(
     block_tokens: int,
     caches: Iterable[int] = (),
 ) -> TrafficNumbers:
-    """Compute the figures of requests that are sorted by their due times (`dues`, in seconds).
+    """Compute the figures of a trace whose requests are sorted by their due times.
 
-    prompts: ids of each prompt's blocks. A block has `block_tokens` tokens; the last block of a prompt may be partial.
-    The lists are empty if the trace has no ids. caches: sizes in blocks. Hits are counted for these caches and for a
-    cache without limit.
+    `dues`: due times in seconds. `prompts`: block ids of each prompt; empty lists if the trace has no ids.
+    `block_tokens`: tokens of a block; the last block of a prompt may have fewer. `caches`: sizes in blocks. Hits are
+    computed for these caches and for a cache without limit.
     """
     seconds = dues[-1] - dues[0]
     known = any(prompts)

@@ -1,4 +1,5 @@
-"""The environment of a run: a scrubbed fingerprint, free memory, noise, the revision; and the checks of `doctor`."""
+"""The environment of a run: hardware, software, free memory, noise, git revision; and the checks of `chunkbench
+doctor`."""
 
 from chunkbench.bench.environment.cgroups import usable_threads
 from chunkbench.bench.environment.cpu import bind_no_threads, respect_quota

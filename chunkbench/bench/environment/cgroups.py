@@ -1,4 +1,4 @@
-"""Reads the control groups (versions 1 and 2) of this process, and how many CPUs their quotas allow."""
+"""Reads the control groups (versions 1 and 2) that limit the CPUs and the memory of this process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """Version and folder of each group above this process that `controller` may limit, the innermost first.
+    """Find the control groups in which `controller` (cpu, memory) may limit this process.
 
-    `root` contains proc/ and sys/. A process in a container may see only the lower part of its group's path, or none.
+    Yields the version (1 or 2) and the folder of each group, the innermost group first. `root` contains proc/ and sys/.
+    In a container, the outer groups may be invisible.
     """
     standard = root / "sys/fs/cgroup"
     for line in read_lines(root / "proc/self/cgroup") or ["0::/", f"1:{controller}:/"]:
@@ -43,7 +44,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def usable_threads(root: Path = Path("/")) -> int:
-    """Number of logical CPUs that this process may use: by its affinity and its quota, rounded up."""
+    """Number of logical CPUs that this process may use. The affinity and the quota limit it; a quota is rounded up."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(root)
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))

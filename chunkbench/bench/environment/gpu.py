@@ -23,16 +23,15 @@ slowdown."""
 
 
 class Clock(NamedTuple):
-    """The current clock of the GPU's multiprocessors."""
+    """The current clock of the GPU's multiprocessors, and the reasons for this clock."""
 
     sm_mhz: int | None
     reasons: int
-    """NVML's bits for the reasons why the clock is not higher."""
+    """NVML's bits that say why the clock is not higher."""
 
 
 class Condition(NamedTuple):
-    """State of the GPU besides its clock, which takes longer to read. Each value is None if the driver does not report
-    it."""
+    """State of the GPU without its clock. A value is None if the driver does not report it."""
 
     memory_mhz: int | None
     power_w: float | None
@@ -55,7 +54,6 @@ class Nvml:
         return Clock(mhz, reasons or 0)
 
     def condition(self) -> Condition:
-        """The values that a round records besides the clock."""
         nvml, handle = self._library, self._handle
         milliwatts = self._query(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         others, held = self._others()
@@ -68,7 +66,6 @@ class Nvml:
         )
 
     def driver(self) -> str | None:
-        """Version of the driver."""
         version = self._query(self._library.nvmlSystemGetDriverVersion)
         return version.decode() if isinstance(version, bytes) else version
 
@@ -107,7 +104,7 @@ def open_nvml(uuid: str | None = None) -> Nvml | None:
 
 
 def throttle_words(reasons: int) -> tuple[str, ...]:
-    """Words for these bits (`THROTTLE_WORDS`), and one hexadecimal number for unknown bits."""
+    """Names of the reasons in NVML's bits (`THROTTLE_WORDS`). Unknown bits together become one hexadecimal number."""
     words = [word for bit, word in THROTTLE_WORDS.items() if reasons & bit]
     unknown = reasons & ~sum(THROTTLE_WORDS) & ~1
     return (*words, f"reason {unknown:#x}") if unknown else tuple(words)

@@ -1,4 +1,4 @@
-"""The id of this machine, which facts and comparisons use."""
+"""Finds the id of this machine. Results record the id, and comparisons need it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MachineId(NamedTuple):
 def machine_id(environment: Mapping[str, Any]) -> MachineId:
     """The id of this machine: `CHUNKBENCH_MACHINE`, else the content of `id_file`, else the id of the hardware.
 
-    So a user can give all containers of one host the same id, and a new container does not become a new machine.
-    `environment` is the result of `fingerprint`.
+    `environment` is the result of `fingerprint`. The variable and the file let all containers of one host have the same
+    id.
     """
     if chosen := os.environ.get(VARIABLE, "").strip()[:_LONGEST]:
         return MachineId(chosen, VARIABLE)
@@ -35,7 +35,7 @@ def machine_id(environment: Mapping[str, Any]) -> MachineId:
 
 
 def id_file() -> Path | None:
-    """The file in which a host can store its own id, one line of text; None if the user has no home folder."""
+    """The file in which a user can store an id for this machine; None if the user has no home folder."""
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return None if folder.startswith("~") else Path(folder) / "chunkbench" / "machine"
 

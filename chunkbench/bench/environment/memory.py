@@ -38,8 +38,8 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Number of processes that the kernel has killed since its start because memory of the machine or of a group ran
-    out.
+    """Number of processes that the kernel has killed since it started, because the machine or a control group had no
+    memory left.
 
     0 if the kernel does not count them.
     """

@@ -1,4 +1,4 @@
-"""Measures the other load of the machine during a measurement."""
+"""Measures the load that other programs and the hypervisor cause during a measurement."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class _Reading(NamedTuple):
 
 
 class NoiseMeter:
-    """Measures over an interval how much CPU time the hypervisor takes and how many CPUs other processes keep busy.
+    """Measures how much CPU time the hypervisor takes, and how many CPUs other processes keep busy.
 
-    `pids` are this run's other processes (workers); the set may change between start and stop. A worker that ends in
-    between still counts as this run's if this process waited for it. The kernel counts CPU time in ticks of about 10
-    ms, so intervals below a second are coarse. Inside a container the figures are those of the whole machine.
+    `pids`: worker processes of this run, which are not other processes. The set may change between start and stop. A
+    worker that has ended is still recognised if this process waited for it. Intervals below a second are inaccurate,
+    because the kernel counts CPU time in ticks of about 10 ms. In a container, the figures describe the whole machine.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
@@ -36,15 +36,13 @@ class NoiseMeter:
         self._start: _Reading | None = None
 
     def start(self) -> None:
-        """Start a new interval."""
         self._start = self._read()
 
     def stop(self) -> dict[str, float]:
-        """The noise since `start`.
+        """The noise since `start`. Raises RuntimeError if `start` was not called.
 
-        `steal_fraction`: stolen part of all CPU time. `foreign_cpus`: average number of CPUs that others kept busy.
-        `load_average`: over the last minute. The interval stays open: a second stop covers everything since start.
-        Raises RuntimeError without a start.
+        `steal_fraction`: share of CPU time that the hypervisor took. `foreign_cpus`: mean number of CPUs that other
+        processes kept busy. `load_average`: over the last minute. A second `stop` again covers all time since `start`.
         """
         if self._start is None:
             raise RuntimeError("NoiseMeter.stop() without start()")

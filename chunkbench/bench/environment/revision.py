@@ -1,4 +1,4 @@
-"""Calls git for the whole suite, and finds the revision of the project that is running."""
+"""Calls git, and finds the revision of the running code."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ hooks."""
 
 
 def git_environment(**more: str) -> dict[str, str]:
-    """The environment without variables that name another repository, for git and for programs that may call git.
+    """Environment variables for git and for programs that may call git.
 
-    `git status` writes no cache, because the lock of the cache can make a concurrent commit fail. Git never asks for a
-    password.
+    Variables that name another repository are removed. `git status` writes no cache, because the lock of the cache can
+    make a concurrent commit fail. Git never asks for a password.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **more}
@@ -77,7 +77,7 @@ class GitState(TypedDict):
 
 
 def package_files() -> Iterator[tuple[Path, Path]]:
-    """(path, path inside the package) of all code files of the running package, in order, committed or not."""
+    """All code files of the running package, committed or not, as (path, path inside the package)."""
     package = find_spec("chunkbench")
     assert package is not None
     # An editable install has two locations: the sources, and the compiled module.
@@ -108,10 +108,11 @@ def code_digest(*suffixes: str) -> str:
 
 
 def git_state(path: Path = PROJECT) -> GitState | None:
-    """The checked-out commit of the repository with top folder `path`; None if there is no repository or no git.
+    """The checked-out commit of the repository whose top folder is `path`. None without such a repository or without
+    git.
 
-    Untracked files count as a difference, ignored files do not. A repository above `path`, for example one around an
-    installed package, is not the project's and gives None.
+    Untracked files count as a difference, ignored files do not. A repository above `path` is not used, because a
+    package may be installed inside another project's repository.
     """
     top = git_output(path, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != path.resolve():

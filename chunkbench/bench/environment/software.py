@@ -21,8 +21,6 @@ MKL_FORCED_NOTE = "a library in LD_PRELOAD makes MKL treat this CPU as Intel's, 
 
 
 class Torch(BaseModel):
-    """The PyTorch build in use."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str
@@ -39,8 +37,6 @@ class Torch(BaseModel):
 
 
 class Gpu(BaseModel):
-    """One CUDA device."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str

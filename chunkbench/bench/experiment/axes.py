@@ -1,8 +1,8 @@
-"""The table of axes: how each axis is read from a file, its default, its names in reports and how its values are shown.
+"""The table of axes: how an axis is read from a file, its default, its names in reports, and how its values are shown.
 
-Each axis is declared here once. The points of a kind of work have an axis if their class has a field with its name; the
-field also states the default. Experiments, their schema, the grouping of rows, headings of tables and labels of figures
-take everything else about an axis from this table.
+Each axis is declared once, in this table. A kind of work has an axis if the class of its points has a field with that
+name. The field also states the default. Experiments, their schema, tables and figures use the table for everything
+else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Axis:
     symbol: str = ""
     """The paper's symbol, as TeX writes it."""
     whole: bool = False
-    """Whether a list is a single value of the axis. A list of texts always has several values."""
+    """Whether a list is one value of this axis. A list of texts is an exception: each text is one value."""
 
 
 def _counted(
@@ -259,14 +259,13 @@ _TABLE = (
 )
 
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
-"""Name -> axis. Tables show the axes in this order, and a block varies them in this order, the first axis slowest."""
+"""Name -> axis. Tables show the axes in this order. In the points of a block, the first axis varies slowest."""
 
 
 def read_axis(name: str, raw: object) -> tuple[list[tuple[Path, AxisValue]], list[Finding]]:
-    """The values of an axis that can be read, each with its path below `raw`, and the findings about the other values.
+    """Read the values of an axis. Returns the readable values, each with its path below `raw`, and the findings.
 
-    A list gives one value per item, a scalar gives one value. For an axis that is `whole`, only a list of texts has
-    several values; any other list is one value.
+    A list gives one value per item. If the axis is `whole`, any list except a list of texts is one value.
     """
     axis = AXES[name]
     if raw is None:
@@ -288,7 +287,7 @@ def read_axis(name: str, raw: object) -> tuple[list[tuple[Path, AxisValue]], lis
 
 
 def axes_schema() -> dict[str, Any]:
-    """JSON schema of a block, of `defaults` or of a filter."""
+    """JSON schema of the axes in a block, in `defaults` or in a filter."""
     properties = {}
     for axis in AXES.values():
         value = dict(axis.schema)

@@ -14,8 +14,7 @@ from chunkbench.text_file import did_you_mean
 
 T = TypeVar("T")
 DEFINED = "x-defined"
-"""Key that takes the place of a `$ref` to our own definitions: pydantic would look up a `$ref` among its own
-definitions and fail."""
+"""Key that replaces `$ref` to our own definitions, because pydantic accepts only references to its own ones."""
 
 
 def _listed(raw: object) -> object:
@@ -75,8 +74,7 @@ _SHARE_SCHEMA = {
 }
 
 Axes = Annotated[dict[str, Any], WithJsonSchema({DEFINED: "axes"})]
-"""The axes of a block, of `defaults` or of a filter: name -> values as the file writes them. `Sweep` reads the
-values."""
+"""Axis -> values as the file writes them, in a block, in `defaults` or in a filter. `Sweep` reads the values."""
 
 Seconds = Annotated[
     float, BeforeValidator(_duration), Field(strict=True, gt=0, allow_inf_nan=False), WithJsonSchema(_SECONDS_SCHEMA)

@@ -1,5 +1,7 @@
-"""Problems of an experiment. A finding names a path inside the file's values; a problem names a line and column of the
-file."""
+"""Problems of an experiment.
+
+A `Finding` names a path inside the values of the file. A `Problem` names a line and column of the file.
+"""
 
 from __future__ import annotations
 
@@ -51,20 +53,19 @@ class ExperimentError(ValueError):
 
 
 class Finding(NamedTuple):
-    """A problem at a path below the value that is being read. `key`: whether the key at the path has the problem, not
-    the value."""
+    """A problem of the value at `path`. If `key` is true, the key at `path` has the problem, not the value."""
 
     path: Path
     message: str
     key: bool = False
 
     def below(self, *above: str | int) -> Finding:
-        """The same finding, with a path that starts at a value further up."""
+        """The same finding for an outer value: `above` is put before its path."""
         return self._replace(path=(*above, *self.path))
 
 
 class Findings(ValueError):
-    """One or more findings in one value."""
+    """A value has one or more problems."""
 
     def __init__(self, *findings: Finding) -> None:
         self.findings = findings
@@ -72,7 +73,7 @@ class Findings(ValueError):
 
 
 class Misread:
-    """Stands in place of a refused value, so that the rest of the file can still be checked."""
+    """Replaces a value that cannot be read, so that the rest of the file can still be checked."""
 
     def __repr__(self) -> str:
         return "a value that cannot be read"
@@ -82,7 +83,7 @@ MISREAD = Misread()
 
 
 def unknown(noun: str, name: object, known: Sequence[str]) -> str:
-    """The message about an unknown name. It omits the name, which is the key of the problem."""
+    """The message about an unknown name. The message does not contain the name."""
     if isinstance(name, str) and ":" in name:
         return f"unknown {noun}; put a space after the colon"
     return f"unknown {noun}{did_you_mean(str(name)[:60], known)}"
@@ -95,7 +96,7 @@ def only_for(kinds: Sequence[str]) -> str:
 
 
 def show(value: object) -> str:
-    """A value as messages quote it: short, with quotes around text but not around numbers."""
+    """Show a value in a message: short, with quotes around text but not around numbers."""
     if isinstance(value, Misread):
         return repr(value)
     if value is None:

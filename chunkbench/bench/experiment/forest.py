@@ -17,14 +17,14 @@ MAX_INDEX = (1 << 31) - 1
 
 
 class PromptSegment(NamedTuple):
-    """Consecutive prompt tokens. Sequences that share these tokens share the id."""
+    """Consecutive tokens of a prompt. If sequences share the tokens, their segments have the same id."""
 
     id: int
     tokens: int
 
 
 def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> list[int]:
-    """Prompt length of every sequence; lengths of a range are drawn from the seed, both ends included."""
+    """Tokens of each sequence's prompt. The lengths of a range are drawn from the seed; both ends can occur."""
     if isinstance(n_p, int):
         return [n_p] * batch_size
     low, high = n_p
@@ -35,11 +35,11 @@ def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> li
 def prompt_paths(
     lengths: Sequence[int], n_s: int | None, prompts: int, tree: tuple[TreeNode, ...] | None
 ) -> list[list[PromptSegment]]:
-    """Every sequence's prompt as a path of segments; empty segments are left out. `lengths`: tokens of each prompt.
+    """The prompt of each sequence as a path of segments, in the order in which sequences are added.
 
-    Without a `tree`, there are `prompts` roots with `n_s` tokens each, and sequence k uses root `k mod prompts`. Paths
-    are in the order in which sequences are added. The last segment of a path is private unless the whole prompt is
-    shared.
+    `lengths`: tokens of each prompt. Without a `tree`, there are `prompts` shared prefixes of `n_s` tokens each, and
+    sequence k has prefix `k mod prompts`. Empty segments are left out. The last segment of a path is private unless the
+    whole prompt is shared.
     """
     ids = iter(range(1 << 30))
     if tree is None:
@@ -58,7 +58,7 @@ def prompt_paths(
 def walk_tree(
     node: TreeNode, above: tuple[PromptSegment, ...], ids: Iterator[int]
 ) -> Iterator[Sequence[PromptSegment]]:
-    """Paths of all sequences below a node, depth first."""
+    """The path of shared segments of each sequence below a node, depth first."""
     tokens, children = node
     path = (*above, PromptSegment(next(ids), tokens))
     if are_sequences(children):
@@ -70,9 +70,10 @@ def walk_tree(
 
 
 def prompt_conflicts(given: Mapping[str, Any], sequences: int, prompts: int) -> Iterator[Finding]:
-    """Conflicts among the axes of prompts in one combination; a finding's path begins with the axis to blame.
+    """Contradictions among the axes that describe prompts. The path of a finding begins with the axis to blame.
 
-    `given` has n_p and n_c, and n_s or a tree in the form of points; `sequences` and `prompts` are numbers.
+    `given` has n_p, n_c, and n_s or a tree. `sequences` and `prompts` are the numbers of sequences and of shared
+    prefixes.
     """
     n_p = given["n_p"]
     shortest, longest = (n_p.low, n_p.high) if isinstance(n_p, LengthRange) else (n_p, n_p)

@@ -31,8 +31,10 @@ def bundled_experiments() -> dict[str, Any]:
 
 
 def reading_order(name: str) -> tuple[float, str]:
-    """A sort key for lists and reports: the experiment's key `order`. Experiments that do not come with ChunkBench come
-    last, by name. The function reads one line of the file, because loading all experiments takes seconds."""
+    """A sort key for names of experiments: bundled experiments by their key `order`, then all others by name.
+
+    The function reads one line of the file, because loading all experiments takes seconds.
+    """
     file = bundled_experiments().get(name)
     order = re.search(r"^order: (\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file else None
     return (int(order[1]) if order else math.inf, name)
@@ -41,11 +43,10 @@ def reading_order(name: str) -> tuple[float, str]:
 def load_experiment(
     path: FilePath | str, overrides: Mapping[str, str] | None = None, option: str = ""
 ) -> Experiment[Any]:
-    """The experiment in a YAML file, or the bundled experiment with this name (`table3`).
+    """Load the experiment from a YAML file, or the bundled experiment with this name (`table3`).
 
-    `overrides` is axis -> text such as `v1,v2`: the axis takes these values in every block. Messages name `option` as
-    the place of an override. Raises `ExperimentError` with all problems, and no other exception, whatever the file
-    contains.
+    `overrides`: axis -> text such as `v1,v2`. The axis takes these values in every block. `option`: the command-line
+    option that messages about overrides name. Raises `ExperimentError` with all problems, and no other exception.
     """
     name, shown, content = _find(path)
     try:
@@ -74,10 +75,9 @@ def load_experiment(
 
 
 def read_selection(texts: Mapping[str, str], point: type[Point], option: str) -> Filter:
-    """Read a filter for the points of a kind, from texts: axis -> `v1,v2`. Messages name `option` as the place of the
-    filter.
+    """Read a filter for points from texts: axis -> text such as `v1,v2`. Raises `ExperimentError`.
 
-    Raises `ExperimentError`.
+    `point`: the class of the points. `option`: the command-line option that messages name.
     """
     accepted: dict[str, Any] = {}
     problems: list[Problem] = []

@@ -19,14 +19,14 @@ from chunkbench.bench.experiment.values import LengthRange, Share, show_value
 from chunkbench.llama import LlamaShape
 
 _IN_EVERY_KEY = ("n_s", "tree", "threads")
-"""Axes that are in every case key, also if their value is None."""
+"""Axes that every case key contains, even if their value is None."""
 _SELDOM_SWEPT = ("n_c", "tree", "heads", "head_dim", "chunk_size", "block_size", "dtype")
 
 
 class Point(BaseModel):
-    """One combination of the axes that its kind of work has: a field for each, and its default.
+    """One combination of axes. Each field is an axis (`chunkbench.bench.experiment.axes`) and states its default.
 
-    `chunkbench.bench.experiment.axes` explains the axes. `threads` None means the machine's default.
+    If `threads` is None, the machine's default is used.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,13 +38,12 @@ class Point(BaseModel):
 
     @classmethod
     def axes(cls) -> tuple[str, ...]:
-        """The names of this kind's axes, in the order of `AXES`."""
+        """The names of the axes that this class has, in the order of `AXES`."""
         return tuple(name for name in AXES if name in cls.model_fields)
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The combination `given`, with the defaults of the axes that it lacks; a dtype that nothing decides is
-        None."""
+        """Add the defaults of the axes that `given` lacks. The dtype is None if `given` has none."""
         fields = {name: cls.model_fields[name] for name in cls.axes()}
         defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
         values = {"dtype": None, **defaults, **given}
@@ -61,10 +60,10 @@ class Point(BaseModel):
         return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
 
     def as_json(self) -> dict[str, Any]:
-        """The values for case keys and workers. Keys of recorded runs depend on these values, so their form never
-        changes.
+        """The values for case keys and workers, in JSON types.
 
-        An axis that is added later is left out while it is None.
+        The form never changes, because keys of recorded runs depend on it. An axis that is added later is left out
+        while its value is None.
         """
         values = self.model_dump(mode="json")
         return {name: value for name, value in values.items() if value is not None or name in _IN_EVERY_KEY}
@@ -95,18 +94,19 @@ class Point(BaseModel):
 
 
 class SessionPoint(Point):
-    """A point whose implementations are sessions in a worker, called for n_c steps."""
+    """A point that a worker measures in sessions, for n_c steps."""
 
     n_c: Count = 64
 
 
 class AttentionPoint(SessionPoint):
-    """Sequences that decode together over a forest of prompts.
+    """Sequences that decode together. Their prompts may share prefixes.
 
-    `n_p` is a token count, or `(low, high)` for ragged prompts: lengths drawn from the seed, both ends included, or the
-    lengths of a `tree` that lists the private tokens of each sequence. `n_s` and `prompts` describe a forest of
-    `prompts` roots with `n_s` tokens each (sequence k uses root `k mod prompts`). `tree` describes any forest; `n_s` is
-    then None.
+    `n_p`: tokens of each prompt. A pair `(low, high)` means prompts of different lengths, which are drawn from the seed
+    or listed in `tree`.
+
+    Without `tree`, there are `prompts` shared prefixes of `n_s` tokens each, and sequence k has prefix `k mod prompts`.
+    `tree` describes any forest of prefixes; `n_s` is then None.
     """
 
     n_p: Count | tuple[Count, Count]
@@ -137,13 +137,13 @@ class AttentionPoint(SessionPoint):
         return 2 * self.kv_heads * self.head_dim * self.element_bytes
 
     def prompt_lengths(self, seed: int) -> list[int]:
-        """Prompt length of every sequence."""
+        """Tokens of each sequence's prompt."""
         if self.tree is not None and has_lengths(self.tree):
             return lengths_in(self.tree)
         return prompt_lengths(self.n_p, self.batch_size, seed)
 
     def paths(self, seed: int) -> list[list[PromptSegment]]:
-        """Every sequence's prompt as a path of segments (`prompt_paths`)."""
+        """The prompt of each sequence as a path of segments (`prompt_paths`)."""
         return prompt_paths(self.prompt_lengths(seed), self.n_s, self.prompts, self.tree)
 
     def unique_prompt_tokens(self, seed: int) -> int:
@@ -155,13 +155,14 @@ PointT = TypeVar("PointT", bound=Point, default=Any)
 
 
 def element_bytes(dtype: Dtype) -> int:
-    """Bytes of one element."""
     return 4 if dtype == "float32" else 2
 
 
 def passes(points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]:
-    """Groups of points that differ only in n_c, the shortest first. One pass over the longest point of a group has the
-    steps of all its points."""
+    """Group the points that differ only in n_c, and sort each group by n_c.
+
+    One pass over the longest point measures the whole group, because it takes the steps of all its points.
+    """
     groups: dict[str, list[AttentionPoint]] = {}
     for point in points:
         groups.setdefault(repr(point.model_copy(update={"n_c": 0})), []).append(point)
@@ -170,7 +171,7 @@ def passes(points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]
 
 @dataclass(frozen=True)
 class Case(Generic[PointT]):
-    """A point, an implementation, and the way of timing. Kinds that time nothing keep the default way of timing."""
+    """A point, an implementation, and the way of timing. Kinds of work without timing keep the defaults."""
 
     point: PointT
     implementation: str
@@ -191,10 +192,10 @@ class Case(Generic[PointT]):
 
 
 class ModelPoint(Point):
-    """A point whose model decides the number and size of its heads."""
+    """A point with a model. The model decides the number and the size of heads."""
 
     LEGACY: ClassVar[Mapping[str, Any]] = {}
-    """Axes that the kind's points lack but its case keys contain, so that keys of recorded runs stay valid."""
+    """Axes that are part of the case keys but not fields of the point. They keep keys of recorded runs valid."""
 
     model: LlamaShape
 

@@ -1,4 +1,8 @@
-"""Turns a sweep into combinations of axes: lists of a block multiply, blocks add up, `exclude` removes."""
+"""Expands the sweep of an experiment into combinations of axes.
+
+The lists of one block are combined with each other. The combinations of all blocks are added. `exclude` removes
+combinations.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,11 @@ INDEPENDENT = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
 Filter = Mapping[str, Sequence[AxisValue]]
 """Axis -> accepted values. A combination matches if each axis has an accepted value."""
 _Located = dict[str, list[tuple[Path, AxisValue]]]
-"""Axis -> readable values with their paths in the file."""
+"""Axis -> readable values, each with its path in the file."""
 
 
 class Required(NamedTuple):
-    """A block or the defaults must give at least one of `axes`; `message` is the complaint if they do not."""
+    """A condition: the defaults or each block must give at least one of `axes`. Otherwise `message` is reported."""
 
     axes: frozenset[str]
     message: str
@@ -41,8 +45,7 @@ class Rules(NamedTuple):
 
 
 def selects(accepted: Filter, values: Mapping[str, Any]) -> bool:
-    """Whether a complete combination, or the axes of a point, match a filter. The filter ignores axes that `values`
-    lacks."""
+    """Whether these values of axes match a filter. Axes that `values` lacks are ignored."""
     return all(
         any(_same(axis, value, values) for value in choices) for axis, choices in accepted.items() if axis in values
     )
@@ -59,10 +62,9 @@ def _same(axis: str, wanted: AxisValue, values: Mapping[str, Any]) -> bool:
 
 
 def read_filter(raw: object, place: Path, known: Collection[str] = AXES) -> tuple[Filter, list[Finding]]:
-    """A filter from a file or a manifest, and the findings about the filter. Anything but a mapping gives an empty
-    filter.
+    """Read a filter from a file or a manifest. Returns the filter and the findings about it.
 
-    `known` are the axes that the filter may have.
+    `known`: the axes that the filter may have. If `raw` is not a mapping, the filter is empty.
     """
     accepted: dict[str, Sequence[AxisValue]] = {}
     findings: list[Finding] = []
@@ -84,13 +86,16 @@ def _not_here(axis: str) -> str:
 
 
 def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
-    """Whether trees have private lengths, so that n_p follows from them: the set of the answers for all trees."""
+    """For each tree: whether it lists the private tokens of its sequences. Returns the set of these answers."""
     return {has_lengths(cast(Forest, tree)) for _, tree in trees}
 
 
 def merged(defaults: _Located, block: _Located) -> _Located:
-    """The axes of a block, with the defaults for all others. A `tree` in the block removes the defaults of n_s and
-    prompts, and of n_p if the tree has private lengths; n_s or prompts in the block removes a default tree."""
+    """Add the defaults to the axes of a block.
+
+    A `tree` in the block removes the defaults of n_s and prompts. If the tree lists private tokens, it also removes the
+    default of n_p. In turn, n_s or prompts in the block removes a default tree.
+    """
     displaced: set[str] = set()
     if "tree" in block:
         displaced |= {"n_s", "prompts"}
@@ -102,8 +107,10 @@ def merged(defaults: _Located, block: _Located) -> _Located:
 
 @dataclass
 class Sweep:
-    """The sweep of an experiment. Each value is read once, then each combination. The pydantic model reports values of
-    a wrong form."""
+    """Reads the sweep of an experiment: first each value, then each combination.
+
+    Values of a wrong type are reported by the pydantic model, not here.
+    """
 
     point: type[Point]
     rules: Rules
@@ -112,11 +119,11 @@ class Sweep:
     combinations: list[dict[str, Any]] = field(default_factory=list)
     """The combinations, each with the values of all axes; the dtype may be auto."""
     findings: list[Finding] = field(default_factory=list)
-    """The findings; their paths begin with `defaults`, `sweep` or `exclude`."""
+    """The path of a finding begins with `defaults`, `sweep` or `exclude`."""
 
     def read(self, defaults: object, blocks: object, exclude: object, report_unused: bool) -> None:
-        """Read `defaults`, `sweep` and `exclude` in the form of the file. `report_unused` also reports filters that
-        match nothing."""
+        """Read `defaults`, `sweep` and `exclude` of a file. If `report_unused`, a filter that matches nothing is a
+        finding."""
         common, common_readable = self._values({} if defaults is None else defaults, ("defaults",))
         self._read_filters(exclude)
         used: set[int] = set()
@@ -208,8 +215,10 @@ class Sweep:
                 self.filters[index] = accepted
 
     def points(self, device: Device, auto: Dtype, usual: Dtype) -> Iterator[Point]:
-        """The points on a device, in the order of the file. `auto` is the dtype that replaces auto, `usual` the dtype
-        of combinations without a dtype."""
+        """The points on a device, in the order of the file.
+
+        `auto` replaces the dtype `auto`. `usual` is the dtype of combinations without a dtype.
+        """
         for values in self.combinations:
             dtype = {None: usual, "auto": auto}.get(values["dtype"], values["dtype"])
             resolved = {**values, "device": device, "dtype": dtype}

@@ -1,4 +1,4 @@
-"""Types that facts and experiments share, and how reports show an implementation."""
+"""Types that results and experiments share, and the style of an implementation in reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, lt=2**63)]
-"""Whole numbers that fit into 64 bits, so that arithmetic with floats and arrays accepts every number from a file."""
+"""A whole number of at most 64 bits. Larger numbers can fail in arithmetic with floats or arrays."""
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]

@@ -1,5 +1,4 @@
-"""A forest of prompts as nested lists: counts its tokens and sequences, gives the values of a point, and shows it in
-tables."""
+"""Counts, converts and shows a forest of prompts, which is given as nested lists."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Leaf(NamedTuple):
     """A node whose children are sequences, not nodes."""
 
     path: Path
-    """Indices that lead to the node's children in the nested lists of the forest."""
+    """Indices that lead to the node's children in the nested lists."""
     tokens: int
     """Number of tokens from the root to the end of the node."""
     sequences: int | tuple[int, ...]
@@ -34,7 +33,6 @@ class Leaf(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of sequences."""
         return self.sequences if isinstance(self.sequences, int) else len(self.sequences)
 
 
@@ -53,7 +51,7 @@ def leaves(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[Leaf]:
 
 
 def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """For every node: the indices that lead to its token count, and the number of tokens from the root to its end."""
+    """For each node: the indices that lead to its token count, and the number of tokens from the root to its end."""
     for index, (tokens, children) in enumerate(forest):
         yield (*path, index, 0), above + tokens
         if not are_sequences(children):
@@ -61,7 +59,6 @@ def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tupl
 
 
 def sequences_in(forest: Forest) -> int:
-    """The number of sequences of a forest."""
     return sum(leaf.number for leaf in leaves(forest))
 
 
@@ -71,7 +68,7 @@ def has_lengths(forest: Forest) -> bool:
 
 
 def lengths_in(forest: Forest) -> list[int]:
-    """Number of prompt tokens of every sequence of a forest with private lengths, depth first."""
+    """Tokens of each sequence's prompt, depth first. The forest must list private tokens."""
     return [
         leaf.tokens + private
         for leaf in leaves(forest)
@@ -81,13 +78,11 @@ def lengths_in(forest: Forest) -> list[int]:
 
 
 def nodes_in(forest: Forest) -> int:
-    """The number of nodes of a forest."""
     return sum(1 for _ in tree_paths(forest))
 
 
 def tokens_in(forest: Forest) -> int:
-    """Number of tokens of a forest with private lengths: the tokens of each node counted once, plus the private tokens
-    of each sequence."""
+    """Number of tokens in a forest that lists private tokens. The tokens of a shared node count once."""
     return sum(tokens + _tokens_below(children) for tokens, children in forest)
 
 
@@ -98,10 +93,9 @@ def _tokens_below(children: Children) -> int:
 
 
 def resolved(forest: Forest) -> tuple[int | tuple[int, int], Forest]:
-    """`n_p` and `tree` of a point, from a forest with private lengths.
+    """Convert a forest that lists private tokens to the axes `n_p` and `tree` of a point.
 
-    If all prompts have the same length, the tree gets numbers of sequences, so that the point equals the point with
-    that n_p.
+    If all prompts have the same length, n_p is this length, and the new tree has only numbers of sequences.
     """
     lengths = lengths_in(forest)
     shortest, longest = min(lengths), max(lengths)
@@ -119,13 +113,16 @@ def _counted_below(children: Children) -> int | Forest:
 
 
 def shares(parents: int, nodes: int) -> list[int]:
-    """Number of children of each of P parents that have S nodes together: node j belongs to parent floor(j * P / S)."""
+    """Distribute `nodes` children over `parents` parents as evenly as possible. Returns the number of children of each
+    parent.
+
+    Child j belongs to parent floor(j * parents / nodes).
+    """
     return [end - begin for begin, end in pairwise(-(-parent * nodes // parents) for parent in range(parents + 1))]
 
 
 def show_forest(forest: Forest) -> str:
-    """A forest as tables show it: `64x(64x2 0x1)`. For a long forest only its levels without private tokens, or its
-    size."""
+    """A forest as tables show it: `64x(64x2 0x1)`. A long forest is shortened to its levels or its size."""
     text = spell_forest(forest)
     if len(text) > _LONGEST_NESTED and (levels := _levels(forest)):
         return levels
@@ -137,7 +134,7 @@ def show_forest(forest: Forest) -> str:
 
 
 def spell_forest(forest: Forest) -> str:
-    """A whole forest as text: `64x(64x2 0x1)`, or `64x[40 60 5]` if sequences have private lengths."""
+    """A whole forest as text: `64x(64x2 0x1)`, or `64x[40 60 5]` if it lists private tokens."""
     return " ".join(f"{tokens}x{_spell_below(children)}" for tokens, children in forest)
 
 

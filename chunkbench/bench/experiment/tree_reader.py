@@ -34,8 +34,11 @@ _read_sequences = count_reader(1, MAX_SEQUENCES)
 
 
 def read_forest(raw: object) -> Forest:
-    """A forest of prompts: nodes `[tokens, children]`, levels such as `1x8 4x256 256x32`, or the path of a file of
-    nodes. Raises `Findings`."""
+    """Read a forest of prompts. Raises `Findings`.
+
+    `raw` is a list of nodes `[tokens, children]`, a text of levels such as `1x8 4x256 256x32`, or the path of a file of
+    nodes.
+    """
     if not isinstance(raw, str):
         return _of_lists(raw)
     text = read_name(raw)
@@ -226,4 +229,3 @@ TREE_SCHEMA: dict[str, Any] = {
 TREES_SCHEMA: dict[str, Any] = {
     "anyOf": [{"$ref": "#/$defs/tree"}, _TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1}]
 }
-"""Schema of the axis `tree`."""

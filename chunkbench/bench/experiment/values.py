@@ -42,7 +42,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_percent(text: str) -> float:
-    """The number that `2%` stands for, 0.02. Raises `ValueError` on anything else."""
+    """Convert `2%` to 0.02. Raises `ValueError` on anything else."""
     match = _PERCENT.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a percentage; write it like 2% or 0.02")
@@ -59,7 +59,7 @@ DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 
 
 class LengthRange(NamedTuple):
-    """Ragged prompts: lengths from low to high, both included."""
+    """Limits of the prompt lengths in tokens, both included."""
 
     low: int
     high: int
@@ -70,11 +70,11 @@ class Share(NamedTuple):
 
     of_n_p: Fraction
     text: str
-    """The text of the share in the file."""
+    """The share as the file writes it."""
 
     @classmethod
     def read(cls, text: str) -> Share:
-        """The share, 0 to 1, that `n_p`, `0.5 n_p` or `3/4 n_p` stands for. Raises `ValueError` on other text."""
+        """Read a share between 0 and 1 from `n_p`, `0.5 n_p` or `3/4 n_p`. Raises `ValueError` on other text."""
         match = _SHARE.fullmatch(text)
         if match is None or (match[2] is not None and (int(match[2]) == 0 or "." in match[1])):
             raise ValueError(f"{text!r} is not a number of tokens; write it like 512, n_p, 0.5 n_p or 3/4 n_p")
@@ -89,11 +89,11 @@ class Share(NamedTuple):
 
 
 AxisValue = int | str | LengthRange | Share | Forest | LlamaShape
-"""A count; a dtype or a name; a range of n_p; a share of n_p; a forest of prompts; or the shape of a model."""
+"""A count, a name, a range or a share of n_p, a forest of prompts, or the shape of a model."""
 
 
 def count_reader(low: int, high: int, multiple: int = 1) -> Callable[[object], int]:
-    """A reader of whole numbers from low to high. Readers return the value, or raise `Findings`."""
+    """Make a function that reads whole numbers from low to high. The function raises `Findings` for other values."""
 
     def read(raw: object) -> int:
         if isinstance(raw, bool) or not isinstance(raw, int):
@@ -168,7 +168,7 @@ def read_model(raw: object) -> LlamaShape:
 
 
 def read_name(raw: object) -> str:
-    """A name or a path; the kind of work knows which ones exist."""
+    """Read a name or a path. Whether it exists is checked later."""
     if not isinstance(raw, str) or not raw.strip() or len(raw) > MAX_NAME or not is_text(raw):
         raise Findings(Finding((), f"must be a name or a path of at most {MAX_NAME} characters, not {show(raw)}"))
     return raw
@@ -180,7 +180,7 @@ def show_value(value: Any) -> str:
 
 
 def spell_value(value: Any) -> str:
-    """One value of an axis as full text: two different trees never have the same text."""
+    """One value of an axis as text. Long trees are not shortened."""
     if value is None:
         return "-"
     if _is_forest(value):
@@ -196,7 +196,6 @@ def _is_forest(value: object) -> bool:
 
 
 def integer_schema(low: int, high: int) -> dict[str, Any]:
-    """JSON schema of a whole number."""
     return {"type": "integer", "minimum": low, "maximum": high}
 
 

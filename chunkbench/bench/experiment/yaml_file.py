@@ -1,7 +1,7 @@
-"""Reads YAML text once into plain values, and knows the place of each key and value.
+"""Reads YAML text into plain values, and records the line and column of each key and value.
 
-The module accepts only YAML that a person, YAML 1.1 and YAML 1.2 read alike: no tags, anchors, aliases (so none can
-expand) or merge keys, no duplicate keys, and no plain scalar that readers of YAML interpret differently.
+The reader refuses YAML that people, YAML 1.1 and YAML 1.2 may read differently: tags, anchors, aliases, merge keys,
+duplicate keys, and ambiguous plain scalars.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ _HINTS = {
 _REFUSED = "refused"
 """Tag of the node that replaces an alias, because aliases are refused."""
 _KEY = -1
-"""Step in the path of a key, or of a value whose key is refused. Such things have no other path."""
+"""Last step of a path that leads to a key, or to a value whose key is refused."""
 
 
 @dataclass
 class YamlDocument:
-    """The values of a file, the places of its values and keys, and its problems."""
+    """A parsed file: its values, the positions of its values and keys, and its problems."""
 
     path: str
     fixed_line: int | None = None
-    """If not None, every place has this line number; 0 for a command-line option."""
+    """If not None, the line number of every position. A command-line option has line 0."""
     value: Any = None
-    """The values. Refused scalars are `MISREAD`; the whole value is None if there is no document."""
+    """The values; None if the file is empty. `MISREAD` replaces refused scalars."""
     values_at: dict[Path, Mark] = field(default_factory=dict)
     keys_at: dict[Path, Mark] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def mark(self, path: Path, *, key: bool = False) -> Mark:
-        """Place of the value at a path, or of its key; if the path does not exist, of its closest existing parent."""
+        """Position of the value at `path`, or of its key. If the path does not exist, position of the closest existing
+        parent."""
         if key and path in self.keys_at:
             return self.keys_at[path]
         while path not in self.values_at and path:
@@ -60,11 +61,11 @@ class YamlDocument:
         return self.values_at.get(path, self.place(0, 0))
 
     def place(self, line: int, column: int) -> Mark:
-        """The place for pyyaml's line and column, which count from zero."""
+        """Convert a line and column of pyyaml, which count from zero."""
         return Mark(self.path, line + 1, column + 1) if self.fixed_line is None else Mark(self.path, self.fixed_line)
 
     def place_of(self, mark: Any) -> Mark:
-        """The place of one of pyyaml's marks, or the start of the file if pyyaml gives no mark."""
+        """Convert a mark of pyyaml. Without a mark, return the start of the file."""
         return self.place(mark.line, mark.column) if mark is not None else self.place(0, 0)
 
     def problem(self, mark: Mark, message: str, key: str = "") -> None:
@@ -121,9 +122,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(text: str, path: str, *, line: int | None = None) -> YamlDocument:
-    """The values of one YAML document, their places, and its problems.
+    """Read one YAML document. Never raises; the result lists the problems.
 
-    `line` replaces the line of all places (0 for a command-line option). Never raises, whatever the text.
+    If `line` is given, all positions get this line, such as 0 for a command-line option.
     """
     document = YamlDocument(path, line)
     unprintable = Reader.NON_PRINTABLE.search(text)

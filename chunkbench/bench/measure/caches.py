@@ -1,4 +1,5 @@
-"""Cold caches: the state in which a decode step finds the caches after the rest of a model has run."""
+"""Empties the caches before a timed call. In a model, other layers replace the contents of the caches between two
+decode steps."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ _TIMES = {"cpu": 2, "cuda": L2_FACTOR}
 
 
 def sweep_bytes(device: str, cache_bytes: int) -> int:
-    """Number of bytes that a sweep of the caches reads."""
     return max(_TIMES[device] * cache_bytes, 1 << 24)
 
 
@@ -29,7 +29,7 @@ class CacheSweeper:
     """
 
     def __init__(self, device: str, cache_bytes: int, file: str = "") -> None:
-        """Take a buffer for a cache of `cache_bytes`, or map `file`, which `sweep_file` made for this CPU."""
+        """Allocate a buffer for a cache of `cache_bytes`. If `file` is given, map this file instead (`sweep_file`)."""
         if file:
             with open(file, "r+b") as opened:  # PyTorch warns of memory that must not be written
                 mapped = mmap.mmap(opened.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE)
@@ -38,18 +38,17 @@ class CacheSweeper:
             self._buffer = torch.ones(sweep_bytes(device, cache_bytes) // 4, device=device)
 
     def sweep(self) -> None:
-        """Read twice the size of the last-level cache. On a GPU, read `L2_FACTOR` times the size of the L2 cache, as
-        much as the copies of a rotation hold."""
+        """Read a buffer: twice the size of the last-level cache on a CPU, `L2_FACTOR` times the L2 cache on a GPU."""
         self._buffer.sum()
 
 
 @contextmanager
 def sweep_file() -> Iterator[str]:
-    """Take memory that several processes can read in their sweeps, and give its path. The memory exists until the
-    `with` block ends.
+    """Allocate memory that several processes can map for their sweeps, and yield its path.
 
-    Twice a large cache is half a gigabyte. On a virtual machine each process needs a second to take that much memory,
-    and 20 ms to map it. The path is empty if the system cannot share memory in this way, or if memory is short.
+    The memory exists until the `with` block ends. Twice a large cache is half a gigabyte. On a virtual machine, a
+    process needs a second to allocate that much, but 20 ms to map it. The path is empty if memory is short or the
+    system cannot share it.
     """
     if sys.platform != "linux":
         yield ""
@@ -67,7 +66,7 @@ def sweep_file() -> Iterator[str]:
 
 
 def last_level_cache_bytes(device: str) -> int:
-    """Size of the largest cache between the cores (or multiprocessors) and memory."""
+    """Size of the largest cache, in bytes."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     cpu = read_cpu()

@@ -1,9 +1,8 @@
-"""Calibration kernels: fixed pieces of work, timed beside every round, that show the speed of the machine at that
-moment.
+"""Times fixed pieces of work beside every round. Their times show the current speed of the machine.
 
-On a shared machine other tenants slow down a core or the memory for seconds at a time, and no counter that a guest can
-read shows it. The time of work that never changes shows it. Comparisons of runs use only rounds with similar
-calibration times (`chunkbench.report.compare.calibration`).
+On a shared machine, other tenants slow down a core or the memory for seconds. No counter shows this to a guest, but
+fixed work then takes longer. Comparisons of runs use only rounds with similar calibration times
+(`chunkbench.report.compare.calibration`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _CALLS = 4
 
 
 class CalibrationMeter:
-    """Times matrix products that fit a core's private cache, one for each thread, and the sweeps of the caches."""
+    """Times two pieces of work: matrix products in each core's private cache, and sweeps of the caches."""
 
     def __init__(self, threads: int) -> None:
         self._factor = torch.full((threads, _SIZE, _SIZE), 1 / _SIZE)
@@ -37,7 +36,7 @@ class CalibrationMeter:
             self._arithmetic_us.append((perf_counter_ns() - started) / 1000)
 
     def timed(self, sweep: Callable[[], None]) -> Callable[[], None]:
-        """Wraps a sweep so that every call of it is timed."""
+        """Wrap a sweep so that each call of it is timed."""
 
         def timed_sweep() -> None:
             started = perf_counter_ns()
@@ -47,7 +46,7 @@ class CalibrationMeter:
         return timed_sweep
 
     def take(self) -> Calibration:
-        """Mean times since the last call of this method."""
+        """Mean times since the last call of `take`."""
         means = Calibration(
             arithmetic_us=fmean(self._arithmetic_us), memory_us=fmean(self._memory_us) if self._memory_us else None
         )

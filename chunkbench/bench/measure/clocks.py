@@ -25,7 +25,8 @@ class ClockReader(Protocol):
 
 
 def throttled(sm_mhz: int, usual: Sequence[int]) -> bool:
-    """Whether a clock is below 75% of the median of `usual`, the sorted clocks so far. False if there are none."""
+    """Whether a clock is below 75% of the median of `usual`, a sorted list of earlier clocks. False if the list is
+    empty."""
     return bool(usual) and sm_mhz < SLOW_BELOW * usual[len(usual) // 2]
 
 
@@ -41,10 +42,10 @@ class ClockGuard:
         self._clear()
 
     def take(self, sample: Callable[[], float]) -> float:
-        """One sample in microseconds: the first that was not throttled, or the last of four throttled ones.
+        """Take one sample, in microseconds.
 
-        So there is always a sample: a device that stays throttled is still measured, and `finish` reports the
-        throttling.
+        While the clock is throttled, the sample is repeated, at most three times. The last sample is always kept, and
+        `finish` reports the throttling.
         """
         sample_us, clock = sample(), self._clock()
         for pause_s in _PAUSES_S:
@@ -61,7 +62,7 @@ class ClockGuard:
         return sample_us
 
     def finish(self) -> tuple[GpuState | None, int]:
-        """The state of the GPU since the last call, and the number of discarded samples since then."""
+        """The state of the GPU and the number of discarded samples, both since the last call of `finish`."""
         state, discarded = None, self._discarded
         if self._reader is not None:
             condition = self._reader.condition()

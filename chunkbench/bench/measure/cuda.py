@@ -1,4 +1,4 @@
-"""PyTorch's CUDA device as the loop's `Device`: the class only makes the calls; the loop makes all decisions."""
+"""Implements the timed loop's `Device` with PyTorch's CUDA calls. The loop makes all decisions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class CudaDevice:
 
 
 def clock_reader() -> Nvml | None:
-    """An NVML reader of the current device, a whole GPU or a part (MIG); None if NVML does not answer for it."""
+    """An NVML reader of the current device, which is a whole GPU or a MIG part. None if NVML cannot read it."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
     if uuid is None:
         return open_nvml()

@@ -1,4 +1,4 @@
-"""Cold L2 by rotation: how many copies of a session take turns, and how many calls form a sample."""
+"""The timed loop on a GPU. Copies of a session take turns, so that each call finds the L2 cache cold."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from chunkbench.bench.measure.clocks import ClockGuard
 from chunkbench.bench.measure.loop import Feed, Round, no_collections
 
 L2_FACTOR = 5
-"""All copies together hold more than this many times the size of the L2 cache."""
+"""All copies together are more than this many times as large as the L2 cache."""
 MOST_COPIES = 32
-"""Largest number of copies. With more copies, appends would take longer than the measurement; then a sweep clears the
-cache."""
+"""Largest number of copies. If more are needed, a sweep clears the cache instead, because appends to many copies take
+too long."""
 FEWEST_CALLS = 8
 """Smallest number of calls between the two CUDA events of a sample: events have a resolution of half a microsecond, and
 a kernel may take only ten microseconds."""
@@ -35,11 +35,11 @@ class Rotation(NamedTuple):
 
 
 def rotation(touched: int, l2_bytes: int, need: int, room: int) -> Rotation:
-    """How to make caches cold for a session that reads `touched` distinct bytes of K and V and needs `need` bytes.
+    """Choose how a session's cold calls find a cold cache.
 
-    It chooses the smallest number of copies that together read more than five times the size of the L2 cache; a large
-    session needs only one. If that many copies do not fit into `room` bytes, or exceed `MOST_COPIES`, it chooses one
-    copy and a sweep.
+    `touched`: distinct bytes of K and V that a call reads. `need`: bytes of one copy. The function chooses the fewest
+    copies that together read more than `L2_FACTOR` times the size of the L2 cache. If these copies exceed `room` bytes
+    or `MOST_COPIES`, it chooses one copy and a sweep.
     """
     wanted = math.ceil((L2_FACTOR * l2_bytes + 1) / max(1, touched))
     if wanted > MOST_COPIES or wanted * need > max(room, need):
@@ -48,13 +48,13 @@ def rotation(touched: int, l2_bytes: int, need: int, room: int) -> Rotation:
 
 
 def calls_of(mode: Mode, copies: int) -> int:
-    """Calls in a sample: one for wall times (`eager`); otherwise at least eight, the same number on each copy."""
+    """Number of calls in a sample: one in the mode `eager`, otherwise at least eight, and equally many for every
+    copy."""
     return 1 if mode == "eager" else copies * math.ceil(FEWEST_CALLS / copies)
 
 
 def runs_of(mode: Mode, copies: int) -> int:
-    """Number of decodes for one sample, untimed decodes included: every call runs once before the sample; for a graph,
-    twice."""
+    """Number of decodes that a sample takes. Each call first runs untimed: once, or twice in the mode `graph`."""
     if mode == "eager":
         return copies + 1
     return calls_of(mode, copies) * (3 if mode == "graph" else 2)
@@ -62,8 +62,8 @@ def runs_of(mode: Mode, copies: int) -> int:
 
 Call = Callable[[], None]
 _LEAD, _SHORTEST_LEAD_US, _LONGEST_LEAD_US = 2.0, 100.0, 20_000.0
-"""The device stalls `_LEAD` times as long as the host last needed to queue the calls, within these two limits in
-microseconds."""
+"""The device waits `_LEAD` times as long as the host last needed to queue the calls. The other two numbers limit this
+wait, in microseconds."""
 
 
 class CaptureError(RuntimeError):
@@ -90,16 +90,17 @@ class Device(Protocol):
         ...
 
     def capture(self, spans: Sequence[Sequence[Call]]) -> list[Call]:
-        """One graph for each span of calls; returns the functions that replay them.
+        """Capture one CUDA graph for each span of calls. Returns functions that replay the graphs. Raises
+        `CaptureError`.
 
-        Runs the calls once on a side stream before it captures them there. Raises `CaptureError`.
+        The calls run once on a side stream before they are captured there.
         """
         ...
 
 
 @dataclass
 class SampleCall:
-    """One call of a sample: its session, and its own tensors, because a graph stores their addresses."""
+    """One call of a sample. It has its own tensors, because a graph stores their addresses."""
 
     session: Session
     q: torch.Tensor
@@ -121,11 +122,11 @@ def run_gpu_round(
     device: Device,
     guard: ClockGuard,
 ) -> Round:
-    """Rewind, then append and plan on every copy at every step 1..n_c, and take a sample at the timed steps.
+    """Run one round: rewind, then append and plan on every copy at each step 1..n_c. Sample the steps in `timed`.
 
-    `out` has the shape of a call's output. `sweep` makes the cache cold before each timed call; None means that the
-    rotation of the copies does so, or that the cache is warm. The times of `append` and `plan` are wall times that
-    include the wait for the device, averaged over the copies.
+    `out` has the shape of a call's output. `sweep` clears the cache before each timed call. `sweep` is None if the
+    cache is warm, or if the copies already make it cold. The times of `append` and `plan` are wall times until the
+    device has finished, averaged over the copies.
     """
     sampler = _Sampler(copies, feed, out, nonce, mode, sweep, device)
     result, last = Round(), max(timed, default=0)
@@ -154,9 +155,9 @@ def run_gpu_round(
 
 
 def decode_once(session: Session, q: torch.Tensor, out: torch.Tensor, mode: Mode, device: Device) -> None:
-    """Decode once in this mode, for a check.
+    """Decode once in this mode, for a check of the output.
 
-    Fills `out` with NaN first. A graph is captured with zeros as queries; only the replay sees `q`.
+    `out` is first filled with NaN. A graph is captured with zeros as queries, so only its replay can have used `q`.
     """
     run = SampleCall(session, q, out).call
     if mode == "graph":
@@ -190,7 +191,8 @@ class _Sampler:
         ]
 
     def at(self, step: int) -> Callable[[], float]:
-        """A function that takes the sample of a step, in microseconds; every call of it uses new queries."""
+        """Make a function that takes one sample of this step, in microseconds. Each call of the function uses new
+        queries."""
         if self._mode == "eager":
             self._lanes.append(self._lanes.pop(0))  # the next copy
         calls = [lane.call for lane in self._lanes]
@@ -212,10 +214,10 @@ class _Sampler:
         return take
 
     def drift(self) -> float:
-        """Repeats a call of the last sample outside of any graph and compares the outputs.
+        """Repeat a call of the last sample without a graph, and compare the two outputs.
 
-        Returns the largest difference over the largest value. The difference shows whether the timed calls computed
-        what the check checked.
+        Returns the largest difference divided by the largest value. A large result means that the timed call did not
+        compute what the check had checked.
         """
         lane = self._lanes[0]
         repeated = torch.full_like(lane.out, float("nan"))

@@ -1,7 +1,7 @@
 """The timed loop on a CPU: one round of one implementation.
 
-The only code between the two clock readings of a sample is the call itself; `benchmarks/harness_overhead.py` measures
-the overhead that remains.
+Only the call itself is between the two clock readings of a sample. `benchmarks/harness_overhead.py` measures the
+overhead that remains.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class Feed(Protocol):
 
 @dataclass
 class Round:
-    """Microseconds of one round: `decode` per timed step, `append` and `plan` per step."""
+    """The times of one round in microseconds. `decode_us` has one entry per timed step, the other lists one per
+    step."""
 
     decode_us: list[float] = field(default_factory=list)
     append_us: list[float] = field(default_factory=list)
     plan_us: list[float] = field(default_factory=list)
     drift: float = 0.0
-    """On a GPU: largest difference between a timed call's output and a repeated call's, over the largest value."""
+    """GPU only: difference between the outputs of a timed call and of its repetition, divided by the largest value."""
 
 
 def run_round(
@@ -46,10 +47,10 @@ def run_round(
     nonce: int,
     sweep: Callable[[], None] | None,
 ) -> Round:
-    """Rewind, then append and plan at every step 1..n_c, and decode at the timed steps.
+    """Run one round: rewind, then append and plan at each step 1..n_c. Time a decode at the steps in `timed`.
 
-    `sweep` makes the caches cold before each timed call; None leaves them warm. `nonce` and the step determine the
-    queries, so all implementations of a round get the same ones.
+    `sweep` clears the caches before each timed call; without it the caches stay warm. The queries depend only on
+    `nonce` and the step, so all implementations of a round get the same queries.
     """
     result = Round()
     decode = session.decode

@@ -1,4 +1,4 @@
-"""Probes the machine's current peaks, read bandwidth and matrix rate, inside every round and for estimates."""
+"""Probes the machine's peak read bandwidth and matrix rate, inside every round and for estimates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _CALLS = 8
 
 
 class PeakProbe:
-    """Probes one device for one dtype, with buffers that it allocates once.
+    """Probes the peak rates of one device for one dtype. The buffers are allocated once.
 
-    Read bandwidth is the highest of these: PyTorch's sum over a buffer larger than any cache; on a CPU, a native sum,
-    and reading in the order of the native kernels; on a GPU, a copy of one half of the buffer to the other. The matrix
-    rate is the higher of PyTorch's matrix product and, on a CPU, a native loop that works in registers, with the
-    instruction set that the native kernels use. GPU times are times between events.
+    Read bandwidth is the highest of several rates. Every device: PyTorch's sum over a buffer larger than any cache.
+    CPU: a native sum, and reads in the order of the native kernels. GPU: a copy of one half of the buffer to the other.
+
+    Matrix rate is the rate of PyTorch's matrix product. On a CPU, a native loop in registers is probed too, and the
+    higher rate counts. GPU times are times between events.
     """
 
     def __init__(self, device: str, dtype: str, threads: int, buffer_bytes: int = 1 << 29) -> None:
@@ -41,7 +42,7 @@ class PeakProbe:
                 self._kernel_reads = ReadOrderProbe(self._buffer, getattr(torch, dtype))
 
     def probe(self) -> Peaks:
-        """Probe once, as medians of a few passes, so that a single interruption has no effect."""
+        """Probe once. Each rate is a median of several passes, so that a single interruption has no effect."""
         read = self._buffer.nbytes / self._seconds(lambda: self._buffer.sum())
         size = self._matrix.shape[0]
         product = 2 * size**3 / self._seconds(lambda: torch.mm(self._matrix, self._matrix, out=self._product))

@@ -22,8 +22,10 @@ class NoCounters(Exception):
 
 
 def counted(pid: int, work: Callable[[], int], events: Sequence[str] = EVENTS) -> dict[str, float]:
-    """Count events of a process during `work`, and divide the counts by the number of units of work, which `work`
-    returns. Raises `NoCounters`."""
+    """Count events of a process while `work` runs. Raises `NoCounters`.
+
+    `work` returns how many units of work it did. The result has the counts per unit.
+    """
     command = ["perf", "stat", "-x", ",", "-e", ",".join(events)]
     numbers = {**os.environ, "LC_ALL": "C"}
     # Many virtual machines have no counters: ask before the work is done.

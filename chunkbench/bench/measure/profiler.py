@@ -26,8 +26,10 @@ TRACED: tuple[TracedCall, ...] = get_args(TracedCall)
 def timed_call(
     session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, call: TimedCall, sweep: Callable[[], None]
 ) -> Round:
-    """Time the decode of step n_c: with cold caches, with cold caches and one thread, or right after an untimed
-    decode."""
+    """Time the decode of step n_c.
+
+    `call`: with cold caches, with cold caches and one thread, or with caches that an untimed decode has warmed.
+    """
     q = feed.queries(nonce, n_c)
     before = sweep if call != "warm" else lambda: session.decode(q, out)
     with thread_count(1 if call == "one_thread" else torch.get_num_threads()):
@@ -37,10 +39,10 @@ def timed_call(
 def traced_call(
     session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, call: TracedCall, sweep: Callable[[], None]
 ) -> TraceFacts | None:
-    """Trace step n_c with cold caches; None if the session cannot trace.
+    """Trace step n_c; None if the session cannot trace.
 
-    For the call `compute`, K and V have to come from the caches, so the call runs twice and the first trace is
-    discarded.
+    The caches are cold, except for the call `compute`. This call runs twice, so that K and V come from the caches, and
+    the first trace is discarded.
     """
     q = _to_last_step(session, feed, out, n_c, nonce)
     if call == "compute":
@@ -53,8 +55,11 @@ def traced_call(
 
 
 def trace_facts(trace: Trace) -> TraceFacts:
-    """Convert a trace to facts. They hold three parts of each unit's time; the rest is spent on starting rows and
-    writing results."""
+    """Convert a trace to facts.
+
+    A unit's times for scores, softmax and values do not add up to its whole time. The rest is spent on starting rows
+    and writing results.
+    """
     parts = [trace.parts[:, PARTS.index(part)] for part in ("scores", "softmax", "values")]
     columns = (trace.thread, trace.shared, trace.begin, trace.ready, trace.end, *parts, trace.read_bytes, trace.flops)
     units = zip(*(column.tolist() for column in columns), strict=True)

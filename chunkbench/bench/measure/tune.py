@@ -1,8 +1,10 @@
-"""Finds the Triton kernels' row of the tuning table for this machine's GPU.
+"""Finds the best tuning of the Triton kernels for this machine's GPU: a row of the tuning table.
 
-It compiles the candidates in several processes, drops those that spill registers, and times the others: first the
-tiles of `partial_results`, then the merge with the best tiles. It times a CUDA graph that decodes copies of a workload
-in turn. The copies together are larger than five times the L2 cache, so that all K and V come from memory.
+Several processes compile the candidates. Candidates that spill registers are dropped. The others are timed: first the
+tiles of `partial_results`, then the merge with the best tiles.
+
+A CUDA graph decodes copies of a workload in turn. The copies are larger than five times the L2 cache, so that all K and
+V come from memory.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ START = Tuning(
 
 
 class TuningCase(NamedTuple):
-    """Sequences with a common prefix; `heads` query heads over `kv_heads`."""
+    """A workload: sequences that share a prefix, and the numbers of query heads and KV heads."""
 
     rows: int
     shared: int
@@ -54,7 +56,7 @@ WORKLOADS = (
 
 
 class Trial(NamedTuple):
-    """A candidate and its microseconds for each workload; no times if it was refused for `reason`."""
+    """A candidate and its time for each workload. A refused candidate has a `reason` and no times."""
 
     tuning: Tuning
     times_us: tuple[float, ...]
@@ -62,8 +64,8 @@ class Trial(NamedTuple):
 
 
 def tiles() -> list[Tuning]:
-    """Candidates for the tiles of `partial_results`. Only odd pipeline depths: an even depth gives no more buffers than
-    an odd one."""
+    """Candidates for the tiles of `partial_results`. Pipeline depths are odd, because even depths give no more
+    buffers."""
     pairs = [(32, 5), (32, 7), (64, 3), (64, 5), (64, 7), (128, 3)]
     return [
         START._replace(tile=tile, stages=stages, narrow_tile=narrow_tile, narrow_stages=narrow_stages)
@@ -90,9 +92,10 @@ def search(
     measure: Callable[[Tuning], tuple[float, ...] | str],
     announce: Callable[[Trial], None],
 ) -> Tuning:
-    """Try the candidates for tiles, then the candidates for the merge.
+    """Find the best tiles, then the best merge for these tiles.
 
-    `fit` returns each candidate with its `blocks`, `measure` its times; both return the reason if they refuse it.
+    `fit` returns each candidate with its `blocks`. `measure` returns a candidate's times. Both return the reason as
+    text if they refuse a candidate.
     """
 
     def trials(candidates: Sequence[Tuning]) -> Iterator[Trial]:
@@ -108,10 +111,9 @@ def search(
 
 
 def fit_all(generation: int, head_dim: int, candidates: Sequence[Tuning]) -> list[Tuning | str]:
-    """Call `fit` for each candidate and compile its kernels for the launches of `Stopwatch`, in one process for each
-    core.
+    """Call `fit` for each candidate and compile the kernels that `Stopwatch` will launch.
 
-    The processes end before anything is timed.
+    Each core runs one process. All processes end before anything is timed.
     """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
     try:
@@ -139,7 +141,8 @@ def _prepared(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str
 
 
 def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
-    """The candidate with the number of blocks that fit a multiprocessor, or the reason why it is refused."""
+    """Add to a candidate the number of blocks that fit a multiprocessor. Returns the reason as text if it is
+    refused."""
     from chunkbench.kernels.triton.compile import build
 
     binaries = build(generation, "fp16", 32, 32, head_dim, CHUNK, candidate)
@@ -151,7 +154,7 @@ def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
 
 
 class Session:
-    """Copies of a workload's K and V on the current GPU, its queries, and a tensor for the result of each copy."""
+    """Copies of a workload's K and V on the current GPU, its queries, and an output for each copy."""
 
     def __init__(self, workload: TuningCase, head_dim: int, copies: int) -> None:
         from chunkbench.kernels.triton.store import TritonStore
@@ -176,8 +179,7 @@ class Session:
             self._stores.append(store)
 
     def decode(self, tuning: Tuning) -> Callable[[], None]:
-        """Decode every copy of the inputs with a candidate. Returns a function that replays these decodes as one CUDA
-        graph."""
+        """Make a function that decodes every copy with a candidate, as one CUDA graph."""
         from chunkbench.kernels.triton.decode import TppTriton
 
         kernels = [TppTriton(store, self._heads, tuning=tuning) for store in self._stores]
@@ -200,7 +202,7 @@ class Session:
         return torch.stack([attention(query, self._k, self._v) for query in self._q])
 
     def max_error(self) -> float:
-        """The largest error of a result, relative to the largest number of the expected one."""
+        """Largest error of the outputs, divided by the largest expected value."""
         peak = self._expected.abs().max()
         return max(((out.double() - self._expected).abs().max() / peak).item() for out in self.outs)
 

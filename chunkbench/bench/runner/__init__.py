@@ -1,1 +1,1 @@
-"""Runs an experiment: worker processes, memory groups, time limits, crash attribution, rounds, checks."""
+"""Runs an experiment: worker processes, memory groups, time limits, crashes, rounds, checks."""

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Attempt(PointDriver[ExperimentT]):
-    """Prepares and checks the implementations of a point, one by one; times nothing.
+    """Prepares and checks the implementations of a point, one by one, without timing.
 
-    `points` are a pass; the attempt measures the last and longest point, whose steps also serve the other points.
-    `budget`: the budget of the pass. `announce` receives a text about the current work. `peaks`: whether every round
-    probes the machine's peaks.
+    `points`: a pass. Only its last and longest point is measured; the steps of this point also serve the others.
+    `budget`: time for the pass. `announce` receives a text about the current work. If `peaks`, each round probes the
+    machine's peaks.
     """
 
     sampled_checks = True
@@ -52,7 +52,7 @@ class Attempt(PointDriver[ExperimentT]):
         self._budget, self._announce, self._peaks = budget, announce, peaks
 
     def run(self) -> None:
-        """Measure until the budget is used up; its time starts now. Raises `WorkerLost` when the worker is lost."""
+        """Measure until the budget is used up. The time starts now. Raises `WorkerLost` when the worker is lost."""
         time = Budget(self._budget.seconds)
         self._announce("making inputs")
         seed = self.experiment.seed
@@ -75,13 +75,13 @@ class Attempt(PointDriver[ExperimentT]):
                     self.housekeeping("release", implementation=name)
 
     def group(self, needs: Mapping[str, int], usable: Sequence[str], room: int) -> memory_guard.Grouping:
-        """The memory groups: here one for each implementation."""
+        """Choose the memory groups. This class puts each implementation into a group of its own."""
         return memory_guard.one_by_one(needs, usable, room)
 
     def measure(
         self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], time: Budget
     ) -> None:
-        """Measure the cases of memory group `index`, whose implementations are prepared. Here nothing is measured."""
+        """Measure the cases of memory group `index`, whose implementations are prepared. Subclasses do the work."""
 
     def _room(self) -> tuple[int, int]:
         """Bytes available for K and V on the point's device, and bytes of a GPU's L2 cache."""
@@ -126,7 +126,6 @@ class TimedAttempt(Attempt[TimedExperiment]):
     sampled_checks = False
 
     def group(self, needs: Mapping[str, int], usable: Sequence[str], room: int) -> memory_guard.Grouping:
-        """The memory groups: as many implementations side by side as fit, with the baseline where it fits."""
         return memory_guard.group(needs, usable, self.experiment.baseline, room)
 
     def measure(

@@ -22,20 +22,19 @@ ResultT = TypeVar("ResultT", bound=SessionResult)
 
 
 def now() -> str:
-    """The current time, as facts and manifests record it."""
+    """The current time (UTC) as ISO text."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
 class Failable:
-    """Base of objects that can fail; each keeps its first failure."""
+    """An object that can fail and keeps its first failure."""
 
     status: Status | None = None
     reason: str = ""
 
     @property
     def failed(self) -> bool:
-        """Whether nothing more can be measured."""
         return self.status is not None
 
     def fail(self, status: Status, reason: str) -> None:
@@ -46,8 +45,7 @@ class Failable:
 
 @dataclass
 class CaseRounds(Failable):
-    """The rounds of one case. A case can fail alone: even if no graph can capture a decode, the decode can be called
-    directly."""
+    """The rounds of one case. A case can fail alone, for example if no graph can capture its decode."""
 
     samples_us: list[list[float]] = field(default_factory=list)
     append_us: list[list[float]] = field(default_factory=list)
@@ -59,12 +57,11 @@ class CaseRounds(Failable):
     sampling: GpuSampling | None = None
     discarded: int = 0
     max_error: float | None = None
-    """Largest relative error of the graph replays, if they were checked."""
+    """Largest relative error of the graph's replay; None if it was not checked."""
     capture_s: float = 0.0
     """Seconds to capture one call in a graph."""
 
     def add(self, reply: Mapping[str, Any], group: int) -> None:
-        """Add one round as the worker reports it."""
         self.samples_us.append(reply["samples_us"])
         self.append_us.append(reply["append_us"])
         self.plan_us.append(reply["plan_us"])
@@ -78,8 +75,10 @@ class CaseRounds(Failable):
         self.discarded += reply.get("discarded", 0)
 
     def of(self, steps: Sequence[int], chosen: Sequence[int]) -> CaseRounds:
-        """The rounds for a shorter n_c of the same pass: `steps` are the timed steps of the pass, `chosen` the timed
-        steps of that n_c."""
+        """The rounds of a shorter point of the same pass.
+
+        `steps`: the timed steps of the pass. `chosen`: the timed steps of the shorter point.
+        """
         if tuple(steps) == tuple(chosen):
             return self
         places, n_c = [steps.index(step) for step in chosen], chosen[-1]
@@ -97,7 +96,7 @@ class CaseRounds(Failable):
 
 @dataclass
 class ImplementationState(Failable):
-    """One implementation at one point; if it fails, all its cases fail."""
+    """The state of one implementation at one point. If the implementation fails, all its cases fail."""
 
     max_error: float | None = None
     deviation: float | None = None
@@ -126,13 +125,13 @@ class Context(Generic[PointT, ResultT]):
     noise: Noise
     started_at: str
     longest_n_c: int | None = None
-    """n_c of the pass to which the steps belong, if it is larger than the point's n_c; else None."""
+    """n_c of the longest point of the pass, if this point is shorter; else None."""
 
 
 def facts(
     context: Context[PointT, ResultT], case: Case, traits: Traits, state: ImplementationState, rounds: CaseRounds
 ) -> ResultT:
-    """The line of `cases.jsonl` for one case."""
+    """Make the line of `cases.jsonl` for one case."""
     status, reason = (state.status, state.reason) if state.failed else (rounds.status, rounds.reason)
     if status is None and rounds.samples_us:
         width = relative_half_width(round_means(rounds.samples_us), context.confidence)

@@ -26,12 +26,15 @@ from chunkbench.bench.workers.protocol import OUT_OF_MEMORY, PROTOCOL
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0
 _LONGEST_WAIT_S = 0.5
-"""A wait that took longer than this was a suspension of the runner itself, which a time limit does not count."""
+"""If a wait takes longer, the runner itself was suspended. Time limits do not count such a wait."""
 
 
 class WorkerError(RuntimeError):
-    """The worker answered with an error. `kind` is `error`, `oom`, `unsupported` (no graph is possible) or `lost` (the
-    context of the GPU is gone, so the worker can compute nothing more)."""
+    """The worker answered with an error.
+
+    `kind`: `error`, `oom`, `unsupported` (no graph can capture the call) or `lost` (an error has destroyed the GPU's
+    context, so this worker can compute nothing more).
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -39,7 +42,7 @@ class WorkerError(RuntimeError):
 
 
 class WorkerCrashed(RuntimeError):
-    """The worker died while a request was outstanding; `status` is `oom` if the kernel killed it to get memory."""
+    """The worker died during a request. `status` is `oom` if the kernel killed it to get memory."""
 
     def __init__(self, message: str, status: Literal["crashed", "oom"] = "crashed") -> None:
         super().__init__(message)
@@ -59,8 +62,7 @@ class WorkerClient(ABC):
 
     @property
     @abstractmethod
-    def pid(self) -> int:
-        """Process id of the worker."""
+    def pid(self) -> int: ...
 
     @abstractmethod
     def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
@@ -76,7 +78,8 @@ class WorkerClient(ABC):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that the worker holds, in use or kept for the next point; 0 if it is dead."""
+        """Bytes of memory that the worker holds, including memory that it keeps for the next point. 0 if it has
+        ended."""
         try:
             resident: int = psutil.Process(self.pid).memory_info().rss
         except psutil.Error:
@@ -95,10 +98,10 @@ class WorkerProcess(WorkerClient):
         command: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a worker for a kind of work; append its standard error to `log`.
+        """Start a worker for a kind of work. Append its standard error to `log`.
 
-        `pages`: the kind of memory pages. `command` replaces the program, `environment` replaces the environment of
-        this process. The worker does not import packages from the current folder: a checkout there would hide the
+        `pages`: huge or small memory pages. `command` replaces the program, `environment` the variables of this
+        process. The worker does not import packages from the current folder, because a checkout there would hide the
         intended revision.
         """
         self._log = log
@@ -146,7 +149,7 @@ class WorkerProcess(WorkerClient):
             raise self._crash() from None
 
     def receive(self, limit_s: float) -> dict[str, Any]:
-        """Wait for one reply. Raises as `ask` does; after a timeout the caller must kill the worker."""
+        """Wait for one reply. Raises the exceptions of `ask`. After a timeout the caller must kill the worker."""
         reply = json.loads(self._read_line(limit_s))
         # Skip replies to earlier requests, whose child died before it read them.
         while "ended" not in reply and reply["id"] != self._next:
@@ -161,8 +164,8 @@ class WorkerProcess(WorkerClient):
     def fork(self) -> ForkedWorker:
         """Fork a child of this worker. The child starts at once, with everything imported, and has its own memory.
 
-        Only one child may live at a time; meanwhile this worker answers no other request. Fork only a worker that has
-        computed nothing yet: the threads of a computation do not survive a fork.
+        Only one child may live at a time. Meanwhile this worker answers no other request. Fork only a worker that has
+        computed nothing yet, because the threads of a computation do not survive a fork.
         """
         return ForkedWorker(self)
 
@@ -199,7 +202,8 @@ class WorkerProcess(WorkerClient):
 
 
 class ForkedWorker(WorkerClient):
-    """A child of a worker, reached through its parent's pipes; when the child dies or hangs, the parent continues."""
+    """A child of a worker, reached through the pipes of its parent. When the child dies or hangs, the parent
+    continues."""
 
     def __init__(self, parent: WorkerProcess) -> None:
         self._parent = parent

@@ -50,7 +50,7 @@ def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Targ
 
 
 def list_plan(experiment: Experiment[Any], target: Target, registry: Registry[Listed], words: str) -> str:
-    """The plan of a run without sessions: title, number of points, the text `words`, implementations, points."""
+    """The plan of a run without sessions, as text: number of points, `words`, implementations, points."""
     points = experiment.points(target.device, target.dtype)
     lines = [
         f"{experiment.name}: {experiment.title}",
@@ -64,9 +64,9 @@ def list_plan(experiment: Experiment[Any], target: Target, registry: Registry[Li
 
 
 def sharing_of(experiment: SessionExperiment, registry: Registry[AnyImplementation], target: Target) -> dict[str, bool]:
-    """The implementations that a run would measure, and whether each holds shared prefixes once.
+    """Implementation id -> whether it stores a shared prefix once, for each implementation that a run would measure.
 
-    If the device is absent, every implementation whose adapter loads counts, so that the plan shows its memory.
+    If this machine lacks the device, the result has every implementation whose adapter loads.
     """
     absent = target.device == "cuda" and not target.environment.gpus
     found = {}
@@ -122,7 +122,6 @@ def brief(experiment: Experiment, target: Target) -> str:
 
 
 def in_words(expected: Estimate | str, experiment: Experiment) -> str:
-    """The memory and the time of a run as text."""
     if isinstance(expected, str):
         return expected
     memory = f"up to {memory_guard.gigabytes(expected.memory_bytes)}"

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 # Fitted to runs on shared virtual machines with 2 cores, with `benchmarks/estimates.py` at revision 0e19293.
 _PASSES = 26
-"""To prepare a session and check it twice against float64 takes as long as reading its K/V this many times."""
+"""Preparing a session and checking it twice takes as long as reading its K/V this many times."""
 _EACH_S = 0.1
 """Seconds that each implementation adds to a point, besides reading K/V."""
 _POINT_S = 1.0
 """Seconds that each point adds: inputs, and the probes of the machine's peaks in three rounds."""
 _START_S, _PER_IMPLEMENTATION_S = 5.0, 0.5
-"""Seconds to start a worker, and to ask one implementation whether it runs here."""
+"""Seconds to start a worker, and seconds to ask one implementation whether it runs here."""
 _PER_RESERVED_GB_S = 0.9
 """Seconds to touch one GB of memory for the first time."""
 _WORKER_BYTES = 600_000_000
@@ -36,28 +36,26 @@ _WORKER_BYTES = 600_000_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory and the time that a run will take."""
-
     memory_bytes: int
-    """Most bytes that the worker holds at once."""
+    """Largest number of bytes that the worker holds at one time."""
     seconds: float | None
     """Seconds of the run; None on a GPU, for which there is no estimate."""
     point: SessionPoint
     """The point that needs most memory."""
     together_bytes: int
-    """Bytes of K/V of all implementations together at the point `point`."""
+    """Bytes of K/V of all implementations together, at the point `point`."""
     room: int | None
     """Bytes available for K/V; None if this machine does not have the device."""
     grouping: memory_guard.Grouping | None
-    """The implementations that are in memory together at the point `point`; None if `room` is None."""
+    """How the implementations at `point` are grouped in memory; None if `room` is None."""
 
 
 def estimate(
     experiment: SessionExperiment, work: AnySessions, target: Target, shares_storage: Mapping[str, bool]
 ) -> Estimate:
-    """The memory and the time of a run. `shares_storage`: implementation id -> whether it stores shared prefixes once.
+    """Estimate the memory and the time of a run. Probes the CPU for a fraction of a second.
 
-    Probes the CPU for a fraction of a second.
+    `shares_storage`: implementation id -> whether it stores shared prefixes once.
     """
     points, seed = experiment.points(target.device, target.dtype), experiment.seed
     needs = {

@@ -1,4 +1,4 @@
-"""Executors, which measure the passes of a run. `LocalExecutor` measures them on this machine, one after the other."""
+"""Executors measure the passes of a run. `LocalExecutor` measures on this machine, one pass after the other."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class RunJob:
     log: Path
     """The file for the output of workers and servers."""
     earlier: Sequence[Result] = ()
-    """Rows that a resumed run already has."""
+    """Results that a resumed run already has."""
     options: RunOptions = field(default_factory=RunOptions)
 
 
 @dataclass(frozen=True)
 class MeasuredPass:
-    """The rows of a pass, and the machine that measured the pass."""
+    """The results of a pass, and the machine that measured it."""
 
     pass_: Pass
     cases: Mapping[Point, Sequence[Result]]
@@ -49,11 +49,13 @@ class Listener(Protocol):
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None: ...
 
     def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
-        """The rows of a point are complete. `took_s`: seconds of its pass for the first point of the pass, 0 for the
-        other points."""
+        """All results of a point are there.
+
+        `took_s`: seconds of the whole pass for its first point, 0 for its other points.
+        """
 
     def problem(self, text: str) -> None:
-        """Receive a text that the user should know at once. The same text may come again."""
+        """Receive a text that the user should see at once. Texts may repeat."""
 
 
 class Executor(Protocol):
@@ -61,11 +63,11 @@ class Executor(Protocol):
 
     @property
     def targets(self) -> Sequence[Target]:
-        """The machines on which the whole experiment is measured, one of each kind."""
+        """The machines that measure the whole experiment, one of each kind."""
         ...
 
     def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
-        """Measure the passes of a job; yield each one when its rows are complete.
+        """Measure the passes of a job, and yield each pass when its results are complete.
 
         Raises `RunError` if nothing more can be measured. Passes that were yielded before stay valid.
         """
@@ -79,7 +81,6 @@ class LocalExecutor:
         self.targets = (target,)
 
     def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
-        """Measure the passes in their order."""
         (target,) = self.targets
         experiment = job.experiment
         cases: dict[Point, tuple[Case, ...]] = {

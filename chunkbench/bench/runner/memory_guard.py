@@ -1,5 +1,5 @@
-"""The memory guard: how much of the free memory a run may take, and groups of implementations that fit in that
-memory."""
+"""The memory guard. It decides how much of the free memory a run may take, and groups implementations that fit in
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.workers.protocol import WORKER_BYTES
 
 SLACK = 1.04
-"""K and V need this many times their bytes, because of work buffers and losses of the allocator."""
+"""A session needs this many times the bytes of its K and V, because of work buffers and losses of the allocator."""
 _OTHERS = 0.05
 """Share of the memory that is left to other processes."""
 
@@ -25,7 +25,7 @@ class Grouping:
 
 
 def kv_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int:
-    """Predicted bytes of K and V at the end of a round, in whole chunks or rows; shared storage counts once."""
+    """Predicted bytes of K and V at the end of a round. If `shares_storage`, shared tokens count once."""
     lengths = point.prompt_lengths(seed)
     completions = point.batch_size * (point.n_c + point.chunk_size)
     tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(lengths)
@@ -50,8 +50,10 @@ def lacking(needed: int, room: int) -> str:
 
 
 def room_of(free: int) -> int:
-    """Number of bytes that a worker may fill with K and V. `free`: bytes that are available or that the worker already
-    holds."""
+    """Bytes of K and V that fit into a worker.
+
+    `free`: available bytes, plus the bytes that the worker already holds.
+    """
     return max(0, usable(free) - WORKER_BYTES)
 
 
@@ -104,5 +106,5 @@ def _too_large(sizes: Mapping[str, int], order: Sequence[str], room: int) -> dic
 
 
 def gigabytes(size: int) -> str:
-    """Bytes as a short text."""
+    """A number of bytes as text, such as `1.2 GB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

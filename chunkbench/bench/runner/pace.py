@@ -1,4 +1,4 @@
-"""Shares the budget of a run among its passes, and knows how much of the run is done."""
+"""Shares the budget of a run among its passes, and estimates how much of the run is done."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping
 from chunkbench.bench.runner.passes import Budget, Pass
 
 _KEPT = 1.25
-"""If the passes take more than this many times their shares of the budget, the budget no longer limits the estimate.
-This happens if the budget is too small for the minimum number of rounds."""
+"""If the passes took more than this many times their budgets, `left_s` may exceed the rest of the budget. This happens
+if the budget is too small for the minimum number of rounds."""
 
 
 class Pace:
-    """Passes share the budget by their weights. Several can run at the same time, each on a machine of its own.
+    """Divides the budget of a run among its passes, in proportion to their weights.
 
-    The budget is the sum over machines: with two machines, a run ends after about half of the budget.
+    Several machines can measure at the same time. The budget is the sum of their times, so with two machines, a run
+    ends after about half of the budget.
     """
 
     def __init__(self, weights: Mapping[Pass, int], pending: Iterable[Pass], budget_s: float) -> None:
-        """`weights` has all passes of the run. Passes that are not `pending` were measured before the run was
-        resumed."""
+        """`weights`: weight of every pass of the run. `pending`: the passes that must still be measured."""
         self._weights = weights
         self._total = sum(weights.values())
         self._waiting = sum(weights[pass_] for pass_ in pending)
@@ -31,7 +31,7 @@ class Pace:
         """Number of machines that measure at the same time."""
 
     def begin(self, pass_: Pass) -> Budget:
-        """Start a pass. Returns the pass's share of the rest of the budget."""
+        """Start a pass. Returns its part of the remaining budget."""
         weight = self._weights[pass_]
         promised_s = sum(max(other.seconds, other.spent_s) for other in self._running.values())
         left_s = max(0.0, self._budget_s - self._spent_s - promised_s)
@@ -48,8 +48,7 @@ class Pace:
         return took_s
 
     def lose(self, pass_: Pass) -> None:
-        """Note that a pass was lost with its machine. The pass has to be measured again; the lost time is not taken
-        from the budget."""
+        """Note that a pass was lost with its machine. The pass must be measured again. The lost time does not count."""
         del self._running[pass_]
         self._waiting += self._weights[pass_]
 
@@ -60,8 +59,11 @@ class Pace:
 
     @property
     def left_s(self) -> float:
-        """Estimated seconds until the run ends, at the pace so far. While passes keep to the budget, the estimate is at
-        most the rest of the budget; in the first 2% of the run, it is the rest of the budget."""
+        """Estimated seconds until the run ends, at the present speed.
+
+        In the first 2% of the run, the result is the rest of the budget. Later, the rest of the budget is an upper
+        limit, as long as passes keep to their budgets.
+        """
         machines = max(1, min(self.machines, len(self._running) or self.machines))
         spent_s = self._spent_s + sum(budget.spent_s for budget in self._running.values())
         measured = self._total - self._before - self._left()

@@ -28,11 +28,10 @@ class Pass(NamedTuple):
 
 @dataclass
 class Budget:
-    """The seconds that some work may take, counted from now, and the share of the work that is done."""
+    """A time limit in seconds, which starts when this object is made, and the share of the work that is done."""
 
     seconds: float
     share_done: float = 0.0
-    """Share of the work that is done, 0 to 1."""
 
     def __post_init__(self) -> None:
         self._began = monotonic()
@@ -46,18 +45,18 @@ class Budget:
         return max(0.0, self.seconds - self.spent_s)
 
     def fits_another(self, done: int) -> bool:
-        """Whether one more part fits, if it takes as long as each of the `done` parts so far."""
+        """Whether there is time for one more part of the work, if `done` equal parts took the time so far."""
         return self.spent_s / done * (done + 1) <= self.seconds
 
 
 @dataclass(frozen=True)
 class Workplace(Generic[ResultT]):
-    """The part of a run that a measurer uses: files, earlier rows, and a way to tell the user something."""
+    """What a run gives to a measurer: a log file, earlier results, and a way to inform the user."""
 
     log: Path
     """The file for the output of workers and servers."""
     earlier: Sequence[ResultT] = ()
-    """Rows that a resumed run already has."""
+    """Results that a resumed run already has."""
     notify: Callable[[str], None] = lambda text: None
     """Receives texts that the user should read before the measurement starts."""
 
@@ -77,7 +76,7 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[PointT, Sequence[MeasuredT]]:
-        """Measure all cases of the points of a pass, about within the budget, and keep `budget.share_done` up to date.
+        """Measure all cases of the points of a pass. Keep about to the budget, and keep `budget.share_done` up to date.
 
         `announce` receives a text about the current work.
         """
@@ -93,6 +92,6 @@ class RunOptions:
     """Options of a run: what a resumed run measures again, and how workers start."""
 
     retry: frozenset[Status] = frozenset()
-    """A resumed run measures points again that have a row of such a status."""
+    """A resumed run again measures points that have a result with one of these statuses."""
     start_worker: Callable[[Path, str, Pages], WorkerClient] = WorkerProcess
-    """Starts a worker: (file for its standard error, kind of work, memory pages) -> worker."""
+    """Starts a worker, given the file for its standard error, the kind of work and the size of memory pages."""

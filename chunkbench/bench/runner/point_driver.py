@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ExperimentT = TypeVar("ExperimentT", bound=SessionExperiment, default=SessionExperiment)
 BEFORE, AFTER = 1 << 20, 1 << 21
-"""First nonces (seeds of queries) of the checks before and after the rounds; the nonces of rounds are smaller."""
+"""First nonces of the checks before and after the rounds. A nonce seeds queries. Rounds have smaller nonces."""
 _HOUSEKEEPING_S = 300.0
 """Time limit, in seconds, of requests that run no implementation."""
 _REPEATS = 3
@@ -31,8 +31,10 @@ _REPEATS = 3
 
 
 class WorkerLost(Exception):
-    """The worker died during a request. `implementation`: the implementation that ran; None for a request of the
-    harness itself."""
+    """The worker died during a request.
+
+    `implementation`: the one that ran, or None if the request ran no implementation.
+    """
 
     def __init__(self, implementation: str | None, status: Status, reason: str, mode: Mode | None = None) -> None:
         super().__init__(reason)
@@ -42,7 +44,10 @@ class WorkerLost(Exception):
 
 
 class PointDriver(Generic[ExperimentT]):
-    """Drives one point in one worker. `states`: implementation -> its state; `rounds_of`: case key -> its rounds."""
+    """Drives one point in one worker.
+
+    `states`: implementation -> its state. `rounds_of`: case key -> rounds of the case.
+    """
 
     def __init__(
         self,
@@ -78,7 +83,8 @@ class PointDriver(Generic[ExperimentT]):
         return not state.failed
 
     def plan_copies(self, needs: Mapping[str, int], room: int, l2_bytes: int) -> dict[str, int]:
-        """Choose how each implementation's caches are made cold on a GPU. Returns the bytes of all its copies."""
+        """Choose how each implementation's caches are made cold on a GPU. Returns the bytes of all copies of each
+        implementation."""
         if any(case.cache == "cold" for case in self.cases):
             for name, need in needs.items():
                 shares = self.survey[name].shares_storage
@@ -96,7 +102,7 @@ class PointDriver(Generic[ExperimentT]):
         return self.ask(name, "prepare", needs=needs, **copies) is not None
 
     def round(self, case: Case, steps: Sequence[int], nonce: int) -> dict[str, Any] | None:
-        """One round of a case; None if it failed."""
+        """Run one round of a case. Returns the worker's reply, or None if the case failed."""
         cold = case.cache == "cold"
         if self.point.device == "cpu":
             warm_up = case.protocol == "paper"
@@ -121,15 +127,15 @@ class PointDriver(Generic[ExperimentT]):
         return call_s * runs_of(case.mode, copies) + self.rounds_of[case.key].capture_s * captures
 
     def appends(self, case: Case) -> int:
-        """Number of sessions of a case. Every step is appended to each session."""
+        """Number of copies of the session for a case. Each step is appended to all copies."""
         return self.rotations[case.implementation].copies if case.cache == "cold" else 1
 
     def lost_in(self, case: Case) -> bool:
-        """Whether a case has failed, so that nothing more of the case can be measured."""
+        """Whether a case or its implementation has failed."""
         return self.states[case.implementation].failed or self.rounds_of[case.key].failed
 
     def fail(self, name: str, status: Status, reason: str, mode: Mode | None = None) -> None:
-        """Mark an implementation as failed; if `mode` is graph, only its graph cases."""
+        """Mark an implementation as failed. If `mode` is graph, only its graph cases fail."""
         if mode != "graph":
             self.states[name].fail(status, reason)
             return
@@ -137,8 +143,10 @@ class PointDriver(Generic[ExperimentT]):
             rounds.fail(status, reason)
 
     def check(self, name: str, steps: int, nonce: int, sample: bool = False) -> None:
-        """Compare one decode after `steps` completion tokens with float64, all rows or a sample; if graphs are timed,
-        also the replay of a graph."""
+        """Compare one decode after `steps` completion tokens with float64.
+
+        With `sample`, only some rows are compared. If graphs are timed, the output of a graph is compared too.
+        """
         self._check(name, steps, nonce, sample)
         if not self.states[name].failed and any(not rounds.failed for rounds in self._graphs(name)):
             self._check_graph(name, steps, nonce, sample)
@@ -185,8 +193,8 @@ class PointDriver(Generic[ExperimentT]):
         state.deviation = reply.get("deviation")
 
     def check_bytes(self, name: str) -> None:
-        """Compare the K/V bytes that an implementation states with the bytes of its visible tensors and with the
-        smallest number of bytes that it needs."""
+        """Compare the K/V bytes that an implementation reports with the bytes of its visible tensors and with the least
+        that it needs."""
         state = self.states[name]
         least = self.work.least_kv_bytes(self.point, self.experiment.seed, name)
         if state.failed or state.kv_bytes is None or not least:
@@ -197,8 +205,10 @@ class PointDriver(Generic[ExperimentT]):
             state.fail("error", f"states {state.kv_bytes} bytes of K/V but holds {state.visible_bytes}")
 
     def ask(self, name: str, op: str, mode_: Mode | None = None, /, **arguments: Any) -> dict[str, Any] | None:
-        """Send a request that runs an implementation, in one mode if `mode_` is given. Returns None after a failure,
-        and records the failure in the state or in the rounds of the graph cases."""
+        """Send a request that runs an implementation. Returns the reply, or None after a failure.
+
+        A failure is recorded for the implementation. If `mode_` is graph, it is recorded only for the graph cases.
+        """
         mode: Mode | None = "graph" if mode_ == "graph" else None
         limit = self.experiment.case_limit_s
         try:

@@ -1,4 +1,4 @@
-"""Profiles one implementation at one point: calls of all kinds take turns in a worker, between the checks of a run."""
+"""Profiles one implementation at one point. In each round, a worker makes one call of each kind in random order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
 
 
 class ProfileAttempt(Attempt[TimedExperiment]):
-    """The calls of one case, with one probe of the machine's peaks in every round."""
+    """Makes the profiled calls of one case. Each round also probes the machine's peaks once."""
 
     sampled_checks = False
 
@@ -104,7 +104,7 @@ class ProfileAttempt(Attempt[TimedExperiment]):
 
 
 class ProfileMeasurer(SessionMeasurer[AttentionPoint, DecodeResult]):
-    """Measures one point by a `ProfileAttempt`, which it keeps."""
+    """Measures one point for a profile. `attempt` holds what was recorded."""
 
     def __init__(self, rounds: int, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -125,10 +125,10 @@ def profile(
     log: Path,
     announce: Callable[[str], None],
 ) -> ProfileFacts:
-    """The facts of the step in the middle of n_c. If the implementation cannot run, or fails, the recorded case has the
-    reason.
+    """Profile the step in the middle of n_c. Raises `RunError` if no worker starts.
 
-    `log`: a file for what the worker prints. Raises `RunError` if no worker starts.
+    If the implementation cannot run or fails, the case in the result has the reason. `log`: a file for what the worker
+    prints.
     """
     point = case.point.model_copy(update={"n_c": (case.point.n_c + 1) // 2})
     own = experiment.model_copy(update={"implementations": (case.implementation,)})

@@ -33,7 +33,7 @@ class Reproduced:
 
 
 def within(experiments: Sequence[Experiment], budget_s: float) -> list[Experiment]:
-    """The same experiments with budgets that add up to `budget_s`, in proportion to their original budgets."""
+    """Copies of the experiments with budgets that add up to `budget_s`. All budgets change by the same factor."""
     whole = sum(experiment.budget_s for experiment in experiments)
     scale = budget_s / whole
     return [experiment.model_copy(update={"budget_s": experiment.budget_s * scale}) for experiment in experiments]
@@ -46,11 +46,11 @@ def reproduce(
     listener: Listener,
     say: Callable[[str], None],
 ) -> Reproduced:
-    """Run every experiment in the folder `out`/name; resume interrupted runs, and leave out experiments of which
-    nothing can run. `executor_for` makes the executor of an experiment; its argument is the folder of a run to resume,
-    or None.
+    """Run every experiment in the folder `out`/name, and resume interrupted runs.
 
-    Raises `RunError` if a folder holds an unfinished run of another revision, machine or experiment.
+    Experiments that cannot run at all are left out. `executor_for` makes the executor of an experiment. Its argument is
+    the folder of the run to resume, or None. Raises `RunError` if a folder holds an unfinished run of another revision,
+    machine or experiment.
     """
     runs: list[Run] = []
     for number, experiment in enumerate(experiments, start=1):

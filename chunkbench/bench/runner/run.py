@@ -1,4 +1,4 @@
-"""A whole run: the points in order within the budget, the run directory, resume, interruption."""
+"""Runs a whole experiment: points in order within the budget, run directory, resume, interruption."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ DEFAULT_OPTIONS = RunOptions()
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of a run."""
-
     run: Run
     interrupted: bool
 
@@ -44,10 +42,10 @@ def run_experiment(
     listener: Listener,
     options: RunOptions = DEFAULT_OPTIONS,
 ) -> RunOutcome:
-    """Measure every point that the run directory lacks, or that the options select to be measured again.
+    """Measure the points that the run directory lacks, and the points that the options select again.
 
-    Raises `RunError` if the directory cannot be used, or on `resume` holds a run of another experiment, revision or
-    machine. Ctrl-C and SIGTERM end the run early and keep the finished points.
+    Ctrl-C and SIGTERM end the run early and keep the finished points. Raises `RunError` if the directory cannot be
+    used. A run can be resumed only with the same experiment, revision and machine.
     """
     passes = _passes(experiment, executor.targets)
     points = sum(len(pass_.points) for pass_ in passes)
@@ -130,7 +128,6 @@ def _open_writer(
 
 
 def manifest_of(experiment: Experiment, targets: Sequence[Target], points: int) -> dict[str, Any]:
-    """The manifest of a run that starts now."""
     devices, dtypes = {target.device for target in targets}, {target.dtype for target in targets}
     return {
         "chunkbench_version": __version__,

@@ -58,7 +58,7 @@ class SessionMeasurer(Generic[PointT, ResultT]):
 
     @property
     def styles(self) -> dict[str, Mapping[str, Any]]:
-        """How reports show the implementations; without the implementations that have the default style."""
+        """Implementation id -> style in reports. Implementations with the default style are left out."""
         return {name: traits.style for name, traits in self._traits.items() if traits.style}
 
     def measure(
@@ -68,7 +68,7 @@ class SessionMeasurer(Generic[PointT, ResultT]):
         budget: Budget,
         announce: Callable[[str], None],
     ) -> dict[PointT, list[ResultT]]:
-        """Measure all cases of the points of a pass; one pass over the steps of the last, longest point serves all.
+        """Measure all cases of a pass. The steps of the last and longest point serve all its points.
 
         After a crash or a timeout the pass is measured again without the implementation that caused it.
         """
@@ -173,5 +173,4 @@ class SessionMeasurer(Generic[PointT, ResultT]):
             self._worker.ask("reserve", _RESERVE_LIMIT_S, size=largest + probe)
 
     def close(self) -> None:
-        """End the worker."""
         self._worker.kill()

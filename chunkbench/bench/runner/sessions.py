@@ -1,5 +1,4 @@
-"""Base class of the kinds of work whose implementations are sessions in a worker; only this base knows workers and
-rounds."""
+"""Base class of the kinds of work whose implementations are sessions in a worker."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
         return issubclass(self.result, TimedResult)
 
     @abstractmethod
-    def implementations(self) -> Registry[AnyImplementation]:
-        """The adapters of this kind of work. An adapter makes sessions."""
+    def implementations(self) -> Registry[AnyImplementation]: ...
 
     @abstractmethod
     def needs(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:
@@ -76,14 +74,13 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
         """Bytes and FLOPs of the calls at these steps."""
 
     @abstractmethod
-    def inputs(self, point: PointT, seed: int) -> InputsT:
-        """The inputs of a point, in the worker."""
+    def inputs(self, point: PointT, seed: int) -> InputsT: ...
 
     @abstractmethod
     def check(self, inputs: InputsT, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """A check of an implementation's output after `steps` completion tokens, with its own queries.
+        """Make a check of an implementation's output after `steps` completion tokens, with its own queries.
 
-        `nonce` seeds the queries. With `sample`, only a part of the output is compared, which `nonce` selects.
+        `nonce` seeds the queries. With `sample`, `nonce` also selects the part of the output that is compared.
         """
 
     def start(

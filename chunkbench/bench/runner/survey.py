@@ -1,4 +1,4 @@
-"""Asks the implementations of a run for their traits, one by one, so that a bad adapter costs only its own rows."""
+"""Asks the implementations of a run for their traits, one by one, so that a bad adapter costs only its own results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Traits:
     reason: str = ""
     remedy: str = ""
     status: Status = "unavailable"
-    """Status of the rows of this implementation, unless `ok` is true."""
+    """Status of this implementation's results, if `ok` is false."""
     shares_storage: bool = False
     reads_shared_once: bool = False
     isa: str | None = None
@@ -33,14 +33,13 @@ class Traits:
     used."""
 
     def refusal(self) -> str:
-        """Reason and remedy as one text."""
         return f"{self.reason}: {self.remedy}" if self.remedy else self.reason
 
 
 def survey(
     implementations: Sequence[str], device: str, start: Callable[[], WorkerClient]
 ) -> tuple[WorkerClient, dict[str, Traits]]:
-    """Start a worker and ask for the traits of each implementation; `start` also replaces a lost worker."""
+    """Start a worker and ask it for the traits of each implementation. If the worker is lost, `start` replaces it."""
     worker = start()
     traits: dict[str, Traits] = {}
 

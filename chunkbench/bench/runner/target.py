@@ -28,13 +28,13 @@ class Target:
     machine: str
     """Id of the machine."""
     machine_kind: str = ""
-    """The kind of this machine, if machines of several kinds measure a run; else empty."""
+    """The kind of this machine, if a run uses machines of several kinds; else empty."""
 
 
 def resolve_target(experiment: Experiment, describing: bool = False) -> Target:
     """Resolve `device: auto` and `dtype: auto` on this machine.
 
-    Raises `RunError` if the device is absent, unless the run is only described (`describing`).
+    Raises `RunError` if the device is absent. If `describing`, nothing will be measured, and the device may be absent.
     """
     environment = read_environment()
     target = resolve_on(experiment, environment, machine_id(environment.model_dump(mode="json")).id)
@@ -44,9 +44,10 @@ def resolve_target(experiment: Experiment, describing: bool = False) -> Target:
 
 
 def resolve_on(experiment: Experiment, environment: Environment, machine: str, machine_kind: str = "") -> Target:
-    """Resolve `device: auto` and `dtype: auto` on a machine, which may lack the device that is named.
+    """Resolve `device: auto` and `dtype: auto` for a machine. The machine may lack the device that the experiment
+    names.
 
-    auto is float16 on CUDA; on a CPU bfloat16 if it has bfloat16 instructions, else float32.
+    The dtype `auto` is float16 on CUDA, bfloat16 on a CPU with bfloat16 instructions, else float32.
     """
     detected: Device = "cuda" if environment.gpus else "cpu"
     device = detected if experiment.device == "auto" else experiment.device
@@ -67,10 +68,10 @@ _EXPLANATIONS = {
 
 
 def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str]:
-    """Digests and ids of experiment, revision and machine. If several kinds of machines measure a run, the names of the
-    kinds replace the machine's id.
+    """Values that must stay equal until a run is resumed: digests or ids of experiment, revision, machine and PyTorch.
 
-    The budget is left out, because a resumed run may get more time.
+    If machines of several kinds measure the run, the names of the kinds replace the machine's id. The budget is left
+    out, because a resumed run may get more time.
     """
     resolved = experiment.model_dump(mode="json", exclude={"source", "path", "budget_s"})
     text = json.dumps([resolved, *([target.device, target.dtype] for target in targets)], sort_keys=True)
@@ -85,7 +86,7 @@ def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str
 
 
 def machines_of(recorded: Mapping[str, str]) -> list[str]:
-    """The id of the machine in a recorded identity, or the names of its kinds of machines."""
+    """The machine's id in the result of `identity`, or the names of the kinds of machines."""
     return recorded.get("machine", "").split(_BETWEEN)
 
 

@@ -1,4 +1,4 @@
-"""The run directory: `manifest.json` and an append-only `cases.jsonl`, facts only."""
+"""The run directory: `manifest.json` and `cases.jsonl`. Both hold recorded facts, no computed figures."""
 
 from __future__ import annotations
 

@@ -31,8 +31,6 @@ class _Part(BaseModel):
 
 
 class CpuFacts(_Part):
-    """Facts about the processor of a machine."""
-
     model: str = ""
     cores: Count | None = None
     generation: str = ""
@@ -41,20 +39,15 @@ class CpuFacts(_Part):
 
     @property
     def name(self) -> str:
-        """The model, with the generation if the model's name does not contain it."""
         return f"{self.model} ({self.generation})" if self.generation else self.model
 
 
 class TorchFacts(_Part):
-    """Facts about the PyTorch build that was used."""
-
     version: str = ""
     note: str = ""
 
 
 class GpuFacts(_Part):
-    """Facts about one GPU."""
-
     name: str
     compute_capability: str | None = None
 
@@ -69,7 +62,8 @@ class MachineFacts(_Part):
     torch: TorchFacts = TorchFacts()
     packages: dict[str, str] = {}
     kind: str = ""
-    """Machines of the same kind measured the points of a run together; empty where one machine measured it."""
+    """The kind of machine. Machines of one kind measured the points together. Empty if one machine measured all
+    points."""
 
     @property
     def name(self) -> str:
@@ -78,8 +72,6 @@ class MachineFacts(_Part):
 
 
 class ExpectationFacts(_Part):
-    """An expectation of the experiment about some points."""
-
     where: dict[str, Any] = {}
     implementation: str
     metric: str
@@ -116,13 +108,12 @@ class ExperimentFacts(_Part):
 
 
 class GitFacts(_Part):
-    """The revision that was measured."""
-
     commit: str | None = None
     dirty: bool = False
 
     def named(self, digits: int) -> str:
-        """The first `digits` of the commit, marked if files differ from it; empty if the commit is unknown."""
+        """The first `digits` characters of the commit, then `(modified)` if files differ from it; empty without a
+        commit."""
         return f"{self.commit[:digits]}{' (modified)' if self.dirty else ''}" if self.commit else ""
 
 
@@ -147,7 +138,7 @@ class Manifest(_Part):
     command: tuple[str, ...] = ()
     identity: dict[str, str] = {}
     interleaved_with: str | None = Field(None, validation_alias=AliasChoices("interleaved_with", "in_turns_with"))
-    """An id that two runs have in common if they were measured in interleaved pairs of processes."""
+    """Two runs have the same id if they were measured in interleaved pairs of processes."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The facts of a profile: one case, and what its implementation did in other calls of the same rounds."""
+"""What a profile records: one case, and other calls of its implementation in the same rounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from chunkbench.bench.store.results import DecodeResult, Facts, Positive
 
 
 class Unit(NamedTuple):
-    """A unit of a traced call (`chunkbench.kernels.trace`). `begin_s`, `ready_s`, `end_s`: time in seconds, counted
-    from shortly after the start of the call. `scores_s`, `softmax_s`, `values_s`: seconds spent in each part."""
+    """One unit of work in a traced call (`chunkbench.kernels.trace`).
+
+    `begin_s`, `ready_s`, `end_s`: seconds since shortly after the start of the call. `scores_s`, `softmax_s`,
+    `values_s`: seconds spent in each part.
+    """
 
     thread: Count
     shared: bool
-    """Whether the unit's chunks are read for several rows."""
+    """Whether several query rows use the chunks that the unit reads."""
     begin_s: float
     ready_s: float
     end_s: float
@@ -29,8 +32,6 @@ class Unit(NamedTuple):
 
 
 class TraceFacts(Facts):
-    """One traced call."""
-
     threads: Count
     seconds: PositiveFloat
     """Seconds of the native call, measured by its caller in Python."""
@@ -56,8 +57,8 @@ class WatchedFacts(Facts):
 
 
 class ProfileFacts(Facts):
-    """A profile. For each kind of call, there is one entry per round, or no entry if the implementation cannot make
-    this kind of call."""
+    """A profile of one case. Each kind of call has one entry per round, or no entry if the implementation cannot make
+    this call."""
 
     case: DecodeResult
     """The case, whose samples are decodes with cold caches at the last step of n_c."""

@@ -1,4 +1,4 @@
-"""Results: the facts that a run directory records for one case. `bench/analysis` computes everything derived."""
+"""Results: the facts that a run directory records for one case. `bench/analysis` computes all other figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Facts(BaseModel):
 
 
 class Peaks(Facts):
-    """Peak rates of the machine, probed inside one round like an implementation."""
+    """Peak rates of the machine, probed inside one round."""
 
     read_bytes_per_s: Positive
     matrix_flops_per_s: Positive
@@ -37,12 +37,12 @@ class Peaks(Facts):
     matrix_torch_flops_per_s: Positive
     matrix_native_flops_per_s: Positive | None = None
     kernel_read_bytes_per_s: Positive | None = None
-    """CPU only: the rate of reading in the order of the native kernels, without arithmetic. None in schema versions
-    before 6. `read_bytes_per_s` is the highest rate of all ways to read."""
+    """CPU only: the rate of reads in the order of the native kernels, without arithmetic. None in schema versions
+    before 6."""
     sum_bytes_per_s: Positive | None = None
     copy_bytes_per_s: Positive | None = None
-    """GPU only. `sum_bytes_per_s`: rate of reading alone; `copy_bytes_per_s`: rate of copying, where bytes read and
-    bytes written both count. `read_bytes_per_s` is the higher of the two rates."""
+    """GPU only: the rate of copying, where bytes read and bytes written both count. `sum_bytes_per_s` is the rate of
+    reading alone."""
 
 
 class Noise(Facts):
@@ -81,16 +81,14 @@ class GpuState(Facts):
     other_processes: Count | None = None
     """Number of processes on the device other than ours, at the end of the round."""
     other_bytes: Count | None = None
-    """Bytes of device memory that these processes (`other_processes`) hold."""
+    """Bytes of device memory that other processes hold."""
 
 
 class GpuSampling(Facts):
-    """How samples were taken on a GPU."""
-
     copies: Count
-    """Number of sessions that took turns, so that each session found the L2 cache filled by the other sessions."""
+    """Number of sessions that took turns. Each session found the L2 cache filled by the others."""
     calls: Count
-    """Number of calls in a sample; the sample is the mean of their times."""
+    """Number of calls in a sample. The sample is the mean of their times."""
     swept: bool
     """Whether a buffer was read before each call to clear the cache, because the copies did not fit or were too
     many."""
@@ -109,16 +107,16 @@ _OLDER_FIELDS = frozenset(
 
 
 class Result(Facts):
-    """One line of `cases.jsonl`: the names of a case, its status, and where it was measured.
+    """One line of `cases.jsonl`: the axes and names of a case, its status, and where it was measured.
 
-    The result of a kind of work is also a point of that kind, so it has the axes as fields. `threads` is the number
-    that was used.
+    A result is also a point of its kind of work, so the axes are fields. `threads` is the number of threads that was
+    used.
     """
 
     VERB: ClassVar[str] = "measured"
     """The verb of reports for a case of this kind: measured, replayed, ..."""
     REPEATED: ClassVar[str] = "round"
-    """The name of one entry of `rounds`: round, arrival seed, ..."""
+    """What reports call one entry of `rounds`: round, arrival seed, ..."""
 
     key: str
     experiment: str
@@ -139,7 +137,7 @@ class Result(Facts):
 
     @classmethod
     def of_case(cls, case: Case[Any], **values: Any) -> Self:
-        """The result of a case: its axes and its names, with these values."""
+        """Make the result of a case from its axes, its names and these values."""
         return cls(**dict(case.point) | {"key": case.key, "implementation": case.implementation} | values)
 
     @classmethod
@@ -149,13 +147,15 @@ class Result(Facts):
 
     @property
     def rounds(self) -> Samples:
-        """Microseconds of each sample, `[round][sample]`, from which latency, intervals and ratios are computed; empty
-        if nothing was timed."""
+        """Microseconds of each sample, `[round][sample]`; empty if nothing was timed.
+
+        Latency, intervals and ratios are computed from these samples.
+        """
         return ()
 
     @property
     def round_groups(self) -> tuple[int, ...]:
-        """The number of the group of each round. Only rounds of the same group may be compared."""
+        """Number of the group in which each round ran. Only rounds of the same group may be compared."""
         return ()
 
     @property
@@ -164,7 +164,8 @@ class Result(Facts):
         return (1,) if self.rounds else ()
 
     def axis(self, name: str) -> Any:
-        """The value of an axis, the device, the weights, or the way of timing; None if this kind does not have it."""
+        """The value of an axis, or of device, weights, protocol, cache or mode; None if this kind of work does not have
+        it."""
         return getattr(self, name) if name in type(self).model_fields else None
 
 
@@ -174,14 +175,14 @@ class SessionResult(Result):
     noise: Noise | None = None
     kv_bytes: Count | None = None
     huge_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of huge pages in the memory that holds the implementation's tensors; None on a GPU, if the system does not
-    report it, if no tensor is visible, and in schema versions before 6."""
+    """Share of huge pages in the memory of the implementation's tensors. None on a GPU, without visible tensors, in
+    schema versions before 6, or if the system does not report it."""
     work_items: Count | None = None
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
     deviation: NonNegativeFloat | None = None
-    """For an implementation that does not attend to all tokens: the length of (last checked output - attention over all
-    tokens), divided by the length of attention over all tokens."""
+    """Norm of (last checked output - attention over all tokens), divided by the norm of attention over all tokens. None
+    if the implementation attends to all tokens."""
     isa: str | None = None
 
 
@@ -201,10 +202,10 @@ class TimedResult(SessionResult):
     groups: tuple[Count, ...] = ()
     """For each round, the memory group in which the round ran. Ratios are formed only inside one group."""
     longest_n_c: Count | None = None
-    """n_c of the longest point of the pass, if the steps of this result come from a pass over a longer point; else
-    None."""
+    """n_c of the longest point of the pass, if this point is shorter; else None."""
     discarded: Count = 0
-    """Number of samples that were discarded and repeated because the clock was throttled, or the process suspended."""
+    """Number of samples that were discarded and repeated, because the clock was throttled or the process was
+    suspended."""
     peaks: tuple[Peaks, ...] = ()
     calibration: tuple[Calibration, ...] = Field(default=(), validation_alias=AliasChoices("calibration", "yardsticks"))
     """One entry per round; empty on a GPU and in runs of schema version 1. Older runs call this field `yardsticks`."""
@@ -213,8 +214,8 @@ class TimedResult(SessionResult):
     sampling: GpuSampling | None = None
     """None on a CPU, where a sample is one call."""
     unique_bytes: tuple[Count, ...] = ()
-    """For each timed step, bytes of K and V of the distinct token prefixes, plus q and out; for a module, all bytes
-    that it moves."""
+    """For each timed step, the bytes of K and V of the distinct token prefixes, of q and of out. For a module: all
+    bytes that it moves."""
     read_bytes: tuple[Count, ...] = ()
     """For each timed step, the bytes that the implementation itself must read and write."""
     flops: tuple[Count, ...] = ()
@@ -258,4 +259,4 @@ class TimedResult(SessionResult):
 
 
 class DecodeResult(AttentionPoint, TimedResult):
-    """Decode attention, timed."""
+    pass

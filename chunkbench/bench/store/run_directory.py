@@ -1,8 +1,8 @@
-"""Reading and writing run directories.
+"""Reads and writes run directories.
 
 A run directory holds `manifest.json` (the experiment and the machines), `cases.jsonl` (one line per case, appended
-point by point) and `worker.log`. The writer holds an advisory lock on `.lock`. Readers need no lock: the writer appends
-lines, and when a point is measured again it replaces the whole file atomically.
+point by point) and `worker.log`. The writer holds an advisory lock on `.lock`. Readers need no lock, because the writer
+only appends lines or replaces the whole file atomically.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from chunkbench.run_error import RunError
 from chunkbench.text_file import problem_of
 
 SCHEMA_VERSION = 10
-"""The schema version of new runs. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and
-two peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`; 6 `huge_share` and a peak; 7
-`load` and `rate`; 8 gave results only the axes and figures of their own kind of work; 9 added `deviation`, and the axes
-of caches whose heads keep windows; 10 `tree_s` of servers, `mean_batch` and `prompt_share` of replays, whose requests
-with several answers are on the clock."""
+"""The schema version of new runs.
+
+Version 2 added `yardsticks`. Version 3 added `model` and `longest_n_c`. Version 4 added `gpu`, `sampling` and two
+peaks. Version 5 added the machine of every case and `looks`, and replaced `environment` by `machines`. Version 6 added
+`huge_share` and a peak. Version 7 added `load` and `rate`. Version 8 gave results only the axes and figures of their
+own kind of work. Version 9 added `deviation`, and the axes of caches whose heads keep windows. Version 10 added
+`tree_s` of servers, and `mean_batch` and `prompt_share` of replays. It also put requests with several answers on the
+clock of replays.
+"""
 _OWN_FIELDS = 8
 """The first schema version whose lines have only the fields of their own kind."""
 _READABLE = range(1, SCHEMA_VERSION + 1)
@@ -46,18 +50,17 @@ TORN = "the last line of cases.jsonl is incomplete"
 
 @dataclass
 class Run:
-    """A run as read from disk."""
-
     path: Path
     manifest: Manifest
     cases: list[Result] = field(default_factory=list)
     torn: bool = False
     """Whether the last line is incomplete (after a power cut); `cases` leaves it out."""
     part: str = ""
-    """The kind of machine, if this object is the part of a run that one kind measured; else empty."""
+    """The kind of machine, if this object is one of the parts that `by_machine_kind` makes; else empty."""
 
     def by_machine_kind(self) -> list[Run]:
-        """One run for each kind of machine that measured the whole experiment, in order; usually this run alone.
+        """Split the run into one part for each kind of machine. Usually there is one kind, and the run itself is
+        returned.
 
         A part has the machines, the cases and the planned points of its kind.
         """
@@ -99,12 +102,10 @@ def open_run(path: Path | str) -> Run:
 
 
 def open_runs(path: Path | str) -> list[Run]:
-    """Read the runs of the processes that measured one experiment together: the folders 1, 2, ... in a folder, or a
-    single run directory.
+    """Read the runs of several processes that measured one experiment together.
 
-    In a folder of `chunkbench regress --out`, these are the runs of HEAD.
-
-    Raises `RunError` as `open_run` does, and if the folder has no run.
+    `path` is a folder with the folders 1, 2, ..., or a single run directory. In a folder of `chunkbench regress --out`,
+    the runs of HEAD are read. Raises `RunError` as `open_run` does, and if the folder has no run.
     """
     folder = Path(path)
     if folder.name == _CASES or (folder / _MANIFEST).exists() or not folder.is_dir():
@@ -203,7 +204,7 @@ class RunWriter:
 
     @classmethod
     def resume(cls, path: Path) -> RunWriter:
-        """Continue a run; an incomplete last line (after a power cut) is removed. Raises `RunError`."""
+        """Continue a run. An incomplete last line (after a power cut) is removed. Raises `RunError`."""
         manifest, values = _read_manifest(path)
         lock = _locked(path)
         cases, whole_bytes, torn = _read_cases(path / _CASES, manifest)
@@ -219,14 +220,12 @@ class RunWriter:
 
     @property
     def worker_log(self) -> Path:
-        """The file for the workers' standard error."""
         return self.path / WORKER_LOG
 
     def append(self, cases: Sequence[Result]) -> None:
-        """Append the cases of one point, in one write that reaches the disk before this returns.
+        """Append the cases of one point, and write them to disk before this method returns.
 
-        New cases replace recorded cases with the same `place_of`, such as those of half a point, or of a point that is
-        measured again.
+        A new case replaces a recorded case with the same `place_of`, for example if a point is measured again.
         """
         places = {self.place_of(case) for case in cases}
         kept = [case for case in self.cases if self.place_of(case) not in places]

@@ -12,26 +12,26 @@ from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels.reference import attention, head_attention
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
-"""Largest number of K and V elements that one check converts to float64: 128 MB, or for a sample a few milliseconds of
-work."""
+"""Largest number of K and V elements that one check converts to float64 (128 MB), and the same for a sample (a few
+milliseconds of work)."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Queries of one check and the float64 outputs expected for a subset of sequences and KV heads."""
+    """The queries of one check, and the expected outputs of some sequences and KV heads in float64."""
 
     q: torch.Tensor
     sequences: tuple[int, ...]
     heads: tuple[int, ...]
-    """Query heads to compare, always all heads of a KV head's group; for a module, columns of its output."""
+    """The query heads that are compared, in whole groups of a KV head. For a module: columns of its output."""
     expected: torch.Tensor
     """The expected output in float64: `[sequences, heads, head_dim]`, or `[sequences, columns]` for a module."""
     of_all: torch.Tensor | None = None
-    """The outputs of attention over all tokens, if the implementation computes something else; the same shape as
-    `expected`."""
+    """Outputs of attention over all tokens, in the shape of `expected`. None if `expected` is already attention over
+    all tokens."""
 
     def max_error(self, out: torch.Tensor) -> float:
-        """Largest absolute error over the largest absolute reference value; infinite if out is not finite."""
+        """Largest absolute error divided by the largest absolute reference value; infinite if `out` is not finite."""
         compared = self._compared(out)
         # The worker fills out with NaN before the call, so this finds a row that was not written, compared or not.
         if not torch.isfinite(out).all():
@@ -39,7 +39,7 @@ class Check:
         return float((compared - self.expected).abs().max() / self.expected.abs().max())
 
     def deviation(self, out: torch.Tensor) -> float | None:
-        """Length of (`out` - attention over all tokens), divided by the length of attention over all tokens; None if
+        """Norm of (`out` - attention over all tokens), divided by the norm of attention over all tokens. None if
         `expected` is attention over all tokens."""
         if self.of_all is None:
             return None
@@ -56,13 +56,11 @@ def make_check(
     sample: bool = False,
     losses: tuple[HeadPolicy, slice] | None = None,
 ) -> Check:
-    """A check of the state after `steps` completion tokens, with its own queries.
+    """Make a check of the output after `steps` completion tokens, with its own queries.
 
-    `losses`: the heads that lose tokens, and the tokens of each sequence that these heads lose; None if every head sees
-    all tokens.
-
-    If the point is too large for one check, or if a `sample` is enough, `nonce` seeds the choice of sequences and
-    heads.
+    `losses`: the heads that lose tokens, and the tokens that they lose in each sequence; None if every head sees all
+    tokens. `nonce` seeds the queries. If the point is too large for one check, or with `sample`, `nonce` also selects
+    the sequences and heads that are checked.
     """
     point = inputs.point
     rng = random.Random(f"check {nonce}")

@@ -26,7 +26,8 @@ class GpuRounds:
         self._device, self._guard, self._l2_bytes, self._free_bytes = device, guard, l2_bytes, free_bytes
 
     def room(self) -> dict[str, Any]:
-        """Free memory and L2 size of the device. Call it after the sessions of the last point are released."""
+        """Free memory and L2 size of the device, in bytes. Call it after the sessions of the last point are
+        released."""
         gc.collect()
         return {"free_bytes": self._free_bytes(), "l2_bytes": self._l2_bytes}
 
@@ -37,10 +38,10 @@ class GpuRounds:
     def check(
         self, copies: Sequence[Session], inputs: PointInputs, check: Check, out: torch.Tensor, steps: int, mode: Mode
     ) -> dict[str, Any]:
-        """Check every copy and report the worst error.
+        """Check the output of every copy and report the largest error.
 
-        `append_s` and `decode_s` are times of the first copy after everything is loaded. `once_s` is the full time of
-        one call in this mode, including the capture of a graph.
+        `append_s`, `decode_s`: seconds of one append and one decode of the first copy, when everything is loaded.
+        `once_s`: seconds of one whole call in this mode, with the capture of a graph.
         """
         device, append_s, decode_s, once_s, worst = self._device, 0.0, 0.0, 0.0, 0.0
         for number, session in enumerate(copies):
@@ -84,7 +85,7 @@ class GpuRounds:
         mode: Mode,
         sweep: Callable[[], None] | None,
     ) -> dict[str, Any]:
-        """A round of `run_gpu_round`; the reply also has the device's state and how the samples were taken."""
+        """Run one round (`run_gpu_round`). The reply also has the state of the device and the way of sampling."""
         result = run_gpu_round(
             copies,
             inputs,

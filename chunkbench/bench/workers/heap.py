@@ -1,9 +1,10 @@
-"""Memory of a worker. The heap is reserved once; freed memory stays in the heap, and returns to the system only when
-memory is short. The module also adds up a session's tensor memory, to check its `kv_bytes`.
+"""Keeps the memory of a worker.
 
-On a virtual machine the first touch of a page can cost seconds per gigabyte. The touch costs less than half of that if
-two threads let the kernel populate whole ranges, a fifth if the page's mapping was kept, and nothing if the page was
-kept.
+The worker reserves its heap once. Freed memory stays in the heap, and returns to the system only when memory is short.
+On a virtual machine, the first touch of a page can cost seconds per gigabyte. It costs less than half of that if two
+threads let the kernel populate whole ranges, a fifth if the page's mapping was kept, and nothing if the page was kept.
+
+`visible_bytes` adds up the tensors of a session, to check its `kv_bytes`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def make_room(size: int, margin: int) -> None:
     """Return freed pages to the system until `size` bytes can be allocated in large blocks and `margin` bytes stay
     free.
 
-    glibc puts a block into a hole of the heap that is large enough, otherwise at its end. Does nothing without glibc.
+    glibc puts a block into a hole of the heap that is large enough, otherwise at the end of the heap. Does nothing
+    without glibc.
     """
     libc = glibc()
     if libc is None or _lacking(libc, size) + margin <= 0:
@@ -64,10 +66,10 @@ def make_room(size: int, margin: int) -> None:
 
 
 def shift() -> None:
-    """Move the position of all later allocations within their pages by a random amount. Does nothing without glibc.
+    """Shift all later allocations by a random distance below one page. Does nothing without glibc.
 
-    Forked processes inherit one heap, so the same blocks start at the same position of a page in all children. That
-    position alone makes a kernel some percent faster or slower, in all children of a parent alike.
+    Forked processes inherit one heap, so the same blocks start at the same position of a page in all children. The
+    position alone makes a kernel some percent faster or slower, equally in all children. A random shift avoids that.
     """
     libc = glibc()
     if libc is not None:
@@ -92,7 +94,7 @@ functions lead to everything."""
 
 
 def visible_storages(root: object) -> dict[int, int]:
-    """Address -> bytes of all tensor storages reachable from an object through attributes, lists, tuples and dicts."""
+    """The tensor storages that an object reaches through attributes, lists, tuples and dicts: address -> bytes."""
     storages: dict[int, int] = {}
     seen: set[int] = set()
     _walk(root, 0, seen, storages)

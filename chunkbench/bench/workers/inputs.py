@@ -1,8 +1,8 @@
-"""Token ids, K/V and queries of a point, made from a seed.
+"""Makes token ids, K/V and queries of a point from a seed.
 
-Values are standard normal. They are rows drawn at random from one pool of normals: a point of Table 3 holds up to 2 GB
-of K/V per copy in float16, and to draw rows costs one memory copy, a tenth of the cost to generate new normals. The
-pool is far larger than one sequence's K/V of one head, so a wrong index reads wrong values.
+All values are rows of one pool of standard normal numbers, drawn at random. Drawing a row costs one memory copy, a
+tenth of the cost of new numbers. This matters: a point of Table 3 has up to 2 GB of K/V per copy in float16. The pool
+is far larger than the K/V of one sequence and head, so a wrong index reads wrong values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STRIDE = 16  # rows start at multiples of 16 elements, so that copies stay alig
 
 
 class PointInputs(Feed, Protocol):
-    """The inputs of a point in the form that a worker needs, for every kind of work."""
+    """The inputs of a point, as a worker needs them for any kind of work."""
 
     @property
     def point(self) -> SessionPoint: ...
@@ -65,16 +65,13 @@ class PooledInputs:
 
     @cached_property
     def prompts(self) -> Sequence[Sequence[int]]:
-        """Token ids of each sequence's prompt."""
         return [[token for s in path for token in self._segments[s.id][2]] for path in self._paths]
 
     @property
     def capacity(self) -> int:
-        """Number of tokens in the longest sequence at the end."""
         return max(len(prompt) for prompt in self.prompts) + self.point.n_c
 
     def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V `[stop - start, kv_heads, head_dim]` of prompt tokens start..stop of a sequence."""
         path = self._paths[sequence]
         k = torch.cat([self._segments[s.id][0] for s in path])[start:stop]
         v = torch.cat([self._segments[s.id][1] for s in path])[start:stop]
@@ -92,16 +89,15 @@ class PooledInputs:
         return torch.cat([k, self._draw(rows[0])]), torch.cat([v, self._draw(rows[1])])
 
     def out_shape(self, implementation: str) -> tuple[int, ...]:
-        """Shape of the output of one call: `[b, heads, head_dim]`."""
         return self.point.batch_size, self.point.heads, self.point.head_dim
 
     def queries(self, *purpose: int) -> torch.Tensor:
-        """Fresh queries `[b, heads, head_dim]`; equal purposes give equal queries."""
+        """Random queries `[b, heads, head_dim]`. The same `purpose` gives the same queries."""
         point = self.point
         return self.draw_rows(point.heads * point.head_dim, *purpose).view(-1, point.heads, point.head_dim)
 
     def weights(self, name: str, rows: int, columns: int, only: Sequence[int] | None = None) -> torch.Tensor:
-        """A weight `[rows, columns]`, normal with variance 1 / columns; `only` selects some of its rows."""
+        """A random weight matrix `[rows, columns]` with variance 1 / columns. `only` selects some of its rows."""
         generator = self._generator(4, *name.encode())
         indices = torch.randint(len(self._rows_of(columns)), (rows,), generator=generator)
         if only is not None:
@@ -110,7 +106,7 @@ class PooledInputs:
         return weight.mul_(columns**-0.5)
 
     def draw_rows(self, width: int, *purpose: int) -> torch.Tensor:
-        """Fresh normal rows `[b, width]`; equal purposes give equal rows."""
+        """Random normal rows `[b, width]`. The same `purpose` gives the same rows."""
         rows = self._rows_of(width)
         generator = self._generator(2, *purpose)
         indices = torch.randint(len(rows), (self.point.batch_size,), generator=generator)

@@ -1,9 +1,8 @@
-"""Chooses the size of memory pages. All implementations of a run get the same size: huge pages if the system allows
-them.
+"""Chooses the size of memory pages for all workers of a run: huge pages if the system allows them.
 
-A huge page (2 MB on x86) saves the walks through page tables that reading 4 KB pages costs, up to a third of the time
-on a virtual machine. glibc asks for them for the whole heap (`MADV_HUGEPAGE`), and everything that a worker holds is on
-that heap: the tensors of PyTorch and of libraries on top of it, and the native kernels' own memory.
+With pages of 4 KB, walks through page tables cost up to a third of the time on a virtual machine. Huge pages (2 MB on
+x86) save them. glibc asks for huge pages for the whole heap (`MADV_HUGEPAGE`). The heap holds all data of a worker: the
+tensors of PyTorch and of other libraries, and the memory of the native kernels.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ")
 
 
 def environment(pages: Pages, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a worker that has to use `pages`; `given` are the variables of the parent."""
+    """Environment variables of a worker that has to use `pages`. `given` are the variables of the parent."""
     others = [text for text in given.get(_TUNABLES, "").split(":") if text and not text.startswith(f"{_HUGETLB}=")]
     tunables = ":".join([*others, f"{_HUGETLB}={1 if pages == 'huge' else 0}"])
     return {_TUNABLES: tunables, _SMALL: "1" if pages == "small" else ""}
 
 
 def keep_small(variables: Mapping[str, str]) -> None:
-    """In a worker that has to use small pages, forbid huge pages, which a system may grant without a request."""
+    """Forbid huge pages in a worker that has to use small pages. A system may grant huge pages without a request."""
     if variables.get(_SMALL) and Path("/proc/self").exists():
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def huge_share(blocks: Iterable[tuple[int, int]], smaps: Path = Path("/proc/self/smaps")) -> float | None:
-    """Share of huge pages in the resident memory of the mappings that hold these blocks (address, bytes).
-
-    None if the system does not say, or if there are no blocks.
-    """
+    """Share of huge pages in the memory of these blocks (address, bytes). The whole mappings of the blocks count. None
+    if the system does not say, or if there are no blocks."""
     ranges = [(address, address + size) for address, size in blocks if size]
     try:
         lines = smaps.read_text().splitlines() if ranges else []

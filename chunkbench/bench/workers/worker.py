@@ -55,18 +55,19 @@ class Worker:
         return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
 
     def preload(self, implementations: list[str]) -> dict[str, Any]:
-        """Import adapters once, for all forked workers. Ignores failures: a later request reports them again."""
+        """Import adapters once, for all forked workers. Errors are ignored, because a later request reports them
+        again."""
         for name in implementations:
             with contextlib.suppress(Exception):
                 self._registry.load(name)
         return {}
 
     def warm(self, seed: int, dtype: str, device: str, sweep_file: str = "") -> dict[str, Any]:
-        """Make the data that forked workers only read: the pool of inputs and the buffer that makes caches cold.
+        """Make the data that forked workers share: the pool of inputs, and the buffer that makes caches cold.
 
-        Forked workers map `sweep_file` in place of that buffer if it is given (`measure.caches.sweep_file`). Uses one
-        thread, because a computation's threads do not survive a fork. Does nothing for a GPU, because a GPU's state
-        does not survive a fork either.
+        If `sweep_file` is given, forked workers map this file instead of the buffer (`measure.caches.sweep_file`). Only
+        one thread runs, because the threads of a computation do not survive a fork. Nothing is done for a GPU, because
+        its state does not survive a fork.
         """
         if device == "cpu":
             torch.set_num_threads(1)
@@ -105,7 +106,6 @@ class Worker:
         return entries
 
     def reserve(self, size: int) -> dict[str, Any]:
-        """Reserve the memory that sessions will need."""
         reserve(size, self._threads)
         return {}
 
@@ -125,7 +125,7 @@ class Worker:
         return {"threads": threads}
 
     def room(self) -> dict[str, Any]:
-        """Drop everything of the last point and report the GPU's free memory and L2 size."""
+        """Release everything of the last point. Report the GPU's free memory and L2 size, in bytes."""
         self.close()
         self._outs.clear()
         self._probe = None
@@ -141,7 +141,8 @@ class Worker:
         return asdict(self._load(implementation).supports(self._opened().point))
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
-        """Build a session, on a GPU `copies` of it. On a CPU, first make `needs` bytes available."""
+        """Build a session of an implementation. On a GPU, build `copies` sessions. On a CPU, first free `needs`
+        bytes."""
         inputs, loaded = self._opened(), self._load(implementation)
         if inputs.point.device == "cpu":
             make_room(needs, WORKER_BYTES)
@@ -160,7 +161,7 @@ class Worker:
     def check(
         self, implementation: str, steps: int, nonce: int, sample: bool = False, mode: Mode = "eager"
     ) -> dict[str, Any]:
-        """Append `steps` completion tokens, decode once with fresh queries, compare with float64."""
+        """Append `steps` completion tokens, decode once with fresh queries, and compare the output with float64."""
         inputs, session = self._opened(), self._sessions[implementation]
         check, out = self._check(implementation, steps, nonce, sample), self._out(implementation)
         if inputs.point.device == "cuda":
@@ -222,8 +223,10 @@ class Worker:
     def profile(
         self, implementation: str, call: TimedCall | TracedCall | Literal["watched"], nonce: int
     ) -> dict[str, Any]:
-        """Make one call of a profile at the last step. A call is timed, traced or watched; the reply to the latter two
-        is None if there is nothing to record."""
+        """Make one timed, traced or watched call of a profile at the last step.
+
+        `seen` in the reply is None if a trace or a profiler recorded nothing.
+        """
         arguments, sweep = self._last_step(implementation, nonce), self._sweep_of(self._opened().point.device)
         if call in TIMED:
             result = timed_call(*arguments, call, sweep)
