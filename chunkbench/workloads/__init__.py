@@ -1,6 +1,5 @@
-"""The kinds of work, one folder each: the kind's class, keys of experiments, measuring and reports.
-
-`register` makes the kinds known to the rooms below, which look a kind up by its name. A kind may use parts of another.
+"""All kinds of work. Each folder holds one kind: its class, experiment keys, measurement and reports. A kind may import
+parts of another kind.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ KINDS: tuple[workload.AnyWorkload, ...] = (
     AnswersWorkload(),
     RingWorkload(),
 )
-"""All kinds, in order. An experiment that names no kind is of the first."""
+"""All kinds. The first one is the default of experiments."""
 
 
 def register() -> None:
-    """Add all kinds of work to the registry, in order."""
     for kind in KINDS:
         workload.add(kind)

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
-    """Contexts with hidden keys and values. The model is asked for the values after the cache of the context was
-    compressed.
-    """
+    """Tests whether a model still finds keys and values in a context after the context's K/V cache was compressed."""
 
     name = "answers"
     summary = "what a model still finds in a compressed cache"
@@ -35,7 +33,6 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         return METHODS
 
     def weight(self, point: AnswersPoint, seed: int) -> int:
-        """Relative cost of a point: the tokens of its context."""
         return point.n_p
 
     def start(
@@ -58,7 +55,6 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: AnswersExperiment, target: Target) -> str:
-        """Say the budget, as an upper limit: the run ends when every point is done."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"

@@ -22,12 +22,12 @@ from chunkbench.report.layout import Report
 from chunkbench.workloads.answers.metrics import METRICS
 
 _FIGURES = {"found_share": "needles found, %", "agreement": "next tokens, % equal"}
-"""The metrics that the figure shows -> the label of the y-axis."""
+"""Metric -> label of its y-axis."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw two panels over the length of contexts for each window, and two over the window for each length. Returns
-    None if neither length nor window varies.
+    """Draw both metrics over the length of the context, and over the window. Returns None if neither length nor window
+    varies.
     """
     tried = [
         group for group in report.groups if any(METRICS["agreement"].known(row.facts) for row in group.rows.values())

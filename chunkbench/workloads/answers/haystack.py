@@ -1,5 +1,5 @@
-"""Contexts for the needle test: sentences of the project's own texts, with keys and values between them, and text after
-the context.
+"""Contexts for the needle test. A needle is a sentence with a key and a value, hidden among sentences of the project's
+own texts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Haystack:
-    """A context with needles, as token ids. Needles lie at equal distances, the first after a twentieth of the
-    context.
+    """A context with needles, as token ids. The needles have equal distances. The first one comes after a twentieth of
+    the context.
     """
 
     context: list[int]

@@ -31,7 +31,6 @@ _LEGEND = (
 
 
 def body(view: View) -> Body:
-    """Headline, tables and legend of a run."""
     return Body(
         _headline(view), (_table(view), _depths(view)), legend=_LEGEND, timing="nothing was timed", compares=False
     )

@@ -36,8 +36,8 @@ class HeadChoice:
         return YES if device == "cpu" else Answer(False, "caches whose heads keep windows are for CPUs")
 
     def policy(self, scores: HeadScores, window: int | None, seed: int) -> HeadPolicy | None:
-        """The policy of a cache; None if all heads keep everything. `seed` draws random heads, as many as there are
-        retrieval heads.
+        """The rule for which heads of a cache keep only a window, or None if all heads keep all tokens. `seed` is for
+        random heads. Their number equals the number of retrieval heads.
         """
         if self.chosen == "all":
             return None

@@ -25,8 +25,8 @@ def _share(facts: AnswersResult) -> float | None:
 
 
 def by_depth(facts: AnswersResult) -> list[float | None]:
-    """[depth] share of needles found, among those that the model finds when all heads keep all tokens; None if it finds
-    none there.
+    """[depth] share of needles found. Only needles that the model finds with the full cache count. None at a depth
+    without such needles.
     """
     depths = zip(*(zip(text.found, text.found_by_all, strict=True) for text in facts.contexts), strict=True)
     findable = [[found for found, by_all in pairs if by_all] for pairs in depths]

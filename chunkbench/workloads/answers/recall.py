@@ -74,7 +74,7 @@ def read(model: Model, tokens: list[int]) -> Context:
 
 
 class CompressedContext:
-    """A context in a cache that a policy of heads compressed. Questions come after the context."""
+    """A context whose cache was compressed. Questions come after the context."""
 
     def __init__(self, model: Model, context: Context, policy: HeadPolicy | None) -> None:
         self._model, self._length = model, len(context.tokens)
@@ -127,8 +127,7 @@ class CompressedContext:
 
 
 def deviation(context: Context, policy: HeadPolicy) -> float:
-    """Length of the difference to attention over all tokens, over the length of that attention, for the last token in
-    all layers.
+    """|compressed - full| / |full|, where both are the attention outputs of the last token in all layers.
 
     Each layer gets the queries, K and V of the model without compression.
     """

@@ -13,7 +13,7 @@ from chunkbench.llama import SHAPES, LlamaShape
 
 
 class AnswersPoint(ModelPoint):
-    """A context of n_p tokens in caches whose KV heads keep a window, and `batch_size` questions after the context."""
+    """A context of n_p tokens, and `batch_size` questions after it. KV heads of the caches may keep only a window."""
 
     batch_size: Size = 10
     model: LlamaShape = SHAPES["smollm2-135m"]
@@ -30,13 +30,9 @@ class AnswersContext(Facts):
     found_by_all: tuple[bool, ...]
     """[needle] whether the model finds the needle when all heads keep all tokens."""
     agreement: Annotated[float, Field(ge=0, le=1)]
-    """In held-out text after the context: share of positions at which this cache and the full cache predict the same
-    token.
-    """
+    """Share of positions at which this cache and the full cache predict the same token, in text after the context."""
     deviation: NonNegativeFloat
-    """Deviation of the attention of the context's last token, in all layers: length of the difference to attention over
-    all tokens, over the length of that attention.
-    """
+    """|compressed - full| / |full|, where both are the attention outputs of the context's last token in all layers."""
     kv_bytes: Count
     full_bytes: Count
     """Bytes of K/V when all heads keep all tokens."""

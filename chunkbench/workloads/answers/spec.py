@@ -33,7 +33,8 @@ class AnswersExperiment(Experiment[AnswersPoint]):
     )
     tested: Annotated[Whole, Field(ge=2)] | None = Field(
         None,
-        description="random tokens in the test for retrieval heads; default: 2500, or a quarter of the positions",
+        description="number of random tokens in the test for retrieval heads; default: 2500, but at most a quarter of "
+        "the model's positions",
     )
     held: Annotated[Whole, Field(ge=1)] = Field(
         128, description="number of tokens after the context at which the predicted next tokens are compared"

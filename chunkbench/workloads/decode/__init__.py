@@ -30,12 +30,11 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return REGISTRY
 
     def weight(self, point: AttentionPoint, seed: int) -> int:
-        """Relative cost of a point: bytes of K/V of all sequences at the end of a round, plus a constant."""
         tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
         return tokens * point.token_bytes + (1 << 24)
 
     def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Bytes of K and V at the end of a round; 0 for planners, which read the K and V of ChunkAttn."""
+        """Bytes of K and V at the end of a round. Planners need 0 bytes, because they read the K and V of ChunkAttn."""
         from chunkbench.baselines.planned import PLANNERS
         from chunkbench.bench.runner import memory_guard
 
@@ -45,14 +44,13 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return memory_guard.kv_bytes(point, seed, shares_storage)
 
     def touched(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Distinct bytes of K and V that the first step reads."""
         from chunkbench.bench.runner import memory_guard
 
         return memory_guard.touched_bytes(point, seed, shares_storage)
 
     def definition(self, implementation: str) -> str:
-        """The name of the implementation if it is a method of `head_methods`, with results of its own; empty for
-        attention over all tokens.
+        """The name of an implementation of `head_methods`, which does not compute attention over all tokens. Empty for
+        other implementations.
         """
         from chunkbench.baselines.head_methods import METHODS
 
@@ -67,7 +65,6 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
     def amounts(
         self, point: AttentionPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """Bytes of K, V, q and out, and FLOPs of the products with K and V, for each of the steps."""
         from chunkbench.baselines.head_methods import seen_tokens
         from chunkbench.bench.analysis import roofline
 
@@ -83,13 +80,11 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         )
 
     def inputs(self, point: AttentionPoint, seed: int) -> PooledInputs:
-        """Token ids, K, V and queries."""
         from chunkbench.bench.workers.inputs import PooledInputs
 
         return PooledInputs(point, seed)
 
     def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """A check against attention in float64."""
         from chunkbench.baselines.head_methods import METHODS
         from chunkbench.bench.workers.checks import make_check
 

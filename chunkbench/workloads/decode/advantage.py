@@ -30,14 +30,14 @@ from chunkbench.report.numbers import times
 from chunkbench.workloads.decode.headline import Match, matches
 
 _COLOURS = "PuOr_r"
-"""Colours of the map: white at 1, orange where ChunkAttn is faster, purple where it is slower. Colour-blind readers can
-tell them apart. In grey print, the number in a dark cell says which side the cell is on.
+"""White is 1. Orange means that ChunkAttn is faster, purple that it is slower. Colour-blind readers can tell the
+colours apart. In grey print, the number in a dark cell tells its side.
 """
 
 
 def axes_of(report: Report) -> tuple[str, str] | None:
-    """(x-axis, y-axis): n_s and batch size if they vary, then the first other axes that vary. None if fewer than two
-    axes vary.
+    """(x-axis, y-axis), chosen among the axes that vary: n_s and batch size first, then the others. None if fewer than
+    two axes vary.
     """
     preferred: list[str] = [axis for axis in ("n_s", "batch_size") if axis in report.varying]
     preferred += [axis for axis in report.varying if axis not in preferred]
@@ -45,7 +45,9 @@ def axes_of(report: Report) -> tuple[str, str] | None:
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw the map; None if fewer than two axes vary, or if nothing was measured beside the baseline."""
+    """Draw the map. Returns None if fewer than two axes vary, or if no other implementation was measured beside the
+    baseline.
+    """
     axes, all_matches = axes_of(report), matches(report.groups, report.baseline, report.columns)
     if axes is None or not all_matches:
         return None

@@ -1,5 +1,5 @@
-"""The curves of the figure of speed-ups: the baseline over every other implementation, measured here and printed in the
-paper.
+"""The curves of the speed-up figure: latency of every other implementation over the baseline's latency. Values are
+measured here or printed in the paper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHARE = "n_s / n_p"
 
 @dataclass(frozen=True)
 class Spot:
-    """One point of a curve; `low` and `high` are None for the paper, which prints no intervals."""
+    """A point of a curve. `low` and `high` are the ends of its interval. The paper's values have none."""
 
     x: float
     value: float
@@ -32,7 +32,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of one implementation, sorted by x: measured here, and printed by the paper."""
+    """The values of one implementation, sorted by x. `here` has measured values, and `paper` those of the paper."""
 
     implementation: str
     label: str
@@ -49,18 +49,16 @@ class Panel:
 
     @property
     def here(self) -> list[Spot]:
-        """All measured points."""
         return [spot for curve in self.curves for spot in curve.here]
 
     @property
     def paper(self) -> list[Spot]:
-        """All points that the paper prints."""
         return [spot for curve in self.curves for spot in curve.paper]
 
 
 def x_axis(report: Report) -> str:
-    """The numeric axis with the most values. Among axes with equally many values: `n_s / n_p` (at one n_p) first, else
-    the last axis of the table.
+    """The numeric axis with the most values. For `n_s / n_p`, the values at one n_p count. Between axes with equally
+    many values, `n_s / n_p` wins, then the last one.
     """
     shares: dict[object, set[object]] = {}
     for group in report.groups:
@@ -75,13 +73,12 @@ def x_axis(report: Report) -> str:
 
 
 def x_label(report: Report) -> str:
-    """The label of the x-axis."""
     axis = x_axis(report)
     return "shared part of the prompt, $n_s / n_p$" if axis == SHARE else axis_label(axis)
 
 
 def undrawn(report: Report) -> int:
-    """Number of groups that have no value on the x-axis, such as trees if the x-axis is the number of prompts."""
+    """Number of points that have no value on the x-axis. Example: trees, if the x-axis is the number of prompts."""
     axis = x_axis(report)
     return sum(_x(group, axis) is None for group in report.groups)
 

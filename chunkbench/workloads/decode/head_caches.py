@@ -14,10 +14,10 @@ from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode import tables
 
 FULL = "chunk_attn"
-"""The cache that keeps everything."""
+"""The implementation that keeps all tokens."""
 _RETRIEVAL, _LEAST_WINDOW, _BESIDES = 0.15, 4000, 5
-"""RazorAttention's share of retrieval heads, its smallest window in tokens, and the number of tokens kept besides the
-window: four sinks and the compensation token.
+"""RazorAttention's published numbers: share of retrieval heads, smallest window in tokens, and further tokens kept
+(four sinks and the compensation token).
 """
 
 
@@ -29,7 +29,7 @@ class HeadCache:
     row: Row
     full: Row
     bytes: float
-    """Bytes of K, V and sums, over those of the full cache."""
+    """K/V bytes of this cache over K/V bytes of the full cache."""
     speedup: float | None
     """Latency of the full cache over the latency of this cache."""
     low: float | None
@@ -46,12 +46,12 @@ class HeadCache:
 
     @property
     def of_the_bytes(self) -> float | None:
-        """Speed-up times the share of bytes: 1 if the time falls as the bytes do."""
+        """Speed-up times share of bytes. It is 1 if time and bytes shrink by the same factor."""
         return None if self.speedup is None else self.speedup * self.bytes
 
 
 def head_caches(groups: Iterable[Group]) -> Iterator[HeadCache]:
-    """The caches of all methods that do not compute attention over all tokens, at points where ChunkAttn ran."""
+    """Caches of methods that leave out tokens, at points where ChunkAttn ran too."""
     for group in groups:
         full = group.rows.get(FULL)
         for row in group.rows.values():
@@ -76,9 +76,7 @@ def head_caches(groups: Iterable[Group]) -> Iterator[HeadCache]:
 
 
 def paper_share(tokens: int) -> float:
-    """Share of the full cache's bytes that RazorAttention keeps of a sequence, with its published share of heads and
-    window.
-    """
+    """Share of the K/V bytes of a sequence of `tokens` tokens that RazorAttention keeps, by its published numbers."""
     window = (max(_LEAST_WINDOW, tokens / 5) + _BESIDES) / tokens
     return _RETRIEVAL + (1 - _RETRIEVAL) * min(1, window)
 
@@ -95,7 +93,6 @@ _LEGEND = (
 
 
 def body(view: View) -> Body:
-    """Headline, tables and legend of a run."""
     measured_caches = list(head_caches(view.groups))
     columns: tuple[Column[HeadCache], ...] = (
         Column("implementation", lambda cache: view.columns.name(cache.row.facts.implementation), align="left"),

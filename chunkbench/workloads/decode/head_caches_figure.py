@@ -18,8 +18,8 @@ _GREY = "#777777"
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw speed-up and deviation against bytes, and the share of a sequence that RazorAttention's published numbers
-    keep.
+    """Draw three panels: speed-up against bytes, deviation against bytes, and share of bytes against tokens, beside
+    RazorAttention's published share.
     """
     found = [cache for cache in head_caches(report.groups) if cache.speedup is not None]
     if not found:

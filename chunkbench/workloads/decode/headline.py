@@ -15,7 +15,7 @@ from chunkbench.report.numbers import NOISY_MARK, count, significant, times
 from chunkbench.report.statuses import noise_line
 
 _MOST_PLACES = 12
-"""Largest number of losses that the headline names; the table has all of them."""
+"""Largest number of losses that the headline names."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Match:
 
     @property
     def speedup(self) -> float:
-        """Latency of the strongest other over the latency of the baseline: below 1 the baseline is slower."""
+        """Latency of the strongest other over latency of the baseline. Below 1 the baseline is slower."""
         value = self.strongest.derived.ratio_to_baseline
         assert value is not None
         return value
@@ -40,10 +40,10 @@ class Match:
 
 
 def strongest_other(group: Group, baseline: str, columns: Columns) -> Row | None:
-    """The fastest other implementation with correct results.
+    """The fastest correct implementation other than the baseline.
 
-    If the baseline was measured, ratios to the baseline are compared, because rounds of different memory groups cannot
-    be compared. Otherwise latencies are compared.
+    Implementations of different memory groups ran at different times. So their ratios to the baseline are compared.
+    Without a baseline, latencies are compared.
     """
     others = [row for implementation, row in group.rows.items() if columns.competes(implementation, baseline)]
     if group.rows.get(baseline) and group.rows[baseline].derived.latency_us is not None:
@@ -55,7 +55,7 @@ def strongest_other(group: Group, baseline: str, columns: Columns) -> Row | None
 
 
 def matches(groups: Sequence[Group], baseline: str, columns: Columns) -> list[Match]:
-    """The strongest other implementation at every point where one was measured beside the baseline."""
+    """Every point where another implementation was measured beside the baseline, with the strongest of them."""
     strongest = [(group, strongest_other(group, baseline, columns)) for group in groups]
     return [Match(group, row) for group, row in strongest if row and row.derived.ratio_to_baseline is not None]
 
@@ -73,7 +73,7 @@ def baseline_losses(compared: Sequence[Match], label: str, varying: Sequence[str
 
 
 def headline(compared: Sequence[Match], label: str, measured_groups: int) -> str:
-    """Range and geometric mean of the speed-up over the strongest other implementation of each point."""
+    """A sentence with the range and the geometric mean of the speed-up over the strongest other implementation."""
     if not compared:
         return f"At no point was {label} measured beside another implementation."
     speedups = [match.speedup for match in compared]
@@ -105,8 +105,8 @@ _ALONE = "paged_attn"
 
 
 def gains(report: Report, shape: LlamaShape) -> list[str]:
-    """Lines on memory and time at the run's first point, with K/V of all layers of the model. A line says so if data is
-    missing.
+    """Lines on memory and time at the run's first point. Bytes are those of all layers of the model. If data is
+    missing, a line says so.
     """
     if not report.groups:
         return ["nothing was measured"]

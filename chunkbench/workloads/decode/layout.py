@@ -20,7 +20,6 @@ _COUNTED_PER_CACHE_AND_MODE = "a point counts once for each cache and mode in wh
 
 
 def body(view: View) -> Body:
-    """Headline, tables, verdict and legend of a run."""
     return _BODIES.get(view.experiment.figure, _usual)(view)
 
 

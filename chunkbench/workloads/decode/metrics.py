@@ -1,4 +1,4 @@
-"""Metrics of results measured in worker processes: of decode attention, of a layer's modules, and of held K/V."""
+"""Metrics of results that worker processes measure: decode attention, modules of a layer, and K/V memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of a case: the figures, and the document that `chunkbench profile` prints."""
+"""Profiles of a case: their numbers, and the document that `chunkbench profile` prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from chunkbench.report.numbers import span as span_of_us
 
 
 class Phase(NamedTuple):
-    """Sums over units of work of one call, such as all shared units. Seconds are summed over all threads."""
+    """Sums over several units of work of one call, for example over all shared units. Seconds are summed over all
+    threads.
+    """
 
     name: str
     units: int
@@ -24,10 +26,9 @@ class Phase(NamedTuple):
     softmax_s: float
     values_s: float
     merging_s: float
-    """Time to start rows, add partial results and store results."""
+    """Seconds to begin and end the work: set up sums, add partial results, store results."""
     waiting_s: float
     seconds: float
-    """Sum of all the times above."""
 
 
 class Thread(NamedTuple):
@@ -40,7 +41,7 @@ class Thread(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """Medians over rounds, in seconds: reading alone, computing alone, and the traced decode that does both."""
+    """Median seconds over rounds: only reading, only computing, and a traced decode, which does both."""
 
     read_s: float
     compute_s: float
@@ -48,14 +49,12 @@ class Overlap(NamedTuple):
 
     @property
     def hideable_s(self) -> float:
-        """Seconds that overlap could hide at most: the shorter of reading and computing."""
+        """The most seconds that overlap could save: the shorter of reading and computing."""
         return min(self.read_s, self.compute_s)
 
     @property
     def hidden_s(self) -> float:
-        """Seconds that overlap does hide: how much shorter the decode is than reading and computing one after the
-        other.
-        """
+        """Seconds that overlap saves: reading plus computing, minus the decode."""
         return min(max(self.read_s + self.compute_s - self.decode_s, 0.0), self.hideable_s)
 
 
@@ -65,13 +64,13 @@ def wall_s(trace: TraceFacts) -> float:
 
 
 def middle(traces: Sequence[TraceFacts]) -> TraceFacts:
-    """The call with the median time; of an even number of calls, the shorter of the two in the middle."""
+    """The call with the median time. Of an even number of calls, it is the shorter of the two middle ones."""
     return sorted(traces, key=wall_s)[(len(traces) - 1) // 2]
 
 
 def phases(trace: TraceFacts) -> list[Phase]:
-    """The sums of shared units, of private units, and of all units. A sum without units is left out; the sum of all is
-    left out if all units are shared or all are private.
+    """The sums of shared units, of private units, and of all units. A sum without units is left out. If only one
+    remains, the sum of all units is left out too.
     """
     parts = (_phase(name, [unit for unit in trace.units if unit.shared == (name == "shared")]) for name in _NAMES)
     found = [part for part in parts if part.units]
@@ -110,8 +109,8 @@ def threads(trace: TraceFacts) -> list[Thread]:
 
 
 def overlap(facts: ProfileFacts) -> Overlap | None:
-    """How reading and computing overlap. None without traces, or where the data of a unit exceeds a core's own cache:
-    computing alone would then also wait for memory.
+    """How reading and computing overlap. None without traces. Also None if a unit's data exceeds a core's own cache,
+    because computing alone would then wait for memory.
     """
     if not facts.compute or facts.compute[0].place_bytes > (facts.l2_bytes or 0):
         return None
@@ -119,9 +118,9 @@ def overlap(facts: ProfileFacts) -> Overlap | None:
 
 
 LIMIT = 0.9
-"""A part that takes at least this share of a decode counts as its limit."""
+"""A part of a decode counts as its limit if it takes at least this share of the time."""
 _MUCH = 0.1
-"""The text does not mention parts of a decode below this share."""
+"""The text mentions only parts of a decode with at least this share of the time."""
 _REPEATED = 1.5
 _OPERATORS = 6
 _LEGEND = (
@@ -133,7 +132,7 @@ Row = tuple[Any, ...]
 
 
 def document(facts: ProfileFacts, where: str, machine: str) -> Output:
-    """The profile as a document for readers and programs. `where`: the point in words; `machine`: the machine that
+    """The profile as a document for readers and programs. `where` names the point, and `machine` the machine that
     measured the profile.
     """
     first, *more = _sentences(facts)

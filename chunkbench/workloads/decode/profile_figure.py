@@ -22,7 +22,7 @@ _SHARED, _PRIVATE, _WHOLE = (
 )
 _WAITING = "#000000"
 _EDGED = 100
-"""With more units per thread than this, units are drawn without edges, because there is no room for them."""
+"""Largest number of units per thread that are drawn with edges."""
 _ROOM = 3.0
 """Margin around the points and the ridge, as a factor."""
 

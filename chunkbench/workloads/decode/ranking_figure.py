@@ -1,6 +1,4 @@
-"""Figure of kernels and planners over many trees, a performance profile: the share of points at which each takes at
-most x times as long as the fastest.
-"""
+"""Performance profile of kernels and planners over many trees."""
 
 from __future__ import annotations
 
@@ -16,7 +14,9 @@ _WIDEST = 4.0
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw the share of points (y) where a row takes at most x times as long as the fastest row (Dolan, More 2002)."""
+    """Draw a line for each implementation (Dolan, More 2002). y is the share of points at which it takes at most x
+    times as long as the fastest one.
+    """
     ranked = standings(contests(report.groups, manifest.experiment.confidence))
     if len(ranked) < 2:
         return None

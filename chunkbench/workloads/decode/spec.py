@@ -29,8 +29,8 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     figure: Literal["speedup", "token_rate", "advantage", "head_caches", "ranking", "checks"] = Field(
         "speedup",
         description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
-        "size), head_caches, ranking (all rows over all points), checks (no figure; a list of what is "
-        "right)",
+        "size), head_caches, ranking (all implementations over all points), checks (no "
+        "figure, only errors of results)",
     )
 
     @classmethod
@@ -39,7 +39,7 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
 
 
 def attention_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Conflicts among the axes of sequences that decode together."""
+    """Conflicts among the axes of an experiment whose sequences decode together."""
     if "tree" in given and given.get("batch_size", sequences_in(given["tree"])) != sequences_in(given["tree"]):
         told = f"{given['batch_size']} disagrees with tree, which holds {sequences_in(given['tree'])} sequences"
         yield Finding(("batch_size",), f"{told}; leave it out")

@@ -1,4 +1,4 @@
-"""The figure of speed-ups: ChunkAttn over each implementation, against the shared part of the prompt, with the paper's
+"""Figure of ChunkAttn's speed-up over each implementation, against the shared part of the prompt, with the paper's
 values.
 """
 
@@ -33,7 +33,9 @@ _DOUBLED = 8
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each combination of the other axes; None if nothing was measured beside the baseline."""
+    """Draw one panel for each combination of the other axes. Returns None if no implementation was measured beside the
+    baseline.
+    """
     all_panels = panels(report)
     if not any(panel.here for panel in all_panels):
         return None

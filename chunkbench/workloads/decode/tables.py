@@ -35,7 +35,7 @@ BANDWIDTH_LEGEND = (
 
 
 def token_rate_table(view: View) -> Table:
-    """A table with a row per point and a column per implementation: thousands of tokens/s of the kernel alone."""
+    """A table of thousands of tokens/s of the kernel alone, with a row for each point."""
 
     def cell(_: Group, row: Row | None) -> Cell:
         return measured(row, significant((row.derived.token_rate or 0.0) / 1e3)) if row is not None else ABSENT
@@ -44,13 +44,13 @@ def token_rate_table(view: View) -> Table:
 
 
 def latency_table(view: View, essential: bool = True) -> Table:
-    """A table with a row per point and a column per implementation: µs per decode step. The fastest is marked."""
+    """A table of µs per decode step, with a row for each point. The fastest implementation is marked."""
     return view.by_implementation("Latency per decode step, microseconds", latency, essential)
 
 
 def ratio_table(view: View) -> Table | None:
-    """A row of ratios for each point: latency over the baseline's latency, measured here and, below it, in the paper.
-    None without a baseline.
+    """A table of latencies over the baseline's latency. The paper's ratio is below the measured one. None without a
+    baseline.
     """
     others = [implementation for implementation in view.columns.ids if implementation != view.baseline]
     if view.baseline not in view.columns.labels or not others:
@@ -67,7 +67,7 @@ def ratio_table(view: View) -> Table | None:
 
 
 def detail_table(view: View) -> Table:
-    """Details of the baseline and the strongest other at every point: whole step, memory, shares of the machine's
+    """A table of the baseline and the strongest other at every point: whole step, memory, shares of the machine's
     limits.
     """
 
@@ -91,7 +91,7 @@ def detail_table(view: View) -> Table:
 
 
 def expectation_table(view: View) -> Table:
-    """One row for each expectation of the experiment, with the number of points that have each verdict."""
+    """A table with a row for each expectation of the experiment. It counts the points that have each verdict."""
 
     def terms(outcome: ExpectationOutcome) -> tuple[object, ...]:
         return (outcome.implementation, outcome.metric, outcome.against, outcome.bar, outcome.aim)

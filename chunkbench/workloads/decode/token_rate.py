@@ -31,12 +31,11 @@ from chunkbench.workloads.decode.curves import Curve, Panel, Spot, by_x
 
 
 def x_axis(report: Report) -> str:
-    """n_c if it varies, else the batch size."""
     return "n_c" if "n_c" in report.varying else "batch_size"
 
 
 def panels(report: Report, paper: str | None) -> list[Panel]:
-    """Curves in thousands of tokens per second, a panel for each combination of the axes that are not on the x-axis."""
+    """A panel for each combination of the axes that are not on the x-axis, in thousands of tokens per second."""
     axis = x_axis(report)
     drawn = by_values(report.groups, [other for other in report.varying if other != axis])
     candidates = [Panel(title, _curves(groups, axis, report.columns, paper)) for title, groups in drawn.items()]

@@ -1,4 +1,6 @@
-"""Kind of work `memory`: bytes of K and V that implementations hold. Nothing is timed (section 3.1 of the paper)."""
+"""Kind of work `memory`: counts the bytes of K and V that implementations hold, without timing (section 3.1 of the
+paper).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
-    """Fills sessions one by one and records the bytes that each session reports. The bytes depend on n_c, so each point
-    has a pass of its own.
-    """
+    """Fills sessions one by one and records the bytes that each session reports."""
 
     name = "memory"
     summary = "bytes of K/V, not timed"

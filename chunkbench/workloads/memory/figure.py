@@ -31,7 +31,9 @@ _GREY = "#777777"
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each of n_s, b and n_p that varies, then savings and empty slots; None if no bytes are known."""
+    """Draw bytes along each of n_s, batch size and n_p that varies, then savings and empty slots. Returns None if no
+    bytes are known.
+    """
     sized = [group for group in report.groups if any(row.kv_bytes for row in group.rows.values())]
     swept = [(axis, groups) for axis in _AXES if len(groups := _along(sized, axis, report.varying)) > 1]
     savings = [(group, saved) for group in sized if (saved := saving_of(group)) is not None and saved.empty is not None]

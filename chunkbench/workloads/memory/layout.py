@@ -28,7 +28,6 @@ _UNTIMED = "nothing was timed; every implementation was checked against float64 
 
 
 def body(view: View) -> Body:
-    """Headline, tables and legend of a run."""
     savings = [saved for group in view.groups if (saved := saving_of(group)) is not None]
     held = view.by_implementation("K/V held at the end of the completions, MB", _cell)
     return Body(_headline(savings), (held, _savings(view)), legend=_LEGEND, timing=_UNTIMED)

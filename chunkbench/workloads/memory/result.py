@@ -1,5 +1,5 @@
-"""Results of kind `memory`: K/V that implementations hold, savings of a shared prefix, and empty slots of chunks
-(section 3.1 of the paper).
+"""Results of kind `memory`: bytes of K/V, saving by shared prefixes, and empty slots of chunks (section 3.1 of the
+paper).
 """
 
 from __future__ import annotations
@@ -16,36 +16,33 @@ class MemoryResult(AttentionPoint, SessionResult):
 
 
 CONTIGUOUS, PAKV = "naive", "chunk_attn"
-"""The implementation that holds each sequence in one contiguous piece, and the implementation that holds shared chunks
-once.
-"""
+"""`CONTIGUOUS` holds each sequence in one contiguous piece. `PAKV` holds shared chunks once."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The saving of memory at one point, after the last decode step. Ratios are memory without sharing over memory with
+    """The saving of memory at one point, after the last decode step. Savings are bytes without sharing over bytes with
     sharing.
     """
 
     ratio: float
     """r = n_s / (n_p + n_c)."""
     measured: float | None
-    """Bytes of the contiguous cache over bytes of the prefix-aware cache; None unless both were measured."""
+    """Bytes of the contiguous cache over bytes of the prefix-aware cache. None unless both were measured."""
     at_batch: float
-    """The value of `measured` if each shared token were held exactly once, with the point's numbers of sequences and
-    prompts.
-    """
+    """The saving if each shared token were held exactly once, for the point's sequences and prompts."""
     limit: float
-    """1 / (1 - r): the limit of `at_batch` for many sequences."""
+    """1 / (1 - r), which `at_batch` approaches for many sequences."""
     empty: float | None
-    """Share of empty slots: slots of the cache's chunks that hold no token, over the tokens of all sequences."""
+    """Slots of chunks that hold no token, over the tokens of all sequences."""
     bound: float
-    """(c - 1) / n, the upper bound of `empty`: a sequence fills all its chunks except the last."""
+    """(c - 1) / n, the upper bound of `empty` for chunks of c tokens: a sequence fills all its chunks except the last.
+    """
 
 
 def saving(contiguous: DecodeResult | MemoryResult | None, cache: DecodeResult | MemoryResult) -> Saving | None:
-    """The saving of `cache` over `contiguous`; None for prompts of different lengths and for trees, which have no
-    single r.
+    """The saving of `cache` over `contiguous`. None for trees and for prompts of different lengths, because they have
+    no single r.
     """
     n_p, n_s, b = cache.n_p, cache.n_s, cache.batch_size
     if not isinstance(n_p, int) or n_s is None:

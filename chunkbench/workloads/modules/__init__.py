@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesResult, "ModulesInputs"]):
-    """Times modules of a decoder layer, which take hidden states. Each computes another result; only self-attention
-    keeps K and V.
+    """Times modules of a decoder layer. Every module takes hidden states and computes a result of its own. Only
+    self-attention keeps K and V.
     """
 
     name = "modules"
@@ -36,11 +36,9 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         return implementation
 
     def weight(self, point: ModulesPoint, seed: int) -> int:
-        """Relative cost of a point: bytes of K/V of all sequences, plus a constant."""
         return point.batch_size * (point.n_p + point.n_c) * point.layer_token_bytes + (1 << 24)
 
     def needs(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Bytes of weights and intermediate results, or of K and V."""
         from chunkbench.bench.runner import memory_guard
 
         columns = _columns(point.model, implementation)
@@ -50,7 +48,6 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         return int(rows * columns * point.element_bytes * memory_guard.SLACK)
 
     def touched(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Distinct bytes that a call reads: weights, or K and V."""
         from chunkbench.bench.runner import memory_guard
 
         columns = _columns(point.model, implementation)
@@ -64,7 +61,6 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
     def amounts(
         self, point: ModulesPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """Bytes and FLOPs of each step, computed from the shapes; equal for all steps."""
         from chunkbench.workloads.modules.layer_costs import MODULES as COSTS
 
         cost = COSTS[implementation](point.model, point.batch_size, point.n_p, point.element_bytes)
@@ -72,13 +68,11 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         return Amounts(moved, moved, computed)
 
     def inputs(self, point: ModulesPoint, seed: int) -> ModulesInputs:
-        """Hidden states and weights; for self-attention also K and V."""
         from chunkbench.workloads.modules.inputs import ModulesInputs
 
         return ModulesInputs(point.layer, seed)
 
     def check(self, inputs: ModulesInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """A check that compares the module's output with float64."""
         from chunkbench.workloads.modules.checks import make_module_check
 
         return make_module_check(inputs, implementation, nonce)

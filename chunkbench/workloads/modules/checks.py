@@ -16,8 +16,8 @@ _ROWS = 1024
 
 
 def make_module_check(inputs: ModulesInputs, module: str, nonce: int) -> Check:
-    """Make a check that compares `module` with float64 on hidden states of its own; `nonce` selects the compared
-    sequences and columns.
+    """Make a check that compares `module` with float64 on new hidden states. `nonce` selects the compared sequences and
+    columns.
     """
     if module == "self_attention":
         return make_check(inputs, 1, nonce)

@@ -1,7 +1,7 @@
 """The modules of a decoder layer that the paper's Table 1 compares, computed by PyTorch's matrix products.
 
-They are measured like implementations, but each computes a different result: `decode` takes hidden states `[b, width]`,
-a module reads as many leading columns as its input is wide, and its output has a shape of its own.
+`decode` takes hidden states `[b, width]`. A module reads its leading columns, as many as its input is wide. Each module
+has another result, so shapes of outputs differ.
 """
 
 from __future__ import annotations

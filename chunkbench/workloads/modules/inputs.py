@@ -23,6 +23,6 @@ class ModulesInputs(PooledInputs):
         return super().out_shape(implementation)
 
     def queries(self, *purpose: int) -> torch.Tensor:
-        """Fresh hidden states `[b, width]`; a module reads as many leading columns as its input is wide."""
+        """Fresh hidden states `[b, width]`. A module reads as many leading columns as its input is wide."""
         point = self.point
         return self.draw_rows(max(point.heads * point.head_dim, self.shape.hidden_size), *purpose)

@@ -1,9 +1,10 @@
-"""FLOPs and bytes of the modules of a decoder layer while it decodes one token (the paper's Table 1), from the shapes.
+"""FLOPs and bytes of the modules of a decoder layer while it decodes one token, computed from shapes (the paper's Table
+1).
 
 Counting rules: a multiply-add is two FLOPs. Every matrix is read once. Input and output of every product count once.
-Attention moves K and V, queries, output, and the scores of the context, which are written and read. Left out:
-element-wise work (softmax, activation, rotary positions), the new token's own score, biases, norms and the output
-projection. These rules reproduce every printed digit of the table.
+Attention moves K, V, queries and output. It also writes and reads the scores of the context. Left out: element-wise
+work (softmax, activation, rotary positions), the new token's own score, biases, norms and the output projection. These
+rules reproduce every printed digit of the table.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ FIGURES: Mapping[str, Callable[[Cost], float]] = {
     "bytes": lambda cost: cost.bytes / 1e6,
     "arithmetic_intensity": lambda cost: cost.intensity,
 }
-"""Figures of a module that follow from the shapes, in the units of the paper's Table 1."""
+"""Name of a column of the paper's Table 1 -> its value, in the table's unit."""
 
 
 def qkv_projection(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
-    """One product with the matrices of Q, K and V side by side; the cost does not depend on the context."""
+    """One product with the matrices of Q, K and V side by side. The cost does not depend on the context."""
     del context
     columns = shape.qkv_size
     weights = shape.hidden_size * columns
@@ -46,7 +47,7 @@ def qkv_projection(shape: LlamaShape, batch_size: int, context: int, element_byt
 
 
 def self_attention(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
-    """Attention of one new token per sequence over itself and `context` earlier tokens; no K/V is shared."""
+    """Attention of one new token per sequence over itself and `context` earlier tokens. No K/V is shared."""
     tokens, width = context + 1, shape.num_attention_heads * shape.head_dim
     keys_and_values = 2 * tokens * shape.num_key_value_heads * shape.head_dim
     scores = 2 * context * shape.num_attention_heads
@@ -55,7 +56,7 @@ def self_attention(shape: LlamaShape, batch_size: int, context: int, element_byt
 
 
 def mlp(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
-    """Gate, up and down projection; the cost does not depend on the context."""
+    """Gate, up and down projection. The cost does not depend on the context."""
     del context
     weights = 3 * shape.hidden_size * shape.intermediate_size
     activations = 3 * (shape.hidden_size + shape.intermediate_size)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PAPER_MODEL, _PAPER_CONTEXT = "llama2-7b", 2048
 _ELEMENT_BYTES = 2
-"""Bytes of an element in the computed costs: 2 as in the paper, whatever dtype was measured."""
+"""Bytes of an element in the computed costs. The paper uses 2, so the measured dtype does not matter."""
 _TITLES = {"flops": "FLOPs, 1e6", "bytes": "bytes, 1e6", "arithmetic_intensity": "FLOP per byte"}
 _LEGEND = (
     "counted: a multiply-add is two FLOPs; weights, inputs and outputs of every product are moved once; attention "
@@ -36,7 +36,6 @@ _LEGEND = (
 
 
 def body(view: View) -> Body:
-    """Headline, table of computed costs, table of measured times, and legend of a run."""
     figures = _figures(view)
     return Body(_headline(view, figures), (_analytic(view, figures), _measured(view)), legend=_LEGEND)
 
@@ -50,7 +49,7 @@ class _Computed:
     place: tuple[str, str, str]
     """Model, context and batch size."""
     first: bool
-    """Whether this is the first figure of its combination; only the first line names the combination."""
+    """Whether this line is the first with its model, context and batch size. Only the first line shows them."""
     title: str
     computed: Mapping[str, str]
     printed: Mapping[str, str]

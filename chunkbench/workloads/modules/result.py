@@ -12,13 +12,13 @@ from chunkbench.llama import LlamaShape
 
 
 class LayerPoint(AttentionPoint):
-    """The attention of a decoder layer as a point of decode attention, with the model that has the layer."""
+    """The attention of one decoder layer of `model`, as a point of decode attention."""
 
     model: LlamaShape
 
 
 class ModulesPoint(ModelPoint, SessionPoint):
-    """The modules of a decoder layer, for `batch_size` sequences of n_p tokens that share nothing. A round has n_c
+    """The modules of a decoder layer, for `batch_size` sequences of n_p tokens without shared prefixes. A round has n_c
     calls.
     """
 
@@ -28,7 +28,6 @@ class ModulesPoint(ModelPoint, SessionPoint):
 
     @property
     def layer(self) -> LayerPoint:
-        """The layer's attention, as a point of decode attention."""
         values = {name: value for name, value in self.as_json().items() if name in LayerPoint.model_fields}
         return LayerPoint.model_validate(values)
 

@@ -1,4 +1,4 @@
-"""Experiments on the modules of a decoder layer: `model` names the layer's model and gives heads and head sizes."""
+"""Experiments on the modules of a decoder layer. The key `model` gives the numbers and sizes of the layer's heads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kind of work `replay`: requests through cache managers on a virtual clock, for memory, cache hits and latency.
-Nothing is measured.
+"""Kind of work `replay`: simulates cache managers that serve requests, on a virtual clock. It computes memory, cache
+hits and latency.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
-    """Compares cache managers in replays: all get the same requests, scheduler and memory."""
+    """Compares cache managers in replays. All managers get the same requests, scheduler and memory."""
 
     name = "replay"
     summary = "requests through cache managers, on a virtual clock"
@@ -33,8 +33,8 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         return MANAGERS
 
     def weight(self, point: ReplayPoint, seed: int) -> int:
-        """Relative cost of a point: the tokens of an answer; 1 for traffic whose answers differ in length, because
-        traces are read later.
+        """Relative cost of a point: tokens of an answer. Traffic with answers of different lengths counts 1, because
+        its trace is not read yet.
         """
         return point.n_c or 1
 
@@ -57,7 +57,6 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         return describe(experiment, target)
 
     def estimate(self, experiment: ReplayExperiment, target: Target) -> str:
-        """Say the budget, as an upper limit: a replay ends when its requests are answered."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"at most its budget of {words_of(experiment.budget_s)}"

@@ -1,4 +1,4 @@
-"""Figure of replays: a panel for each question that the run's axes can answer."""
+"""Figure of replays: latency, cache hits and use of memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from chunkbench.workloads.replay.result import ReplayResult
 
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
-"""The figure shows how memory is used only if a manager uses a smaller share of its memory than this."""
+"""The panel on the use of memory is drawn only if a manager uses less than this share of its memory."""
 _KINDS = (
     ("used", "#4c72b0", "holds tokens"),
     ("reserved", "#dd8452", "reserved"),
@@ -42,8 +42,8 @@ _KINDS = (
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw latency against rate and block size, hits against memory and order of the queue, memory by kind, and memory
-    saved by sharing answers. None without any panel.
+    """Draw the panels that the run's axes allow: latency, cache hits, use of memory, and memory saved by sharing
+    answers. Returns None without any panel.
     """
     columns = report.columns
     latencies = [*_latencies(report), *_latencies_by_block(report)]

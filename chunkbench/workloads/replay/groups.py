@@ -25,18 +25,20 @@ class _Group:
     known: int
     """Tokens of prompt and answer that were known when the request was allocated."""
     sequences: list[int]
-    """Ids of the request's sequences: one until the whole prompt has slots, then one for each answer."""
+    """Ids of the request's sequences. There is one until the whole prompt has slots, then one for each answer."""
     decodes: bool = False
 
 
 class AnswerGroups(ReplayedManager):
-    """A cache manager for requests that have `width` answers of one length to one prompt. It treats a request as a
+    """A cache manager for requests that have `width` answers of one length to one prompt. Callers see a request as one
     sequence.
 
-    Parallel sampling: the answers go on independently. Beam search: after each token, each of the `width` new beams
-    continues a parent that is drawn from all beams with equal chances, by `seed`; beams that no new beam continues are
-    freed. Real beams follow the model's scores, which no trace has. After a preemption the answers share only the
-    prompt. So a request never fits if the memory cannot hold its answers while they share only the prompt.
+    Parallel sampling: each answer grows independently. Beam search: after each token, each of the `width` new beams
+    continues a randomly drawn beam. Each beam has an equal chance. Beams that no new beam continues are freed. Real
+    beams follow the model's scores, but traces have no scores.
+
+    After a preemption, the answers share only the prompt. So a request never fits if the memory cannot hold its answers
+    in that state.
     """
 
     _live: LiveSequences[_Group]
@@ -58,8 +60,8 @@ class AnswerGroups(ReplayedManager):
 
     @property
     def prompt_share(self) -> float:
-        """Share of the used memory that holds prompts while answers are decoded, over all steps. A prompt counts once,
-        even if each answer has a copy.
+        """Share of the used memory that holds prompts, over all steps that decode answers. A prompt counts once, even
+        if each answer has a copy.
         """
         return self._prompt_tokens / self._used_tokens if self._used_tokens else 0.0
 

@@ -1,4 +1,4 @@
-"""Computes one replay in a process: requests, manager, scheduler, and the figures that are kept."""
+"""Computes one replay in a process, and the numbers that a result keeps."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ReplayJob:
     manager: str
     point: ReplayPoint
     named: str
-    """Text that seeds the requests."""
+    """Text that serves as the random seed of the requests."""
     seed: int
     """Number of the arrival seed."""
     requests: int
     longest: int | None
     prompt_budget: int
     truncate: int | None
-    """Keep only this number of a prompt's last tokens; None: keep all."""
+    """Number of a prompt's last tokens to keep. None keeps all."""
     step_time: StepTime
 
 
@@ -46,13 +46,14 @@ class Answered:
     """The output of one replay."""
 
     normalized_s: float | None
-    """Mean over the requests of (last token - due) / tokens, in seconds; None if no request was answered."""
+    """Mean over requests of (seconds from due time to last token) / (answer tokens). None if no request was answered.
+    """
     requests_per_s: float | None
     capacity: int
     block_tokens: int
     replay: ReplaySeed | None
     reason: str = ""
-    """Why the point is impossible, or why its first refused request never fits; empty if neither."""
+    """Why the point is impossible, or why its first refused request never fits. Otherwise empty."""
 
 
 def compute(job: ReplayJob) -> Answered:
@@ -98,7 +99,7 @@ def _not_one_at_a_time(point: ReplayPoint) -> str:
 
 
 _read_once = lru_cache(maxsize=2)(read_replayed)
-"""Read a trace once for all managers of a point, which replay the same requests."""
+"""Read a trace. The result is cached, because all managers of a point replay the same requests."""
 
 
 def requests_of(
@@ -133,7 +134,7 @@ def requests_of(
 
 
 def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:
-    """The memory of a point. If the point names no size: enough for all requests at once."""
+    """The memory of a point. A point that names no size gets room for all requests at once."""
     most = longest or max(request.text.total for request in requests)
     answers = point.samples or point.beams or 1
     return Memory(
@@ -146,7 +147,9 @@ def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: in
 
 
 def slots_of(requests: Sequence[ReplayRequest], block: int, longest: int) -> int:
-    """Slots for all requests at once, in whole blocks; at least eight contiguous pieces for the longest sequence."""
+    """Slots for all requests at once, in whole blocks. There are at least eight contiguous pieces for the longest
+    sequence.
+    """
     blocks = sum(-(-request.text.total // block) * block for request in requests)
     return max(blocks, 8 << longest.bit_length())
 

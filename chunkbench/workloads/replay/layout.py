@@ -1,4 +1,4 @@
-"""The report of replays: latencies, memory by kind, hits and what was computed, beside the paper's Table 4."""
+"""The report of replays: latencies, use of memory, cache hits and computed tokens, beside the paper's Table 4."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ _ANSWERS = (
 
 
 def body(view: View) -> Body:
-    """Headline, tables and legend of a run."""
     answers = any(group.axes["samples"] or group.axes["beams"] for group in view.groups)
     tables = (*_sustained(view), _latency(view), _memory(view), _computed(view))
     return Body(
@@ -96,7 +95,7 @@ def _sustained_of_lengths(view: View) -> list[Table]:
 
 
 _SAME = ("traffic", "samples", "beams", "n_s", "prompts", "memory", "schedule", "batch_size", "block_size")
-"""Axes whose values are equal for all rates of one line of `_sustained_of_traffic`."""
+"""Axes that are equal in one comparison of rates."""
 
 
 def _sustained_of_traffic(view: View) -> list[Table]:

@@ -32,8 +32,7 @@ from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps,
 
 _POLL_S = 0.2
 PAPER_HOST_S = 0.004
-"""Seconds of each step outside of the kernels that the paper prints. With this fitted value, replays come closest to
-Table 4.
+"""Fitted seconds per step outside the kernels that the paper times. With this value, replays come closest to Table 4.
 """
 
 
@@ -94,7 +93,6 @@ class ReplayMeasurer:
         return WithSwaps(time, token_bytes(point) / rate, words)
 
     def close(self) -> None:
-        """End the worker processes."""
         if self._pool is not None:
             for process in list(cast("dict[int, Any]", self._pool._processes).values()):
                 process.kill()

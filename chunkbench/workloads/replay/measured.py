@@ -80,11 +80,12 @@ def served_steps(
 ) -> list[TimedStep]:
     """Shapes of the steps of one measurement, with the seconds that each took.
 
-    The server recorded each step's time, batch, prompt tokens and seconds (`every_step` of the facts). The rest follows
-    under these assumptions: prompts were computed in the order in which they were sent, each decoding sequence got one
-    token in each step, and the first token of an answer came from the step that ended its prompt. `shared`: leading
-    tokens that the cache holds once for all requests. Raises ValueError if the resulting batches are not those that the
-    server recorded, for example after a preemption.
+    The server recorded each step's time, batch, prompt tokens and seconds (`every_step` of the facts). Three
+    assumptions give the rest. Prompts were computed in the order in which they were sent. Each decoding sequence got
+    one token in each step. The first token of an answer came from the step that ended its prompt.
+
+    `shared` is the number of leading tokens that the cache holds once for all requests. Raises ValueError if the
+    computed batches differ from the recorded ones, for example after a preemption.
     """
     waiting = deque(sorted(requests, key=lambda request: request.sent))
     live: list[_Live] = []
@@ -159,8 +160,8 @@ TimedStep = tuple[StepShape, float]
 class FittedStepTime:
     """Seconds of a step: a constant, plus a time for each decoding sequence, prompt token and token read.
 
-    The fit holds for the measured machine, model and server, and for steps like the measured ones. The attention of
-    prompts (`prompt_reads`) is not a column: on recorded steps it did not improve the prediction of other steps.
+    The fit holds for the measured machine, model and server, and for similar steps. The attention of prompts
+    (`prompt_reads`) is left out, because it did not improve the prediction of other recorded steps.
     """
 
     constant_s: float
@@ -169,22 +170,22 @@ class FittedStepTime:
     prompt_token_s: float
     """Seconds for each prompt token that is computed."""
     read_once_s: float
-    """Seconds for each token that decoding reads; a shared token counts once."""
+    """Seconds for each token that decoding reads. A shared token counts once."""
     read_again_s: float
     """Seconds for each further sequence that reads a shared token."""
     steps: int
     """Number of steps that the fit used."""
     median_error: float
-    """Median error of the predicted times of these steps, as a share of the measured time."""
+    """Median error of the predicted times of these steps, over the measured times."""
     p95_error: float
-    """95th percentile of the errors of the predicted times of these steps, as a share of the measured time."""
+    """95th percentile of the errors of the predicted times of these steps, over the measured times."""
 
     @classmethod
     def fit(cls, rows: Sequence[TimedStep]) -> FittedStepTime:
-        """Fit to measured steps by least squares of the error in seconds, without negative coefficients.
+        """Fit to measured steps by least squares of the error in seconds. No coefficient is negative.
 
-        Relative errors are not used: long steps would then count less, and the sum of the predicted times would come
-        out too small, but a replay adds up times. Raises ValueError for fewer than 10 steps.
+        Relative errors would give long steps less weight. The sum of the predicted times, which a replay needs, would
+        then be too small. Raises ValueError for fewer than 10 steps.
         """
         if len(rows) < 10:
             raise ValueError(f"{len(rows)} steps are too few to fit step times to; 10 are the least")

@@ -23,7 +23,6 @@ class Memory:
     """The memory that a manager gets."""
 
     slots: int
-    """Token slots."""
     block_size: int
     """Tokens of a block of the paged managers."""
     chunk_size: int
@@ -45,10 +44,9 @@ class ManagerKind:
 
     label: str
     make: Callable[[Memory], AccountedManager]
-    """Build an empty manager with this memory."""
     style: Style
     kernel: PaperSystem = "paged_attn"
-    """The system whose decode attention sets the step times, if `step_time` is `paper`."""
+    """The system of the paper whose decode attention gives the step times with `step_time: paper`."""
     swaps: bool = False
     """Whether preempted sequences are swapped to host memory instead of computed again."""
     one_at_a_time: bool = False
@@ -56,7 +54,6 @@ class ManagerKind:
     compiles = False
 
     def availability(self, device: str) -> Answer:
-        """Yes: a replay needs only a CPU."""
         return YES
 
 
@@ -214,7 +211,6 @@ KINDS: Mapping[str, ManagerKind] = {
         kernel="chunk_attn",
     ),
 }
-"""Name in experiments -> manager, in the order in which they are listed."""
 
 MANAGERS: Registry[ManagerKind] = Registry(KINDS)
 """The managers that experiments of `kind: replay` can name."""

@@ -15,8 +15,8 @@ from chunkbench.workloads.replay.measured import non_negative
 from chunkbench.workloads.replay.step_time import StepShape
 
 PaperSystem = Literal["paged_attn", "paged_attn_star", "chunk_attn"]
-"""Columns of Table 3. PagedAttn reads shared tokens like private ones; PagedAttn* has shared tokens in memory once, but
-every sequence reads them; ChunkAttn reads shared tokens once for all sequences.
+"""Columns of Table 3. PagedAttn reads shared tokens like private ones. PagedAttn* holds shared tokens once, but every
+sequence reads them. ChunkAttn reads shared tokens once for all sequences.
 """
 
 TABLE_3_BATCH = 32
@@ -26,8 +26,9 @@ TABLE_3_ANSWER = 32.5
 PEAK_FLOPS = 312e12
 """FLOP/s of an A100's tensor cores with 16-bit numbers, from NVIDIA's data sheet."""
 SHARE_OF_PEAK = 0.6
-"""Share of the peak that products of many rows and the attention of prompts are assumed to reach. Table 1 ends at 64
-rows, where reading the weights sets the time: its 66 and 80 TFLOP/s would make prompts more than twice as slow.
+"""Assumed share of the peak for products of many rows and for the attention of prompts.
+
+Table 1 cannot give this share. It ends at 64 rows, where the time to read the weights dominates.
 """
 
 VOCABULARY = 32_000
@@ -45,13 +46,18 @@ _LOGITS_OF_MLP = _HIDDEN * VOCABULARY / _MLP_WEIGHTS
 class PaperA100:
     """Step times of Llama2-7B with 32 layers and 16-bit numbers on one A100.
 
-    Printed: times of the QKV projection and the MLP at 1, 32 and 64 rows (Table 1; interpolated linearly), and of
-    decode attention with 32 sequences (Table 3). Fitted: microseconds per token that attention reads for the first
-    time, and per further sequence that reads the token (`attention_fit`). Assumed: attention takes these times at other
-    batch sizes too; the output projection takes a third of QKV's time, and the logits 0.97 of an MLP's, in proportion
-    to their weights; above 64 rows, products take the time of 64 rows or the time of their FLOPs at `SHARE_OF_PEAK`,
-    whichever is longer; attention of prompts takes the time of its FLOPs. Left out, because the paper prints nothing:
-    norms, rotary positions, sampling, and all time of the host, which `host_s` can add to each step.
+    Printed: times of the QKV projection and the MLP at 1, 32 and 64 rows (Table 1), and of decode attention with 32
+    sequences (Table 3). Between 1, 32 and 64 rows, times are interpolated linearly.
+
+    Fitted: microseconds for the first read of a token by attention, and for each further sequence that reads the token
+    (`attention_fit`).
+
+    Assumed: attention takes these times at other batch sizes too. The output projection takes a third of QKV's time,
+    and the logits 0.97 of an MLP's, in proportion to their weights. Above 64 rows, products take the time of their
+    FLOPs at `SHARE_OF_PEAK`, but at least the time of 64 rows. Attention of prompts takes the time of its FLOPs.
+
+    Left out, because the paper prints nothing: norms, rotary positions, sampling, and the time of the host. `host_s`
+    can add the host's time to each step.
     """
 
     system: PaperSystem
@@ -98,18 +104,16 @@ class AttentionFit(NamedTuple):
     again: float
     """Microseconds for each further sequence that reads the token."""
     largest_error: float
-    """Largest relative error over the rows of Table 3. For PagedAttn* and ChunkAttn it is at the row with n_p = n_s =
-    1024.
-    """
+    """Largest relative error over the rows of Table 3."""
 
 
 @cache
 def attention_fit(system: PaperSystem) -> AttentionFit:
     """Fit decode attention to the 12 rows of Table 3 by least squares of relative errors.
 
-    A constant term was tried and comes out as zero. All rows have 32 sequences, so Table 3 alone gives only the sum of
-    one first and 31 further reads of a shared token. Assumed: the first read of a shared token costs as much as that of
-    a private token. ChunkAttn's token rate then grows by a factor of 1.31 from 16 to 96 sequences. The paper's Figure 4
+    There is no constant term, because its fitted value was zero. All rows have 32 sequences, so Table 3 cannot separate
+    the first read of a shared token from the 31 further reads. Assumed: the first read costs as much as that of a
+    private token. ChunkAttn's token rate then grows by a factor of 1.31 from 16 to 96 sequences. The paper's Figure 4
     says 1.45, but its times disagree with Table 3.
     """
     rows = [(n_p, n_s, us) for (n_p, n_s, column), us in table3().items() if column == system]
@@ -147,11 +151,11 @@ PARAMETERS = 13e9
 
 @dataclass(frozen=True)
 class Opt13bA100:
-    """Step times of OPT-13B: a constant plus a time per decoding sequence, fitted so that paged memory has the mean
-    batches of Figure 13.
+    """Step times of OPT-13B: a constant plus a time per decoding sequence. They are fitted to the mean batches of paged
+    memory in Figure 13.
 
     On average a request takes part in as many steps as its answer has tokens. So batch = rate * answer * time of a
-    step. Assumed: all requests are served at the rates of Figure 13, and prompts take the time of their FLOPs, 2 per
+    step. Assumed: all requests are served at the rates of Figure 13. Prompts take the time of their FLOPs, 2 per
     parameter and token, at `SHARE_OF_PEAK`. The paper prints no step times. The batches of other systems are not
     fitted.
     """

@@ -1,4 +1,4 @@
-"""Printed figures of cache managers that reports show beside replays, and the rates that managers sustain."""
+"""Values that papers print for cache managers, and the rates that managers sustain."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REPLAYED_AS = {"wmt16": "alpaca"}
 
 
 def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
-    """Sustained rate divided by that of an allocator that knows all lengths, as the PagedAttention paper states it;
-    None if it states no such ratio.
+    """Sustained rate over that of an allocator that knows all lengths, from the PagedAttention paper. None if the paper
+    states no such ratio.
     """
     low, high, one = (
         stated_by_paged_attention(axes, manager, f"rate_over_exact{end}") for end in ("_low", "_high", "")
@@ -30,8 +30,8 @@ def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
 
 
 def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: str) -> float | None:
-    """The PagedAttention paper's value for a system with this manager, in its setup of 12 GB beside OPT-13B. None if
-    the paper prints no value.
+    """The PagedAttention paper's value for a system with this manager, with 12 GB beside OPT-13B. None if the paper
+    prints no value.
     """
     if (str(axes["model"]), axes["memory"]) != PAGED_ATTENTION_SETUP:
         return None
@@ -44,7 +44,9 @@ def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: s
 
 
 def printed(group: Group, row: Row, column: str) -> str | None:
-    """The paper's Table 4 for the system with this manager at this point; None if the table has no such row."""
+    """The value in the paper's Table 4 for the system with this manager at this point. None if the table has no such
+    row.
+    """
     axes = group.axes
     known = table4().get((axes["n_p"], axes["n_s"], SYSTEMS.get(row.facts.implementation, "")))
     if known is None or axes["rate"] is None or axes["batch_size"] != 32:
@@ -54,14 +56,17 @@ def printed(group: Group, row: Row, column: str) -> str | None:
 
 
 OBJECTIVE_S = 0.1
-"""Seconds per token up to which a rate of generated or recorded traffic counts as sustained. This is our choice: the
-PagedAttention paper compares rates at similar latencies, on axes up to 1 s. Below 0.1 s requests begin to wait; far
-above, rates depend on how long the traffic lasts.
+"""A rate of generated or recorded traffic is sustained up to this number of seconds per token.
+
+The value is our choice. The PagedAttention paper compares rates at similar latencies, on axes up to 1 s. At 0.1 s some
+requests already wait. At much longer latencies, the rate depends on how long the traffic lasts.
 """
 
 
 def rates_by_seed(rows: Sequence[Row], objective_s: float) -> list[SustainedRate | None]:
-    """Sustained requests per second of each arrival seed, from rows of one manager that differ only in the rate."""
+    """Sustained requests per second of each arrival seed. The rows must belong to one manager and differ only in the
+    rate.
+    """
     facts = [row.facts for row in rows if isinstance(row.facts, ReplayResult) and row.facts.rate is not None]
     seeds = min((len(one.us_per_token) for one in facts), default=0)
     return [
@@ -71,7 +76,9 @@ def rates_by_seed(rows: Sequence[Row], objective_s: float) -> list[SustainedRate
 
 
 def rate_ratios(rows: Sequence[Row], base_rows: Sequence[Row], objective_s: float) -> list[float]:
-    """Sustained rate over that of another manager for each arrival seed, if neither rate is only a lower bound."""
+    """Sustained rate over that of another manager, for each arrival seed. Seeds at which a rate is only a lower bound
+    are left out.
+    """
     pairs = zip(rates_by_seed(rows, objective_s), rates_by_seed(base_rows, objective_s), strict=False)
     return [
         rate.per_s / base.per_s for rate, base in pairs if rate and base and not rate.at_least and not base.at_least

@@ -1,4 +1,4 @@
-"""Results of replays: facts about a cache manager at a point. None of them is measured."""
+"""Results of replays. They are computed, not measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chunkbench.llama import SHAPES, LlamaShape
 
 
 class ReplayPoint(RequestPoint):
-    """Requests through a cache manager. If `traffic` sets the lengths, n_p and n_c are None."""
+    """A replay of requests with a cache manager. If `traffic` sets the lengths, n_p and n_c are None."""
 
     model: LlamaShape = SHAPES["llama2-7b"]
     n_p: Count | None = None
@@ -59,7 +59,7 @@ class MemoryMoment(NamedTuple):
     evictable: Count
     free: Count
     covered: Count
-    """Sum of the tokens of all live sequences; shared tokens count for each sequence."""
+    """Sum of the tokens of all live sequences. Shared tokens count for each sequence."""
 
 
 class ReplaySeed(Facts):
@@ -74,12 +74,13 @@ class ReplaySeed(Facts):
     cached_tokens: Count
     """Prompt tokens of answered requests that were found in the cache when the request was first admitted."""
     distinct_tokens: Count
-    """Distinct tokens of the answered requests' prompts: equal whole blocks count once, blocks that answers wrote do
-    not count. This is the least that any order computes.
+    """Distinct prompt tokens of the answered requests: equal whole blocks count once, and blocks of answers do not
+    count. No order of the requests computes fewer tokens.
     """
     computed_tokens: Count
-    """Tokens that were computed as prompts. After a preemption, the tokens that are computed again count again, those
-    of the answer included."""
+    """Tokens that were computed as prompts. Prompt and answer tokens that are computed again after a preemption count
+    again.
+    """
     preemptions: Count
     evicted_blocks: Count
     steps: Count
@@ -88,10 +89,10 @@ class ReplaySeed(Facts):
     """Largest number of token slots that live sequences had, in whole blocks."""
     peak_batch: Count
     mean_batch: NonNegativeFloat = 0.0
-    """Requests in a step, mean over the time until the last request is due."""
+    """Mean number of requests in a step, over the time until the last request is due."""
     prompt_share: NonNegativeFloat | None = None
-    """Share of the used memory that holds prompts, each counted once, while answers are decoded, over all steps. None
-    if requests have one answer.
+    """Share of the used memory that holds prompts, over all steps that decode answers. A prompt counts once. None if
+    requests have one answer.
     """
     first_token_s: tuple[NonNegativeFloat, ...] = ()
     """Time to first token at the 50th, 90th and 99th percentile."""
@@ -99,7 +100,7 @@ class ReplaySeed(Facts):
 
     @cached_property
     def slot_seconds(self) -> Mapping[str, float]:
-        """Kind of slots -> slots times seconds; each moment counts for the time until the next."""
+        """Sum of slots times seconds, for each use of slots. Each moment lasts until the next one."""
         spans = [(moment, following.at - moment.at) for moment, following in pairwise(self.timeline)]
         return {kind: sum(time * getattr(moment, kind) for moment, time in spans) for kind in (*TAKEN, "covered")}
 
@@ -111,7 +112,7 @@ class ReplayResult(ReplayPoint, Result):
     REPEATED = "arrival seed"
 
     us_per_token: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """[arrival seed] normalized latency on the virtual clock, microseconds per token."""
+    """[arrival seed] normalized latency on the virtual clock, in microseconds per token."""
     requests_per_s: NonNegativeFloat | None = None
     """Mean rate of the arrivals."""
     capacity: Count = 0

@@ -36,7 +36,6 @@ class Replayed(Entry):
 
     @property
     def text(self) -> Text:
-        """The text of prompt and answer."""
         return self.request.text
 
 
@@ -59,15 +58,18 @@ class Replay:
     end: float = 0.0
     """Seconds on the virtual clock until the last token."""
     computed_tokens: int = 0
-    """Prompt tokens that were computed. After a preemption, the tokens that are computed again count again, those of
-    the answer included."""
+    """Tokens that were computed as prompts. Prompt and answer tokens that are computed again after a preemption count
+    again.
+    """
     preemptions: int = 0
     swapped_tokens: int = 0
     peak_slots: int = 0
     """Largest number of slots that live sequences had, in whole blocks."""
     peak_batch: int = 0
     mean_batch: float = 0.0
-    """Requests in a step, mean over the time until the last request is due; 0.0 if all requests are due at time 0."""
+    """Mean number of requests in a step, over the time until the last request is due. 0.0 if all requests are due at
+    time 0.
+    """
     moments: list[ReplayMoment] = field(default_factory=list)
     """Moments evenly spread over the steps."""
 

@@ -1,4 +1,4 @@
-"""Models of the time of a replay's steps, and the rate at which this machine copies pieces of swapped sequences."""
+"""Models of the time of a replay's steps, and the speed at which this machine copies swapped sequences."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class StepShape:
     decoding: int
     """Number of sequences that decode one token."""
     reads: Reads
-    """Tokens that the decoding sequences attend to, the new ones included. Managers count all live sequences, so
-    prompts that are not fully computed count too.
+    """Tokens that the decoding sequences attend to, the new ones included. Live sequences whose prompts are not fully
+    computed count too.
     """
     prompt_tokens: int = 0
     """Prompt tokens that the step computes, over all prompts."""
     prompt_reads: int = 0
-    """Sum, over the computed prompt tokens, of the number of tokens that each attends to: `i + 1` for token `i` of a
-    prompt, cached tokens included.
+    """For each computed prompt token, the number of tokens that it attends to, summed: `i + 1` for token `i` of a
+    prompt.
     """
     sampled: int = 0
     """Number of rows whose logits are needed: decoding sequences, and prompts that end in this step."""
@@ -36,12 +36,12 @@ class StepShape:
 
     @property
     def read_once(self) -> int:
-        """Tokens that decoding reads at least once; 0 if nothing decodes, even if sequences are live."""
+        """Number of distinct tokens that decoding reads. 0 if nothing decodes, even if sequences are live."""
         return self.reads.private + self.reads.shared if self.decoding else 0
 
     @property
     def read_again(self) -> int:
-        """Reads of shared tokens by further sequences: the second, the third, ... read of each token."""
+        """Number of reads of shared tokens after the first read of each."""
         return self.reads.shared_covered - self.reads.shared if self.decoding else 0
 
 
@@ -78,7 +78,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class WithSwaps:
-    """A model of step times that adds the time to copy swapped sequences to another model."""
+    """Adds the time to copy swapped sequences to another model of step times."""
 
     inner: StepTime
     token_s: float
@@ -95,7 +95,7 @@ class WithSwaps:
 
 
 _BYTES = 1 << 28
-"""Bytes of the memory that copies are read from: more than the caches of most machines."""
+"""Bytes of the memory that copies are read from. Most machines have smaller caches."""
 _COPIED = 1 << 26
 _TIMES = 5
 

@@ -31,7 +31,6 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         return METHODS
 
     def weight(self, point: RingPoint, seed: int) -> int:
-        """Relative cost of a point: the number of pairs of query and key, plus a constant for the start."""
         queries = point.n_p if point.phase == "prefill" else 16 * point.batch_size
         return queries * point.n_p * point.heads // 1024 + (1 << 18)
 
@@ -43,13 +42,12 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         place: Workplace[RingResult],
         options: RunOptions,
     ) -> PointMeasurer[RingPoint, RingResult]:
-        """Make the measurer. Ranks start when the first point needs them."""
         from chunkbench.workloads.ring.measure import RingMeasurer
 
         return RingMeasurer(experiment, target, place)
 
     def follow(self, experiment: RingExperiment) -> bool:
-        """If the environment sets RANK above 0, serve as that rank of the run that rank 0 leads."""
+        """Serve as a rank in the run of rank 0, if the environment sets RANK above 0."""
         from chunkbench.run_error import CannotRunError
         from chunkbench.workloads.ring.launch import world_from_environment
         from chunkbench.workloads.ring.rank import NoLeaderError
@@ -73,7 +71,6 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: RingExperiment, target: Target) -> str:
-        """Say the budget, which limits the passes: each point has at least three passes of each scheme."""
         from chunkbench.bench.runner.dry_run import words_of
 
         return f"about its budget of {words_of(experiment.budget_s)}"

@@ -25,8 +25,8 @@ _MOST_LINES = 12
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw a panel of timelines for the longest prefill and one for the longest decode step, then exposed transfers
-    over c, the tokens of a rank. None if there is no panel.
+    """Draw timelines of the longest prefill and of the longest decode step. Then draw exposed transfers against c, the
+    tokens of a rank. Returns None if there is no panel.
     """
     longest = [_longest(report, phase) for phase in ("prefill", "decode")]
     panels: list[Group | list[Row]] = [group for group in longest if group is not None]

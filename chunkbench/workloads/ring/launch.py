@@ -22,7 +22,7 @@ _PROGRAM = (sys.executable, "-m", "chunkbench.workloads.ring.rank")
 _POLL_S = 0.01
 _END_S = 3.0
 _SETTLE_S = 1.0
-"""Seconds to wait after a rank's error: another rank may turn out dead in this time, and be the cause of the error."""
+"""Seconds to wait after a rank's error. If another rank turns out dead in this time, that rank is the cause."""
 
 
 class RankLostError(Exception):
@@ -85,7 +85,7 @@ class Ranks:
         return self._ask("probe", {"task": asdict(task), "kernel": kernel, "link": link}, limit_s)
 
     def close(self, lost: bool = False) -> None:
-        """End the ranks; at once if a rank is `lost`. Does nothing if the ranks have ended."""
+        """End the ranks. If one is `lost`, end them at once. Does nothing if they have ended."""
         if self._store is None:
             return
         with suppress(Exception):
@@ -176,7 +176,7 @@ class GivenWorld:
 
     @cached_property
     def store(self) -> Any:
-        """The store of the process that leads: the store of `torchrun` at this port if there is one, else a new store.
+        """The store of rank 0. If `torchrun` has a store at this port, it is that one. Otherwise it is a new one.
         Raises `RankLostError`.
         """
         has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -212,9 +212,7 @@ _LOCAL = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
 def share_of_cpus(rank: int, ranks: int) -> tuple[int, ...]:
-    """The CPUs of one rank: an equal part of the machine's CPUs. With fewer CPUs than ranks, the rank has one CPU,
-    which other ranks use too.
-    """
+    """The CPUs of one rank: an equal part of the machine's CPUs. If there are too few, several ranks share a CPU."""
     cpus = sorted(os.sched_getaffinity(0))
     share = cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks]
     return tuple(share or [cpus[rank % len(cpus)]])

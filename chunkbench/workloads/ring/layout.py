@@ -1,4 +1,4 @@
-"""The report of a ring: the schemes at each point, transfers that a slow link exposes, and times computed for more
+"""The report of a ring: the schemes at each point, transfers that a slow link exposes, and computed times of more
 ranks.
 """
 
@@ -56,7 +56,6 @@ _LEGEND = (
 
 
 def body(view: View) -> Body:
-    """Headline, tables and legend of a run."""
     tables = [_schemes(view)]
     if any(group.axes.get("link") for group in view.groups):
         tables.append(_links(view))

@@ -26,8 +26,8 @@ from chunkbench.workloads.ring.task import Task
 _LEAST_S = 0.1
 """Short passes are repeated until a sample takes this many seconds."""
 _WARM_S = 1.0
-"""Passes that take fewer seconds than this follow an untimed pass each. The first pass, which is checked, is then not
-timed.
+"""Each timed pass shorter than this number of seconds follows an untimed pass. The first pass, which is checked, is
+then not timed.
 """
 _MOST_REPEATS = 200
 
@@ -50,7 +50,7 @@ class _Tried:
 
 
 class RingMeasurer:
-    """Measures the points of a run. The ranks are kept for the next point if that point needs the same number."""
+    """Measures the points of a run. If the next point needs the same number of ranks, it uses the same processes."""
 
     def __init__(self, experiment: RingExperiment, target: Target, place: Workplace[RingResult]) -> None:
         self._experiment, self._target, self._place = experiment, target, place
@@ -86,7 +86,6 @@ class RingMeasurer:
         return {point: [self._facts(case, tried[case.implementation], probe, started_at) for case in cases_of[point]]}
 
     def close(self) -> None:
-        """End the ranks."""
         if self._given is not None and not self._started:
             self._given.dismiss()
             self._given = None

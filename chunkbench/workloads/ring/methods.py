@@ -28,7 +28,7 @@ class RingMethod:
 
     @property
     def is_peer(self) -> bool:
-        """Whether another library moves the bytes, or computes if there is only one process."""
+        """Whether another library computes the attention or moves the bytes."""
         return self.scheme.kernel not in ("native", "flash")
 
     def availability(self, device: str) -> Answer:
@@ -38,7 +38,7 @@ class RingMethod:
         return Answer(False, lacking) if lacking else YES
 
     def supports(self, point: RingPoint) -> str:
-        """Why the scheme does not support a point; empty if it does."""
+        """Why the scheme does not support a point. Empty if it does."""
         scheme = self.scheme
         if point.phase not in self.phases:
             return f"is for phase: {self.phases[0]}"

@@ -1,6 +1,5 @@
-"""Metrics of attention over several ranks; medians over rounds.
-
-Source of the six blocks: RingAttention (arXiv 2310.01889), section 3.
+"""Metrics of attention over several ranks. Times are medians over rounds. The six blocks are from RingAttention (arXiv
+2310.01889), section 3.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ BLOCKS = 6
 
 
 def exposed_shares(facts: RingResult) -> list[float]:
-    """[round] share of the transfers' time in which a rank only waits, for the rank that waits most; empty without
+    """[round] time in which a rank only waits over the time of its transfers, largest of all ranks. Empty without
     transfers.
     """
     if not all(rank.transfer_s for times in facts.times for rank in times):
@@ -24,20 +23,18 @@ def exposed_shares(facts: RingResult) -> list[float]:
 
 
 def most_sent(facts: RingResult) -> int | None:
-    """Bytes that the rank with most transfers sends in a pass; None if no bytes are sent or counted."""
+    """Largest number of bytes that a rank sends in a pass. None if no bytes are sent or counted."""
     return max((rank.sent_bytes or 0 for rank in facts.ranks_facts), default=0) or None
 
 
 def imbalance(facts: RingResult) -> float | None:
-    """Pairs of query and key that the busiest rank computes, over the mean of all ranks; None if no pairs are
-    counted.
-    """
+    """Pairs of query and key that the busiest rank computes, over the mean of all ranks. None if pairs are unknown."""
     pairs: list[int] = [rank.pairs for rank in facts.ranks_facts]
     return max(pairs) * len(pairs) / sum(pairs) if sum(pairs) else None
 
 
 def block_bytes(facts: RingResult) -> int:
-    """Bytes of six blocks of c tokens: q, and K and V twice, in the point's dtype; the output and its sums in
+    """Bytes of six blocks of c tokens. q, and K and V twice, have the point's dtype. The output and its sums are
     float32.
     """
     wide = facts.heads * facts.head_dim
@@ -45,13 +42,13 @@ def block_bytes(facts: RingResult) -> int:
 
 
 def peak_bytes(facts: RingResult) -> int | None:
-    """Peak memory of the rank that takes most; None if the point was not timed, or the system reports no memory."""
+    """Largest peak memory of a rank, in bytes. None if the point was not timed, or the system reports no memory."""
     known = [rank.peak_bytes for rank in facts.ranks_facts if rank.peak_bytes is not None]
     return max(known, default=None) if facts.times else None
 
 
 def busy(facts: RingResult) -> list[float]:
-    """[rank] share of the time in which the rank computes, median over rounds; empty if the point was not timed."""
+    """[rank] share of the time in which the rank computes, as the median over rounds. Empty for an untimed point."""
     ranks = zip(*facts.times, strict=True)
     return [median(rank.compute_s / rank.total_s for rank in rounds) for rounds in ranks]
 

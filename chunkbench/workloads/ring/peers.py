@@ -19,12 +19,12 @@ from chunkbench.workloads.ring.world import World
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _BUCKET = 1024
-"""Largest number of rows and keys that ring-attention-pytorch multiplies at once: its default."""
+"""Largest number of rows and keys that ring-attention-pytorch multiplies at once. This is its default."""
 
 
 class PeerSession:
-    """A session that calls another library with q, k and v `[1, h, n, d]` and gets `[1, h, rows, d]`; with
-    `tokens_first` inputs and output are `[1, n, h, d]`.
+    """A session that calls another library with q, k and v `[1, h, n, d]` and gets `[1, h, rows, d]`. With
+    `tokens_first`, h and n change places.
     """
 
     def __init__(

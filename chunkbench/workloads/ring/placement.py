@@ -1,4 +1,4 @@
-"""Which tokens each rank holds, and which keys of a block a rank's queries see. Uses integers only, no tensors."""
+"""Which tokens each rank holds, and which keys of a block a rank's queries see."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 from chunkbench.kernels.integers import Ints
 
 Layout = Literal["contiguous", "striped", "zigzag"]
-"""The tokens that rank r of N holds. contiguous: one block of consecutive tokens; striped: the tokens r, r + N, r + 2N,
-...; zigzag: the blocks r and 2N - 1 - r of 2N blocks.
+"""The tokens that rank r of N holds.
+
+contiguous: one block of consecutive tokens. striped: the tokens r, r + N, r + 2N and so on. zigzag: the blocks r and 2N
+- 1 - r of 2N blocks.
 """
 
 
 def positions(layout: Layout, tokens: int, ranks: int, rank: int) -> Ints:
-    """The tokens of a rank in ascending order; `tokens` must be a multiple of 2 * ranks."""
+    """The tokens of a rank in ascending order. `tokens` must be a multiple of 2 * ranks."""
     if layout == "striped":
         return np.arange(rank, tokens, ranks)
     if layout == "contiguous":

@@ -31,7 +31,7 @@ START_S = 120.0
 """Seconds that ranks and their leader wait for each other at the start."""
 BEAT_S = 0.2
 END = "end"
-"""The leader's first message: `end`, or the name of the device to use."""
+"""First message to the ranks if there is no job. Otherwise the first message is the name of the device."""
 _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
 """Largest number of tokens in the probed block."""
@@ -68,11 +68,12 @@ class Answer(NamedTuple):
     transfer_s: float
     sent_bytes: int
     peak_bytes: int | None
-    """Peak memory of the session, its inputs included; None if the system does not report memory."""
+    """Peak memory of the session, with its inputs, in bytes. None if the system does not report memory."""
     error: float | None
-    """Largest difference to float64 over the sampled rows, over their largest value; None if no check was asked for."""
+    """Largest difference to float64 over the sampled rows, over their largest value. None if the pass was not checked.
+    """
     events: tuple[tuple[str, float, float], ...]
-    """(activity, start, end), counted from the start of the last repeat."""
+    """(activity, start, end) in seconds after the start of the last repeat."""
     host: str
     """Name of the rank's machine."""
 
@@ -162,11 +163,11 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
 
 
 def open_store(host: str, port: int, leads: bool, deadline: float | None = None) -> Any:
-    """The store through which ranks meet. If `leads`, this process creates the store, at `port`, or at a free port if
-    `port` is 0.
+    """The store through which ranks meet. If `leads`, this process creates the store at `port`, or at a free port for
+    0.
 
-    Raises OSError if the address cannot be used, and NoLeaderError after the deadline (a time of `monotonic`; None:
-    START_S from now).
+    Raises OSError if the address cannot be used, and NoLeaderError after the deadline. `deadline` is a time of
+    `monotonic`, by default START_S from now.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

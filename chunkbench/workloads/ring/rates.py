@@ -1,7 +1,6 @@
-"""Times and sizes that follow from rates of computing and transfer, for attention over several ranks.
+"""Times and sizes of attention over several ranks, computed from the rates of computing and transfer.
 
-Source of the break-even block: RingAttention (arXiv 2310.01889), section 3. The shares of the ideal that causal schemes
-reach follow from the layouts.
+The break-even block is from RingAttention (arXiv 2310.01889), section 3.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class Device:
         return cls(name, tflops * 1e12, gb_per_s * 1e9)
 
     def break_even(self, element_bytes: int = 2, heads_per_kv_head: float = 1.0) -> float:
-        """The break-even block: the number of tokens for which computing takes as long as the transfer, c* = (e/2)
-        (h_kv/h) F/B.
+        """The break-even block, in tokens: c* = (e/2) (h_kv/h) F/B, for elements of e bytes, F FLOP/s and B bytes/s.
+        Computing it takes as long as its transfer.
         """
         return element_bytes / 2 / heads_per_kv_head * self.flops_per_s / self.bytes_per_s
 
@@ -60,13 +59,11 @@ class Shape:
         return 2 * self.tokens / ranks * self.kv_heads * self.head_dim * self.element_bytes
 
     def sent_bytes(self, ranks: int) -> float:
-        """Bytes that each rank sends in a pass; the same for every order."""
+        """Bytes that each rank sends in a pass. Every `Order` sends the same number."""
         return (ranks - 1) * self.block_bytes(ranks)
 
     def seconds(self, device: Device, ranks: int, order: Order) -> float:
-        """Seconds of a pass if computing and transfers hide each other as far as the order allows. Computed from rates,
-        not measured.
-        """
+        """Seconds of a pass in which transfers run during computing as far as `order` allows."""
         block = 4 * self.heads * self.head_dim * (self.tokens / ranks) ** 2 / device.flops_per_s
         transfer = self.block_bytes(ranks) / device.bytes_per_s
         if order == "all_gather":

@@ -52,7 +52,7 @@ class RankTimes(Facts):
     """Time of the pass after all ranks were ready."""
     compute_s: NonNegativeFloat
     wait_s: NonNegativeFloat
-    """Time that the rank waited for transfers: the exposed part of them."""
+    """Time in which the rank only waited for transfers."""
     transfer_s: NonNegativeFloat
     """Time in which a transfer was under way, whether the rank computed or not."""
 
@@ -63,7 +63,7 @@ class RankFacts(Facts):
     sent_bytes: Count | None
     """Bytes sent in one pass; None where another library moves the bytes."""
     peak_bytes: Count | None
-    """Peak memory of the rank's session, inputs included; None if the system does not report memory."""
+    """Peak memory of the rank's session, with its inputs, in bytes. None if the system does not report memory."""
     pairs: Count
     """Pairs of query and key that the rank computes, at 4 * heads * head_dim FLOPs each. Computed from the layout."""
 

@@ -22,7 +22,7 @@ class Running:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all parts of the context that were read."""
+        """Start again, with no tokens read."""
         self.outputs.zero_()
         self.stats.zero_()[..., 0] = -torch.inf
 

@@ -48,7 +48,7 @@ def kernel_of(scheme: Scheme, task: Task, device: str) -> BlockKernel:
 
 
 class PrefillSession:
-    """Prefill on a rank: its queries, and blocks of K and V. Where K and V travel, the rank's own block is
+    """Prefill on a rank. It holds the rank's queries, and blocks of K and V. If K and V travel, the rank's own block is
     overwritten.
     """
 
@@ -102,12 +102,12 @@ class PrefillSession:
 
 
 class DecodeSession:
-    """A decode step: two-phase partition over ranks. The shared tokens are split over the ranks; a sequence's own
+    """A decode step: two-phase partition over ranks. The shared tokens are split over the ranks. A sequence's own
     tokens stay on one rank.
 
-    Where partial results are merged, every rank computes the rows of all sequences over its part of the shared tokens.
-    Otherwise a rank computes its own rows over all tokens, and the outputs are gathered. In the end every rank has all
-    rows.
+    If the scheme merges partial results, every rank computes all sequences over its part of the shared tokens.
+    Otherwise a rank computes its own sequences over all tokens, and the outputs are gathered. In the end every rank has
+    all outputs.
     """
 
     def __init__(self, world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> None:

@@ -17,7 +17,7 @@ from chunkbench.workloads.ring.result import RingPoint
 
 
 class Accelerator(BaseModel):
-    """A device for which times are computed, with its rates."""
+    """A device for which times are computed from its rates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +39,7 @@ class RingExperiment(Experiment[RingPoint]):
     accelerators: tuple[Accelerator, ...] = Field(
         (),
         max_length=20,
-        description="devices that times are counted for, besides those that the text names: name, tflops, gb_per_s",
+        description="further devices for which times are computed; each has the keys name, tflops and gb_per_s",
     )
 
     @classmethod

@@ -14,9 +14,10 @@ from chunkbench.workloads.ring.blocks import Heads
 from chunkbench.workloads.ring.placement import Layout, pairs
 
 Movement = Literal["ring", "gather", "none", "merge"]
-"""How ranks get K and V that they do not hold. ring: K and V travel from rank to rank while they are used; gather:
-every rank first gathers all K and V; none: every rank holds all K and V from the start; merge: K and V stay, and
-partial results are merged.
+"""How ranks get K and V that they do not hold.
+
+ring: K and V travel from rank to rank while they are used. gather: every rank first gathers all K and V. none: every
+rank holds all K and V from the start. merge: K and V stay, and partial results are merged.
 """
 
 _POOL = 1 << 22
@@ -56,7 +57,7 @@ class ContextInputs:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to compute attention on several ranks. `ranks`: how many ranks compute; None: all of them."""
+    """A way to compute attention on several ranks. `ranks` is the number of ranks that compute, or None for all."""
 
     layout: Layout
     movement: Movement

@@ -26,10 +26,11 @@ class Event(NamedTuple):
 
 
 class World:
-    """This rank in the default process group of `torch.distributed`.
+    """This rank in the default process group of `torch.distributed`. `link` is the bytes per second that a rank can
+    send, or None for no limit.
 
-    `link`: bytes per second that a rank can send; None: not limited. A limited transfer copies at full speed, then
-    waits until its bytes could have passed. The bytes of collectives count as if they were sent around a ring.
+    A limited transfer copies at full speed, then waits until its bytes could have passed. The bytes of collectives
+    count as if they were sent around a ring.
     """
 
     def __init__(self, link: int | None = None, device: str = "cpu") -> None:
@@ -59,7 +60,6 @@ class World:
             dist.all_gather(list(blocks), blocks[self.rank])
 
     def merge(self, running: Running) -> None:
-        """Merge the results of all ranks, which hold the same rows, with three all-reduces."""
         reduced = 4 * running.outputs.numel() + 4 * running.stats.numel()
         with self._collective(2 * (self.size - 1) * reduced // self.size):
             running.merge()

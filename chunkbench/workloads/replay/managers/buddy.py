@@ -1,13 +1,13 @@
-"""A buddy allocator: pieces of memory whose sizes are powers of two. It computes with numbers and holds no memory."""
+"""A buddy allocator: pieces of memory whose sizes are powers of two. It holds no memory itself."""
 
 from __future__ import annotations
 
 
 class Buddy:
-    """Hands out pieces of `capacity` slots: the smallest free size that suffices, lowest address first.
+    """Hands out pieces of `capacity` slots. It takes the smallest free piece that suffices, lowest address first.
 
-    A piece that is too large is split into two buddies, again and again; two free buddies become one piece again. A
-    capacity that is no power of two is covered by several top pieces, largest first: 13 slots by 8, 4 and 1.
+    A larger piece is split into two buddies, until the size fits. Two free buddies become one piece again. A capacity
+    that is no power of two consists of several top pieces, largest first. For example, 13 slots are 8, 4 and 1.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -31,7 +31,7 @@ class Buddy:
 
     @staticmethod
     def piece(slots: int) -> int:
-        """The smallest size of a piece that holds this number of slots: the next power of two."""
+        """Size of the piece for this number of slots: the next power of two."""
         return 1 << (slots - 1).bit_length()
 
     def take(self, slots: int) -> int | None:

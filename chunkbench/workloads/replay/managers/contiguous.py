@@ -1,6 +1,4 @@
-"""A cache manager with one contiguous piece of memory per sequence, as in servers before PagedAttention. It holds ids
-only, no tensors.
-"""
+"""A cache manager with one contiguous piece of memory per sequence, as in servers before PagedAttention."""
 
 from __future__ import annotations
 
@@ -96,7 +94,7 @@ class Contiguous(AccountedManager):
         return self._add(twin, text, self._live[sequence].tokens)
 
     def check_answers(self, text: Text, answers: int) -> None:
-        """Raise NeverFits if the memory cannot hold a piece for each answer."""
+        """Raise NeverFits if the memory cannot hold a contiguous piece for each answer."""
         piece = Buddy.piece(self.reservation(text))
         if answers > self.capacity // piece:
             raise NeverFits(f"{answers} pieces of {piece} tokens: the memory has {self.capacity // piece}")
@@ -106,8 +104,10 @@ class Contiguous(AccountedManager):
         del self._live[sequence]
 
     def accounts(self) -> Accounts:
-        """How the slots are used. External fragmentation: slots that the allocator's rounding adds and, after a refused
-        allocation, the free pieces that were too small for it.
+        """How the slots are used.
+
+        External fragmentation is the slots that the allocator's rounding adds. After a refused allocation, it includes
+        the free pieces that were too small.
         """
         used = reserved = inside = 0
         for entry in self._live.values():

@@ -1,4 +1,4 @@
-"""Paged memory with prefix caching by keys of full blocks, as in vLLM 1. The manager holds ids only."""
+"""Paged memory with prefix caching by keys of full blocks, as in vLLM 1."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ class _Live:
 class HashedBlocks(AccountedManager):
     """A full block has a key. An allocation finds blocks by their keys, also blocks of sequences that ended.
 
-    Free blocks without a key are taken first, then blocks with a key, least recently used first (see `KeyedBlocks`). A
-    sequence gives its blocks back from the last to the first, so its last block is taken first. An allocation that
-    finds a free block by its key takes that block.
+    Free blocks without a key are taken first. Then blocks with a key are taken, least recently used first (see
+    `KeyedBlocks`). A sequence gives its blocks back from the last to the first, so its last block is taken first.
 
-    Nothing is deduplicated: several blocks may have one key, and an allocation finds the block that got it first. A
-    block gets its key when its last slot is given to a token, so sequences of the same step can share.
+    Several blocks may have one key. An allocation then finds the block that got the key first. A block gets its key
+    when its last slot is given to a token, so sequences of the same step can share.
 
-    If a `pool` of as many blocks is given, its policy decides which block is taken, and a key has only one block (see
-    `PolicyBlocks`).
+    With a `pool`, the pool's policy decides which block is taken, and a key has only one block (see `PolicyBlocks`).
+    The pool must have `blocks` blocks.
     """
 
     _live: LiveSequences[_Live]
@@ -64,10 +63,10 @@ class HashedBlocks(AccountedManager):
         return len(self._hits(text.keys(self.block_tokens), text.prompt)) * self.block_tokens
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """Give the sequence the blocks that are found by key; other blocks follow when its tokens need them.
+        """Give the sequence the blocks that are found by key. Other blocks follow when its tokens need them.
 
         Returns None if too few blocks are free for all known tokens. So a prompt that is computed in parts has enough
-        room when it is admitted, unless other sequences take the blocks later.
+        room at first, but other sequences may take the blocks later.
         """
         self._live.check_new(sequence, known)
         self._check_size(text)
@@ -122,7 +121,7 @@ class HashedBlocks(AccountedManager):
         return True
 
     def give(self, sequences: Sequence[int], tokens: int) -> bool:
-        """Add blocks for tokens that count once they are computed. Empty slots of a sequence are used first."""
+        """Give each sequence slots for `tokens` further tokens. Empty slots of its last block are used first."""
         size, needed, beginning = self.block_tokens, 0, list[tuple[_Live, int]]()
         for sequence in sequences:
             entry = self._live[sequence]

@@ -1,4 +1,4 @@
-"""A pool of blocks in which the least recently used block with a key is taken first. It holds ids only."""
+"""A pool of blocks that takes the least recently used block first, among those with a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chunkbench.kernels.integers import Bools, Ints
 from chunkbench.workloads.replay.managers.pools import Blocks, ids_of
 
 _MOST_OUTDATED = 1 << 16
-"""Remove stale entries from the queue when there are more than this plus the live ones."""
+"""Stale entries are removed from the queue when it has this many more stale entries than live ones."""
 
 
 class _Run:
@@ -27,7 +27,7 @@ class _Run:
         self.blocks = array("i")
 
     def common(self, first: int, keys: Ints) -> int:
-        """Number of leading `keys` that equal the run's keys from index `first` on."""
+        """Number of leading `keys` that equal the stored keys from index `first` on."""
         if first == len(self.keys):  # the most frequent case
             return 0
         own = self.keys[first : first + len(keys)]
@@ -35,11 +35,11 @@ class _Run:
 
 
 class KeyedBlocks(Blocks):
-    """A pool that takes blocks with a key in the order in which they were given back. Several blocks may have one key.
+    """A pool that takes blocks with a key in the order in which they became free. Several blocks may have one key.
 
-    A key stands for its block and all blocks before it, so each key follows one other key, or none. Whoever holds a
-    block with a key also holds a block of the key before, and gives that block back later. So while a key exists, all
-    keys before it exist.
+    A key stands for its block and all earlier blocks of the text, so each key has at most one predecessor. A sequence
+    that holds a block with a key also holds a block with the predecessor, and gives that block back later. So while a
+    key exists, all its predecessors exist.
     """
 
     # Traces have millions of blocks, so consecutive keys are stored together, as a run.

@@ -1,6 +1,4 @@
-"""Paged memory as in vLLM 0.2.7: blocks on demand, reference counts, copy-on-write, no automatic sharing. The manager
-holds ids only.
-"""
+"""Paged memory as in vLLM 0.2.7: blocks on demand, reference counts, copy-on-write, no automatic sharing."""
 
 from __future__ import annotations
 
@@ -20,13 +18,12 @@ class _Live:
 
 
 class Paged(AccountedManager):
-    """Block tables. A sequence gets the blocks of its prompt when it is allocated, then a block whenever its last one
-    is full.
+    """A sequence gets the blocks of its prompt when it is allocated. It gets a further block whenever its last one is
+    full.
 
-    Only forks share blocks. A fork copies a partial shared block before it appends to that block. An allocation is
-    refused if fewer than the share `watermark` of all blocks would stay free, so that running sequences can go on. A
-    text that needs those reserved blocks too never fits, because its sequence may have to be allocated again near its
-    end.
+    Only forks share blocks. A fork copies a partial shared block before it appends to that block. `watermark` is the
+    share of all blocks that an allocation must leave free, so that running sequences can grow. A text that would need
+    these blocks never fits, because a sequence that is preempted near its end must be allocated again.
     """
 
     _live: LiveSequences[_Live]
@@ -95,7 +92,7 @@ class Paged(AccountedManager):
         return True
 
     def free(self, sequence: int) -> None:
-        """Free the blocks of a sequence, which may be swapped out. Nothing is cached."""
+        """Free the blocks of a sequence, also of a sequence that is swapped out. Nothing is cached."""
         if self._swapped.pop(sequence, None) is None:
             self._free_table(self._live[sequence])
             del self._live[sequence]
@@ -103,8 +100,8 @@ class Paged(AccountedManager):
     def swap_out(self, sequence: int) -> int:
         """Move all tokens of a sequence to host memory, which is unlimited. Returns the number of tokens.
 
-        The sequence's blocks become free, except those that other sequences use. After `swap_in` the sequence shares
-        nothing. Until then only `free`, `preempt` and `swap_in` accept it, and no account counts it.
+        The sequence's blocks become free, except those that other sequences use. Until `swap_in`, only `free`,
+        `preempt` and `swap_in` accept the sequence, and `accounts` does not count it. Afterwards it shares nothing.
         """
         entry = self._live[sequence]
         self._free_table(entry)
@@ -112,8 +109,8 @@ class Paged(AccountedManager):
         return entry.tokens
 
     def swap_in(self, sequence: int) -> bool:
-        """Move a sequence back into blocks. Returns False if there is no room, by the same rule as for an
-        allocation.
+        """Move a sequence back into blocks. Returns False if there are too few free blocks, by the same rule as in
+        `allocate`.
         """
         table = self._admit(self._swapped[sequence].tokens)
         if table is None:

@@ -1,6 +1,4 @@
-"""Policies that choose which free block with a key is taken: the optimum, least frequently used, ARC. They see keys
-only.
-"""
+"""Policies that choose which free block with a key is taken: the optimum, least frequently used, ARC."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from chunkbench.attention.text import Text
 from chunkbench.workloads.replay.managers.policy_blocks import Policy
 
 _MOST_OUTDATED = 1 << 16
-"""Rebuild the heap when it has more stale entries than this plus its live ones."""
+"""The heap is rebuilt when it has this many more stale entries than live ones."""
 
 
 class _Ranked(Policy):
@@ -32,7 +30,7 @@ class _Ranked(Policy):
 
     @abstractmethod
     def rank(self, key: int) -> tuple[int, int]:
-        """The rank of a block: two numbers. The second orders blocks whose first number is equal."""
+        """The block with the smallest pair is taken first."""
 
     def freed(self, key: int) -> None:
         self._free[key] = place = (*self.rank(key), key)
@@ -53,8 +51,8 @@ class _Ranked(Policy):
 
 
 class LeastFrequent(_Ranked):
-    """LFU: takes the block with the fewest uses since it was computed; among equally used blocks, the block that became
-    free first.
+    """LFU: takes the block with the fewest uses since it was computed. Among equally used blocks, it takes the one that
+    became free first.
 
     The computation of a block counts as a use, and so does each sequence that finds the block. The count ends when the
     block is taken.
@@ -83,12 +81,12 @@ class LeastFrequent(_Ranked):
 
 
 class Belady(_Ranked):
-    """The optimum: takes the block whose next use is furthest away; among blocks of the same request, the last block in
-    the text.
+    """The optimum: takes the block whose next use is furthest away. Among blocks of one request, it takes the last
+    block in the text.
 
-    Only valid for sequences that join in the order of `texts`, each after the previous one left. `texts` has no text
-    that never fits. Only leading blocks of a prompt can be found, without the prompt's last token. A request computes
-    its other blocks in any case, and the new blocks get the keys; so keeping the older blocks until then gains nothing.
+    Sequences must join in the order of `texts`, each after the previous one left. Every text must fit. Only leading
+    blocks of a prompt can be found, without the prompt's last token. A request always computes its other blocks, and
+    the new blocks get the keys. So it gains nothing to keep older blocks with these keys.
     """
 
     def __init__(self, texts: Sequence[Text], block_tokens: int) -> None:
@@ -129,14 +127,13 @@ class Belady(_Ranked):
 
 
 class Adaptive(Policy):
-    """ARC (Megiddo and Modha, 2003): keeps a list of blocks used once and a list of blocks used again, each in order of
-    last use.
+    """ARC (Megiddo and Modha, 2003): keeps a list of blocks used once and a list of blocks used again. Each list is in
+    the order in which its blocks became free.
 
-    `target` is how many blocks used once are kept. It grows when a key is computed that was evicted from that list, and
-    shrinks when a key is computed that was evicted from the other list. As in the paper, a limited number of evicted
-    keys is remembered. A block gets its key after it was computed, and by then blocks were already evicted to make
-    room. So the target changes just after that eviction, and an eviction does not know for which key it makes room.
-    Recently used means that a block became free late.
+    `target` is the number of blocks used once to keep. It grows when a key is computed again that was evicted from that
+    list. It shrinks when a key is computed again that was evicted from the other list. As in the paper, the number of
+    remembered evicted keys is limited. A block gets its key only after older blocks were evicted for it. So the target
+    changes just after that eviction.
     """
 
     def __init__(self, blocks: int) -> None:

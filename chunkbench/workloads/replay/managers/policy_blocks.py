@@ -1,4 +1,4 @@
-"""A pool of blocks in which a policy chooses the block to take. It holds ids only."""
+"""A pool of blocks in which a policy chooses the block to take."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ class Policy(ABC):
 
     @abstractmethod
     def found(self, keys: Sequence[int]) -> None:
-        """A sequence joined and now holds the blocks with these keys, which it found in the cache. `keys` may be
-        empty.
-        """
+        """A new sequence found the blocks with these keys in the cache, and now holds them. `keys` may be empty."""
 
     @abstractmethod
     def named(self, key: int) -> None:
-        """A sequence computed a block, which got this key. Before, another block or no block had the key."""
+        """A sequence computed a block that now has this key. The key is new, or it belonged to another block before."""
 
     @abstractmethod
     def freed(self, key: int) -> None:
@@ -30,7 +28,7 @@ class Policy(ABC):
 
     @abstractmethod
     def held(self, key: int) -> None:
-        """The block with this key is no longer free; a call of `found` or `named` follows."""
+        """The block with this key is no longer free. A call of `found` or `named` follows."""
 
     @abstractmethod
     def victim(self) -> int:

@@ -1,4 +1,4 @@
-"""A pool of blocks with keys and reference counts. It holds ids only."""
+"""A pool of blocks with keys and reference counts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from chunkbench.kernels.integers import Bools, Ints
 class Blocks(ABC):
     """A pool of the blocks 1 to `blocks`. A block without references is free, and keeps its key until it is taken.
 
-    Order in which free blocks are taken: blocks without a key that were used before, the last returned first; blocks
-    never used; blocks with a key.
+    Used blocks without a key are taken first, the last returned one before the others. Blocks that were never used come
+    next. Blocks with a key come last.
     """
 
     # Arrays with an entry for each block; they grow when blocks are used for the first time. There is no block 0.
@@ -42,7 +42,6 @@ class Blocks(ABC):
         return self.evictable + len(self._nameless) + self.blocks - self._used
 
     def free_among(self, blocks: Sequence[int]) -> int:
-        """Number of free blocks among `blocks`."""
         return len(blocks) - int(np.count_nonzero(self._references[ids_of(blocks)]))
 
     @abstractmethod
@@ -51,14 +50,12 @@ class Blocks(ABC):
 
     @abstractmethod
     def name(self, before: int | None, blocks: Sequence[int], keys: Ints) -> None:
-        """Give keys to taken blocks that follow one another. `before`: the block before the first of them; None if
-        there is none.
+        """Give keys to consecutive blocks of a text. `before` is the block before the first of them, or None at the
+        start of the text.
         """
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add a reference to each of these different blocks, because a sequence joins. A block that was free must have
-        a key.
-        """
+        """Add a reference to each of these distinct blocks, because a sequence joins. A free block must have a key."""
         ids = ids_of(blocks)
         before = self._references[ids]
         self._references[ids] = before + 1
@@ -68,7 +65,7 @@ class Blocks(ABC):
         self.shared_references += len(blocks) - free + single
 
     def take(self, count: int) -> list[int]:
-        """Take blocks; each then has one reference and no key. The caller makes sure that enough blocks are free."""
+        """Take `count` blocks. Each gets one reference and no key. The caller makes sure that enough are free."""
         taken: list[int] = []
         if self._nameless:
             split = max(0, len(self._nameless) - count)
@@ -89,8 +86,8 @@ class Blocks(ABC):
         return taken
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Take one reference from each of these different blocks. Of blocks that become free and have no key, the first
-        is taken next.
+        """Remove one reference from each of these distinct blocks. The first block that becomes free without a key is
+        the next one to be taken.
         """
         ids = ids_of(blocks)
         left = self._references[ids] - 1

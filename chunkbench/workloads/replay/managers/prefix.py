@@ -34,7 +34,7 @@ class _Live:
 class PrefixManager(AccountedManager):
     """Sequences in a `PrefixTree` whose memory has a fixed number of chunks.
 
-    An allocation gives a whole prompt its chunks at once. A later sequence may match chunks that are not computed yet;
+    An allocation gives a whole prompt its chunks at once. A later sequence may match chunks that are not computed yet.
     `computed_tokens` says how many tokens are computed. With `retain`, the full chunks of ended sequences stay until
     their memory is needed.
     """
