@@ -1,4 +1,4 @@
-"""The answers of a request, as they arrive from the engine and as OpenAI's API sends them."""
+"""Collects the tokens of a request's answers, and writes these answers as JSON in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -14,41 +14,40 @@ from chunkbench.server.protocol import usage
 from chunkbench.server.text import StopSearch, TextStream
 
 TokenText = Callable[[int], str]
-"""The text of a single token."""
+"""A function that returns the text of one token id."""
 
 
 @dataclass
 class Choice:
-    """An answer to a prompt, as far as it has arrived."""
+    """One answer to a prompt, with the tokens that have arrived so far."""
 
     index: int
     first_of_prompt: bool
-    """Whether this is the first of the answers to its prompt."""
     request: Request
     matcher: Matcher | None
     stream: TextStream
     search: StopSearch
     echo: str | None
-    """The text of the prompt if it stands before the answer."""
+    """The text of the prompt, which is sent before the answer. None: only the answer is sent."""
     count: int = 0
-    """Number of tokens so far."""
+    """Number of tokens of the answer so far."""
     cached: int | None = None
     first: float | None = None
-    """Time of the first token."""
+    """Time of the first token, in seconds of `time.perf_counter`."""
     finished: bool = False
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """Begin and end, in characters, of the parts of the text that the constraint forced."""
+    """Ranges of characters `[begin, end[` of the text that the constraint forced."""
     tokens: list[Generated] = field(default_factory=list)
-    """The tokens that are not sent yet."""
+    """Tokens that have not been sent to the client yet."""
     pieces: list[str] = field(default_factory=list)
     length: int = 0
-    """Number of characters of the text so far."""
+    """Number of characters of the answer's text so far."""
     offset: int = 0
-    """Number of characters of the tokens whose log-probabilities were sent."""
+    """Position, in characters, of the next token in the list of log-probabilities."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
     def take(self, token: Generated) -> tuple[Generated, str]:
-        """Add a token. Returns it with its reason to end, and the text that can be sent with it."""
+        """Add a token to the answer. Returns the token, whose `finish` may have changed, and the text to send."""
         self.count += 1 - token.replaces
         self.cached = token.cached_tokens
         self.first = self.first or time.perf_counter()
@@ -63,7 +62,7 @@ class Choice:
         return (replace(token, finish="stop") if stopped else token), piece
 
     def keep(self, token: Generated, piece: str) -> str:
-        """Keep a token until it is sent. Returns the text to send: with the first token, the echo comes before it."""
+        """Store a token until it is sent. Returns the text to send; the first text begins with the echo."""
         del self.tokens[len(self.tokens) - token.replaces :]
         self.tokens.append(token)
         text = piece if self.pieces or self.echo is None else self.echo + piece
@@ -71,11 +70,11 @@ class Choice:
         return text
 
     def sent(self) -> None:
-        """Declare that the kept tokens were sent."""
+        """Remove the stored tokens, because they were sent."""
         self.tokens = []
 
     def told(self) -> list[tuple[int, TokenLogprobs | None]]:
-        """The tokens to send now, with their log-probabilities: with the first ones, also those of an echo."""
+        """Each token id to send now, with its log-probabilities. The first list begins with the tokens of an echo."""
         told = [(token.token, token.logprobs) for token in self.tokens]
         if self.echo is None or len(self.pieces) > len(self.tokens):
             return told
@@ -83,7 +82,7 @@ class Choice:
 
 
 def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Token counts of a request's answers so far. Each prompt counts once."""
+    """The token counts of a request's answers so far. A prompt with several answers counts once."""
     firsts = [choice for choice in choices if choice.first_of_prompt]
     cached = [choice.cached for choice in firsts if choice.cached is not None]
     prompts = sum(len(choice.request.prompt) for choice in firsts)
@@ -95,16 +94,16 @@ class Form:
     """The form in which a route sends its answers."""
 
     prefix: str
-    """Prefix of the ids of answers."""
+    """First part of the id of a response, before the hyphen."""
     object: str
     event: str
-    """Value of `object` in an event of a stream."""
+    """Value of the field `object` in the events of a stream."""
     text: Callable[[str], dict[str, Any]]
-    """Makes the fields that hold the text of a whole answer."""
+    """Function: text of a complete answer -> fields of the JSON object that hold this text."""
     piece: Callable[[str, bool], dict[str, Any]]
-    """Makes the fields that hold the text of an event. The second argument says whether it is the first event."""
+    """Function: (text of an event, whether the event is the first) -> fields of the event that hold this text."""
     logprobs: Callable[[Choice, TokenText], dict[str, Any]]
-    """Makes the log-probabilities of the tokens to send now."""
+    """Function that makes the JSON of the log-probabilities of the tokens to send now."""
 
 
 def _completion_logprobs(choice: Choice, text: TokenText) -> dict[str, Any]:
@@ -155,7 +154,7 @@ CHAT = Form(
 
 @dataclass(frozen=True)
 class Writer:
-    """Makes the JSON of the answers of one request."""
+    """Makes the JSON of one response, which may hold several answers."""
 
     form: Form
     id: str
@@ -165,16 +164,16 @@ class Writer:
     token_text: TokenText
 
     def head(self, object: str) -> dict[str, Any]:
-        """The fields with which an object begins."""
+        """The fields that every JSON object of the response has."""
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
     def event(self, choice: Choice, text: str, with_ids: bool) -> dict[str, Any]:
-        """An event of a stream. `with_ids`: whether the event holds the token ids."""
+        """One event of a stream, as a JSON object. If `with_ids` is False, its list of token ids stays empty."""
         piece = self.form.piece(text, len(choice.pieces) == 1)
         return {**self.head(self.form.event), "choices": [self._choice(choice, piece, with_ids)]}
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The JSON object of whole answers."""
+        """The JSON object of a response without a stream."""
         entries = [self._choice(choice, self.form.text("".join(choice.pieces))) for choice in choices]
         whole = {**self.head(self.form.object), "choices": entries, "usage": usage_of(choices)}
         if choices[0].request.prompt_logprobs is not None:

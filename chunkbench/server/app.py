@@ -1,4 +1,4 @@
-"""The web application: serves OpenAI's completions with an engine."""
+"""The web application: answers HTTP requests in OpenAI's protocol with an engine."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ from chunkbench.version import __version__
 T = TypeVar("T")
 
 DEFAULT_MAX_TOKENS = 16
-"""Tokens of a completion if the client gives no number, as in OpenAI's API."""
+"""Maximum number of tokens of a completion if the client sends no `max_tokens`, as in OpenAI's API."""
 SMALL_BODY = 32 << 10
-"""Largest body, in bytes, that is read on the event loop. Reading takes about a millisecond."""
+"""A body of at most this many bytes is parsed on the event loop, which takes about a millisecond."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Settings of the server that the engine does not need."""
+    """Settings of the web application."""
 
     model: str
-    """The model's name in requests."""
+    """Name of the model in clients' requests."""
     max_length: int
     """Maximum number of tokens of prompt and answer together."""
     max_waiting: int = 1024
-    """New requests get status 429 while this number of requests wait in the queue."""
+    """Maximum number of requests in the queue. Further requests get status 429."""
     constrained: Method = "mask"
-    """Method by which answers follow a constraint: see `constrained.matchers`."""
+    """Method that makes answers follow a constraint; `constrained.matchers` has a class for each."""
     compiled: int = MOST_COMPILED
-    """Number of compiled constraints that are kept for later requests."""
+    """Maximum number of compiled constraints that are kept for later requests."""
 
     @property
     def max_body(self) -> int:
-        """Maximum bytes of a request's body: twice the size of the longest prompt as text or token ids."""
+        """Maximum size of a request's body in bytes: about twice the size of the longest prompt."""
         return (1 << 20) + 32 * self.max_length
 
 
@@ -70,7 +70,7 @@ class Server:
     def __init__(
         self, backend: Backend, options: ServerOptions, text: CheckpointTokenizer, log: Log, ended: Callable[[], None]
     ) -> None:
-        """`ended` is called when the engine breaks, and should end the process."""
+        """`ended` is called once if the engine breaks. It should end the process."""
         self.backend = backend
         self.options = options
         self._text = text
@@ -88,13 +88,13 @@ class Server:
     # Methods that the engine calls.
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
-        """Record a step of the engine. The engine's thread calls this method."""
+        """Record a finished step of the engine. The engine's thread calls this method."""
         self._log.step(ended, report, load)
         self._metrics.steps.observe(report.seconds)
         self._metrics.preemptions.inc(report.preempted)
 
     def failed(self, error: BackendFailed) -> None:
-        """Record that the engine broke. Called on the event loop."""
+        """Record that the engine broke. The event loop calls this method."""
         self.failure = error
         self._ended()
 
@@ -338,7 +338,7 @@ class Server:
 
 
 def application(server: Server) -> Starlette:
-    """The application with all routes. The engine runs while the application runs."""
+    """Make the web application with all routes. The engine starts and stops with the application."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""The interface that the server needs from an engine, and the thread that runs our engine."""
+"""Defines what the server needs from an engine, and runs our engine in a thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class BackendFailed(Exception):
 
 
 Deliver = Callable[[Generated | RequestFailed | BackendFailed], None]
-"""A function that takes the tokens of one answer in order, or the error that ends the answer early. It runs on the
-event loop."""
+"""A function that receives the tokens of one answer in order. An error instead of a token ends the answer. The
+function runs on the event loop."""
 
 
 @dataclass(frozen=True)
@@ -31,51 +31,49 @@ class Load:
     running: int
     waiting: int
     kv_bytes: int
-    """Bytes of K and V of running requests."""
+    """Bytes of the K and V that running requests use."""
     idle_kv_bytes: int = 0
-    """Bytes of K and V that are kept for later requests."""
+    """Bytes of the K and V that no running request uses, kept for later requests."""
 
 
 class Backend(Protocol):
-    """The engine of a server. All methods except `close` are called on the event loop."""
+    """The engine behind a server. All methods except `close` are called on the event loop."""
 
     def start(self, observer: Observer) -> None:
-        """Begin to compute, and report every step to the observer."""
+        """Start the engine. It reports every step to the observer."""
 
     def check(self, request: Request, answers: int) -> None:
-        """Raise RequestRefused if the engine could never give the request this number of answers at a time."""
+        """Raise RequestRefused if the engine can never run `answers` answers to this request at the same time."""
 
     def tokens(self) -> tuple[int, frozenset[int]]:
-        """Number of token ids, and the ids that end an answer."""
+        """Size of the vocabulary, and the token ids that end an answer."""
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
-        """Queue checked requests with one prompt, which are answered together. Raises BackendFailed."""
+        """Put requests with the same prompt into the queue. `check` must have accepted them. Raises BackendFailed."""
 
     def drop(self, id: str) -> None:
-        """Drop a request whose client disconnected."""
+        """Stop a request, because its client disconnected."""
 
-    def load(self) -> Load:
-        """The current load."""
+    def load(self) -> Load: ...
 
     def facts(self) -> dict[str, Any]:
-        """Settings that identify this engine in a measurement."""
+        """Settings that identify the engine in stored results."""
 
     def close(self) -> None:
-        """Stop computing. Requests that still run get no answer."""
+        """Stop the engine. Requests that still run get no answer."""
 
 
 class Observer(Protocol):
-    """Receives reports of steps and of the engine's failure."""
+    """Receives the engine's reports."""
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
-        """A step ended at this time, on the clock of `time.perf_counter`."""
+        """A step ended at the time `ended`, in seconds of `time.perf_counter`."""
 
-    def failed(self, error: BackendFailed) -> None:
-        """The engine broke."""
+    def failed(self, error: BackendFailed) -> None: ...
 
 
 class ChunkBackend:
-    """Our engine in a thread of its own."""
+    """Runs our engine in its own thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -86,7 +84,7 @@ class ChunkBackend:
         self._closing = False
         self._failed: BackendFailed | None = None
         self._answers: dict[str, Deliver] = {}
-        """Request id -> function that takes its tokens. Used only on the event loop."""
+        """Request id -> function that receives its tokens. Used only on the event loop."""
         self._thread = threading.Thread(target=self._run, name="engine")
 
     def start(self, observer: Observer) -> None:

@@ -1,5 +1,4 @@
-"""Builds an engine from the options of a command: a checkpoint's folder, or a shape or configuration with random
-weights."""
+"""Loads a checkpoint, or makes a model with random weights, and builds the engine for it."""
 
 from __future__ import annotations
 
@@ -31,19 +30,19 @@ EngineName = Literal["chunk", "transformers"]
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """The choice of the model that a server runs."""
+    """The model that a server runs."""
 
     model: str
-    """Folder of a checkpoint, or `smollm2-135m`. For random weights: name of another shape, or path of a
-    config.json."""
+    """Folder of a checkpoint, or `smollm2-135m`. The name of another shape, or the path of a config.json, gets
+    random weights."""
     dtype: torch.dtype
     device: str = "cpu"
     layers: int | None = None
-    """Number of layers of a named shape; None: all of them."""
+    """Number of layers of a named shape. None: as many as the shape has."""
     vocabulary: int | None = None
-    """Number of token ids of a named shape; None: 32000."""
+    """Size of the vocabulary of a named shape. None: 32000."""
     max_length: int | None = None
-    """Maximum number of tokens of a sequence for a named shape; None: 16384."""
+    """Maximum number of tokens of a sequence of a named shape. None: 16384."""
     seed: int = 0
     """Seed of the random weights."""
 
@@ -58,7 +57,7 @@ class ModelChoice:
 
     @property
     def name(self) -> str:
-        """The model's name for clients."""
+        """The model's name in requests of clients."""
         if self.model in SHAPES:
             return self.model
         path = Path(os.path.abspath(self.model))  # a link keeps the name that its user gave it
@@ -67,14 +66,14 @@ class ModelChoice:
         return text_of(path.parent.name if path.name == "config.json" else path.stem)
 
     def config(self) -> Any:
-        """transformers' configuration of a model with random weights. Raises ModelError."""
+        """The configuration of a model with random weights, as an object of transformers. Raises ModelError."""
         if self.model in SHAPES:
             return llama_config(SHAPES[self.model], self.layers, self.vocabulary or 32000, self.max_length or 16384)
         with reading_with_transformers(self.model):
             return transformers.AutoConfig.from_pretrained(self.model, local_files_only=True, trust_remote_code=False)
 
     def check(self) -> None:
-        """Raise ModelError if the model is unknown, or an option does not apply to it."""
+        """Raise ModelError if the model is unknown, or if an option cannot be used with it."""
         folder = self.folder
         if folder is not None and not folder.is_dir():
             raise ModelError(
@@ -87,7 +86,7 @@ class ModelChoice:
 
 
 def text_of(name: str) -> str:
-    """The name of a file or an argument as text for JSON, with U+FFFD for bytes that are not UTF-8."""
+    """A file name or argument as text. U+FFFD replaces bytes that are not UTF-8."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -98,9 +97,10 @@ def build_backend(
     say: Callable[[str], None],
     check: Callable[[ModelNumbers], None] = lambda numbers: None,
 ) -> tuple[Backend, int]:
-    """The engine with its model, and the maximum number of tokens of prompt and answer together.
+    """Load the model and build its engine. Returns the engine, and the maximum number of tokens of prompt and answer
+    together.
 
-    `say` is called with a line of text before each part that takes long. `check` may refuse the model. Raises
+    `say` receives a line of text before each slow part. `check` may raise an error to refuse the model. Raises
     EngineError and ValueError.
     """
     if choice.model == smollm2.NAME:

@@ -1,5 +1,5 @@
-"""Finds the retrieval heads of a model: the model reads random tokens several times, and the attention of every head is
-recorded."""
+"""Finds the retrieval heads of a model. The model reads repeated random tokens, and the attention of every head is
+measured."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chunkbench.server.engine.model import refuse_other_attention
 from chunkbench.server.heads import PAPERS_TOKENS, REPEATS, HeadScores, Scores
 
 INTERFACE = "chunkbench-heads"
-"""Name of our function in transformers' table of attention functions."""
+"""Name under which our attention function is registered in transformers."""
 _ROWS = 256
-"""Number of queries in a block, whose scores are in memory at the same time."""
+"""Number of queries whose attention scores are in memory at the same time."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Watch:
 
 
 def tokens_for(max_length: int) -> int:
-    """Number of random tokens of the test: that of the paper, or fewer if the model has too few positions."""
+    """Number of random tokens for the test: as in the paper, or fewer if the model has too few positions."""
     return min(PAPERS_TOKENS, max_length // REPEATS)
 
 
@@ -40,9 +40,10 @@ def tokens_for(max_length: int) -> int:
 def find_heads(
     module: Any, name: str, tokens: int, seed: int = 0, advance: Callable[[float], None] = lambda share: None
 ) -> HeadScores:
-    """The scores of all heads of a model of transformers that was loaded with the attention `INTERFACE`.
+    """Compute the scores of all heads. `module`: a model of transformers, loaded with the attention `INTERFACE`.
 
-    `tokens`: number of random tokens. `advance` receives the share of the work that is done. Raises ModelError.
+    `tokens`: number of random tokens. `advance` receives the finished part of the work, from 0 to 1. Raises
+    ModelError.
     """
     config = module.config
     refuse_other_attention(config)

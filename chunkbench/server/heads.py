@@ -1,4 +1,4 @@
-"""Retrieval heads of a model: the heads that attend to earlier occurrences of a token (RazorAttention, arXiv
+"""Retrieval heads of a model: heads that attend to earlier occurrences of a token (RazorAttention, arXiv
 2407.15891)."""
 
 from __future__ import annotations
@@ -14,56 +14,57 @@ from chunkbench.attention.windows import Compress, HeadPolicy
 from chunkbench.text_file import TextError, from_json, problem_of, read_text
 
 REPEATS = 4
-"""Number of times that the random tokens occur in the test."""
+"""The test repeats the random tokens until they occur this many times."""
 PAPERS_TOKENS = 2500
 INDUCTION_SHARE, ECHO_SHARE = 0.14, 0.01
-"""Shares of all heads that count as retrieval heads: those best by induction, and those best by echo."""
+"""The share of KV heads with the best induction scores, and the share with the best echo scores, that are retrieval
+heads."""
 
 Scores = tuple[tuple[FiniteFloat, ...], ...]
-"""`[layer][head]`: a score of each head."""
+"""`[layer][head]`: one score per head."""
 
 
 _AGAIN = "make it again with `chunkbench find-heads MODEL`"
 
 
 class HeadsError(ValueError):
-    """A file with scores of heads cannot be used."""
+    """A file with scores of heads is not valid, or belongs to another model."""
 
 
 class HeadScores(BaseModel):
-    """Results of the test: two scores of attention for each query head, in the mean over the repeated tokens."""
+    """Results of the test: two scores for each query head, both means over the repeated tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     tokens: PositiveInt
-    """Number of random tokens. The test repeats them, so that it has `REPEATS` times this number of tokens."""
+    """Number of different positions of random tokens. The model reads `REPEATS` times this number of tokens."""
     kv_heads: PositiveInt
     echo: Scores
-    """Attention to earlier occurrences of the same token."""
+    """How much attention goes to earlier occurrences of the same token, from 0 to 1."""
     induction: Scores
-    """Attention to the tokens after earlier occurrences of the same token."""
+    """How much attention goes to the tokens after earlier occurrences of the same token, from 0 to 1."""
 
     def of_kv_heads(self, scores: Scores) -> Scores:
-        """The scores of KV heads: each has the largest score of its query heads."""
+        """Scores of query heads -> scores of KV heads. A KV head gets the largest score of its query heads."""
         group = len(scores[0]) // self.kv_heads
         return tuple(tuple(max(layer[i : i + group]) for i in range(0, len(layer), group)) for layer in scores)
 
     def retrieval_heads(self, echo: bool = True) -> tuple[tuple[bool, ...], ...]:
-        """`[layer][KV head]`: whether the head is a retrieval head, that is, one of the best of all layers by induction
-        or, with `echo`, by echo. The numbers of best heads are rounded up."""
+        """`[layer][KV head]`: whether the head is a retrieval head: among the best of all layers by induction or,
+        with `echo`, by echo. The number of best heads is rounded up."""
         chosen = _best(self.of_kv_heads(self.induction), INDUCTION_SHARE)
         if echo:
             chosen |= _best(self.of_kv_heads(self.echo), ECHO_SHARE)
         return tuple(tuple((layer, head) in chosen for head in range(self.kv_heads)) for layer in range(len(self.echo)))
 
     def policy(self, window: int | None = None, compress: Compress = "own") -> HeadPolicy:
-        """The policy by which retrieval heads keep everything and other heads keep a window."""
+        """A policy under which retrieval heads keep all tokens, and other heads keep a window."""
         return HeadPolicy(self.retrieval_heads(), window, compress=compress)
 
     def check(self, path: Path, layers: int, heads: int, kv_heads: int) -> None:
-        """Raise HeadsError with the path of the file unless the scores belong to a model with these numbers of layers
-        and heads."""
+        """Raise HeadsError if the scores belong to a model with other numbers of layers or heads. The message names
+        `path`."""
         own = len(self.echo), len(self.echo[0]), self.kv_heads
         if own != (layers, heads, kv_heads):
             sizes = [
@@ -72,7 +73,7 @@ class HeadScores(BaseModel):
             raise HeadsError(f"{path}: is for {self.model}, with {sizes[0]}; this model has {sizes[1]}; {_AGAIN}")
 
     def problem(self) -> str:
-        """The error in the shape of the scores; empty if there is none."""
+        """Text that says why the lists of scores have a wrong shape; empty if the shape is right."""
         widths = {len(layer) for scores in (self.echo, self.induction) for layer in scores}
         if len(self.echo) != len(self.induction) or len(widths) != 1 or 0 in widths:
             return "echo, induction: must have one score for each head of each layer"
@@ -81,19 +82,19 @@ class HeadScores(BaseModel):
         return ""
 
     def named(self) -> list[list[int]]:
-        """Names of the retrieval heads: the layer and the KV head of each."""
+        """`[layer, KV head]` of each retrieval head."""
         full = self.retrieval_heads()
         return [[layer, head] for layer, heads in enumerate(full) for head, is_full in enumerate(heads) if is_full]
 
     def as_json(self) -> str:
-        """The content of a file, which also names the retrieval heads."""
+        """The text of a file with the scores and the retrieval heads."""
         named = self.named()
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in self.model_dump().items()]
         return "{\n" + ",\n".join([*lines, f'  "retrieval": {json.dumps(named)}']) + "\n}\n"
 
 
 def read_heads(path: Path) -> HeadScores:
-    """The scores in a file. Raises HeadsError."""
+    """Read a file that `HeadScores.as_json` wrote. Raises HeadsError."""
     try:
         values: Any = from_json(read_text(path))
     except TextError as error:

@@ -1,4 +1,4 @@
-"""Requests of clients, which are checked here, and errors, in the form of OpenAI's API."""
+"""Checks clients' requests, and writes errors, in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chunkbench.server.constrained.constraint import ANY_OBJECT
 from chunkbench.server.engine import Matcher, Request, RequestRefused, Sampling
 
 MOST_LOGPROBS = 20
-"""Maximum number of most probable tokens in a list of log-probabilities, as in vLLM."""
+"""Maximum number of most probable tokens that a client can ask for, as in vLLM."""
 TopCount = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -32,7 +32,7 @@ def _as_list(stop: Any) -> Any:
 
 
 class ApiError(Exception):
-    """An answer with an HTTP status of 4xx or 5xx."""
+    """An error that is sent to the client, with its HTTP status."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -41,26 +41,26 @@ class ApiError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's form."""
+        """The error as a JSON object in OpenAI's format."""
         kind = {404: "not_found_error", 429: "rate_limit_error"}.get(self.status, "invalid_request_error")
         kind = "server_error" if self.status >= 500 else kind
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class Fields(BaseModel):
-    """A JSON object in a body. A field that is null counts as left out.
+    """A JSON object in the body of a request. null counts as no value.
 
-    An unknown field is refused with ApiError, unless it cannot change an answer or its value asks for nothing.
+    An unknown field raises ApiError, unless its name is in `_labels` or its value in `_neutral`.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     _within: ClassVar[str | None] = None
-    """Name of the field of the body that holds objects of this class; None for the body itself."""
+    """Field of the body that holds this object. None: the object is the whole body."""
     _labels: ClassVar[frozenset[str]] = frozenset()
-    """Names of fields that cannot change an answer."""
+    """Names of unknown fields that are ignored, because they cannot change an answer."""
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Field that the server does not support -> values of it that ask for nothing."""
+    """Name of an unsupported field -> values that are accepted, because they have no effect."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,18 +80,18 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """Says what a stream holds in addition to tokens."""
+    """Settings of a stream."""
 
     _within = "stream_options"
     _labels = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """Whether every event holds the token counts so far (`usage`)."""
+    """If True, every event holds the token counts so far, as `usage`."""
 
 
 class Message(Fields):
-    """A message of a chat. Its text may be a list of parts."""
+    """A message of a chat. Its content is a text, or a list of parts."""
 
     _within = "messages"
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -104,7 +104,7 @@ class Message(Fields):
     name: Annotated[str, Field(max_length=1024)] | None = None
 
     def plain(self) -> dict[str, str]:
-        """The message as a chat template takes it. Raises ApiError for images and other parts."""
+        """The message as a dictionary for a chat template. Raises ApiError if a part is not text."""
         text = self.content
         if isinstance(text, list):
             for part in text:
@@ -117,7 +117,7 @@ class Message(Fields):
 
 
 class JsonSchema(Fields):
-    """A JSON schema in the form of `response_format`."""
+    """The field `json_schema` of `response_format`."""
 
     _within = "response_format"
     _labels = frozenset({"name", "description", "strict"})
@@ -126,7 +126,7 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """A constraint on the answer in OpenAI's form."""
+    """A constraint on the answer, as in OpenAI's API."""
 
     _within = "response_format"
 
@@ -143,7 +143,7 @@ class ResponseFormat(Fields):
 
 
 class StructuredOutputs(Fields):
-    """A constraint on the answer in vLLM's form. Only one of the fields may be set."""
+    """A constraint on the answer, as in vLLM's API. Only one field may be set."""
 
     _within = "structured_outputs"
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -169,7 +169,8 @@ class StructuredOutputs(Fields):
 
 
 class RequestBody(Fields):
-    """Fields that both kinds of completion take. `Sampling` and `Request` of the engine check their ranges."""
+    """The fields that completions and chat completions have in common. `Sampling` and `Request` of the engine check
+    the ranges of numbers."""
 
     _labels = frozenset(
         {
@@ -215,8 +216,8 @@ class RequestBody(Fields):
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
     def constraint(self) -> tuple[str, Constraint] | None:
-        """The name of the field with a constraint, and the constraint that the answer must follow; None without one.
-        Raises ApiError."""
+        """The constraint on the answer, and the name of the field that holds it. None if any text is allowed. Raises
+        ApiError."""
         found: tuple[str, Constraint] | None = None
         asked = ("response_format", self.response_format), ("structured_outputs", self.structured_outputs)
         for field, outputs in asked:
@@ -231,24 +232,25 @@ class RequestBody(Fields):
 
     @property
     def echoes(self) -> bool:
-        """Whether the text of the prompt stands before the answer."""
+        """Whether the response repeats the prompt before the answer."""
         return False
 
     @property
     def logprobs_of_answer(self) -> int | None:
-        """Number of most probable tokens to list with each token of the answer; None: no log-probabilities."""
+        """Number of most probable tokens to list for each token of the answer. None: no log-probabilities."""
         return None
 
     @property
     def logprobs_of_prompt(self) -> int | None:
-        """The same for each token of the prompt. Raises ApiError."""
+        """Number of most probable tokens to list for each token of the prompt. None: no log-probabilities. Raises
+        ApiError."""
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError("prompt_logprobs come with whole answers: leave stream out", param="prompt_logprobs")
         return self.prompt_logprobs
 
     def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None, answer: int) -> Request:
-        """The engine's request for one of the `n` answers to a prompt; answer i has the seed `seed` + i. Raises
-        ApiError if the sampling is out of range."""
+        """Make the engine's request for answer number `answer`, from 0 to `n` - 1. This number is added to the seed.
+        Raises ApiError if a number is out of range."""
         seed = None if self.seed is None else self.seed + answer
         try:
             sampling = Sampling(self.temperature, self.top_p, seed, self.top_k)
@@ -292,7 +294,7 @@ class CompletionBody(RequestBody):
         return max(given, default=None)
 
     def prompts(self) -> Sequence[str | list[int]]:
-        """Each prompt as text or token ids."""
+        """The prompts of the body. Each is a text or a list of token ids."""
         prompt = self.prompt
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
         return prompt if several else [prompt]  # type: ignore[return-value, list-item]
@@ -322,7 +324,7 @@ B = TypeVar("B", bound=RequestBody)
 
 
 def parse(kind: type[B], data: bytes) -> B:
-    """Read a body. Raises ApiError that names the field."""
+    """Parse a body. Raises ApiError, whose message names the wrong field."""
     try:
         given = from_json(data.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
     except ValueError as error:
@@ -345,7 +347,8 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
-    """Token counts of an answer. `cached_tokens`: tokens of the prompt that were not computed; None if unknown."""
+    """The object `usage` of a response. `cached_tokens`: number of prompt tokens that were not computed; None if
+    unknown."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -1,4 +1,4 @@
-"""Records of the server: metrics for Prometheus, and a line for each step and each request."""
+"""The server's records: metrics for Prometheus, and log files with a line for each step and each request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from chunkbench.server.engine import StepReport
 from chunkbench.text_file import write_whole
 
 STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-"""Bounds of the histogram of step times, in seconds."""
+"""Upper bounds of the buckets of the histogram of step times, in seconds."""
 
 
 class Metrics:
-    """Counters of one server."""
+    """The metrics of one server."""
 
     def __init__(self, load: Callable[[], Load]) -> None:
         """`load` is called when somebody reads the metrics."""
@@ -45,20 +45,20 @@ class Metrics:
         )
 
     def page(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """The text of /metrics in Prometheus' format."""
         return generate_latest(self._registry)
 
 
 class Log:
-    """Lines of JSON about steps and requests, in a folder. Times in seconds of the clock of `time.perf_counter`,
-    which all processes of a Linux host share.
+    """Writes steps.jsonl and requests.jsonl into a folder. Times are in seconds of `time.perf_counter`, which all
+    processes of a Linux host share.
 
-    If a file cannot be written any more, for example because the disk is full, it ends with its last whole line, and
-    the server continues without the file.
+    If a file cannot be written any more, for example because the disk is full, its last line stays complete. The
+    server continues without this file.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Creates the files, replacing old ones; writes none if `folder` is None. Raises OSError."""
+        """Create the files, and replace old ones. Without a folder, nothing is written. Raises OSError."""
         self._lock = threading.Lock()
         self._files: dict[str, FileIO] = {}
         if folder is not None:
@@ -90,7 +90,6 @@ class Log:
         self._write("requests", fields)
 
     def close(self) -> None:
-        """Close the files."""
         with self._lock:
             for file in self._files.values():
                 file.close()

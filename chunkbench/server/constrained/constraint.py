@@ -1,4 +1,4 @@
-"""Constraints on answers, in the forms that clients send."""
+"""The constraints that a client can put on an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 Kind = Literal["regex", "json", "choice"]
 MOST_CHARACTERS = 1 << 16
-"""Maximum number of characters of a constraint."""
+"""Maximum number of characters of the text of a constraint."""
 
 
 class ConstraintRefused(ValueError):
@@ -19,12 +19,11 @@ class ConstraintRefused(ValueError):
 
 @dataclass(frozen=True)
 class Constraint:
-    """A constraint on an answer: a regular expression, a JSON schema, or a list of texts of which the answer must be
-    one."""
+    """A rule for an answer: a regular expression, a JSON schema, or a list of texts from which the answer is chosen."""
 
     kind: Kind
     text: str
-    """The regular expression, or JSON of the schema or of the list of choices."""
+    """The regular expression. For a schema or a list of choices: its JSON."""
 
     def __post_init__(self) -> None:
         if len(self.text) > MOST_CHARACTERS:
@@ -32,13 +31,12 @@ class Constraint:
 
     @classmethod
     def of_regex(cls, regex: str) -> Constraint:
-        """The constraint that the answer matches a regular expression. Raises ConstraintRefused."""
+        """The answer must match this regular expression. Raises ConstraintRefused."""
         return cls("regex", regex)
 
     @classmethod
     def of_schema(cls, schema: Any) -> Constraint:
-        """The constraint that the answer follows a JSON schema (an object or true, also as JSON text). Raises
-        ConstraintRefused."""
+        """The answer must follow this JSON schema: an object, true, or JSON text of one. Raises ConstraintRefused."""
         if isinstance(schema, str):
             try:
                 schema = from_json(schema, allow_inf_nan=False)  # with a limit of depth
@@ -50,11 +48,11 @@ class Constraint:
 
     @classmethod
     def of_choice(cls, texts: list[str]) -> Constraint:
-        """The constraint that the answer is one of these texts. Raises ConstraintRefused."""
+        """The answer must be one of these texts. Raises ConstraintRefused."""
         if not texts or not all(texts):
             raise ConstraintRefused("a choice needs at least one text, and no text may be empty")
         return cls("choice", json.dumps(texts))
 
 
 ANY_OBJECT = Constraint.of_schema({"type": "object"})
-"""The constraint that the answer is a JSON object with any fields."""
+"""The answer must be a JSON object, with any fields."""

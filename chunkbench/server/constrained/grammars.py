@@ -1,4 +1,4 @@
-"""Compiles constraints for a tokenizer, each constraint once."""
+"""Compiles constraints for a tokenizer, and keeps the compiled constraints."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from chunkbench.server.constrained.vocabulary import Vocabulary, follow_bytes, r
 MOST_COMPILED = 128
 """Maximum number of compiled constraints that are kept. The least recently used one is dropped first."""
 _MOST_BYTES = 48 << 20
-"""Maximum bytes that all kept constraints took when they were compiled, first mask included. Usual constraints take
-less than 1 MiB, `(a{400}){400}` takes 18 MiB."""
+"""Maximum memory of all kept constraints, in bytes. The growth of the heap while a constraint was compiled is its
+memory. Usual constraints take less than 1 MiB, `(a{400}){400}` takes 18 MiB."""
 _LONG_S = 0.1
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-"""Options for JSON without optional whitespace, because no text is forced if whitespace may follow."""
+"""Options for JSON without optional whitespace. Where whitespace may follow, no text is forced."""
 _MESSAGE_CHARACTERS = 400
 _MOST_GAPS = 32
 """Maximum number of different gaps of a template."""
 _FUEL = 100_000
-"""Limit of the work of preparing a constraint, in llguidance's units. Usual schemas need less. With a limit twenty
-times as high, `(a{9000}){9000}` took 330 MiB and 3 s. The work of a step is limited by llguidance's defaults."""
+"""Limit of the work of compiling a constraint, in llguidance's units. Usual schemas need less. With a limit twenty
+times as high, `(a{9000}){9000}` took 330 MiB and 3 s. For the work of a step, llguidance's default limits apply."""
 
 MISSING = "constrained answers need llguidance: pip install 'chunkbench[constrained]'"
 
 Compiled = Callable[[bool], Matcher]
-"""A compiled constraint: a function that makes the matcher of a new answer. Its argument says whether to use masks
-alone."""
+"""A function that makes the matcher of a new answer for one constraint. Its argument is `masks` of
+`Grammars.matcher`."""
 _KINDS: dict[Method, type[Matcher]] = {
     "mask": Matcher,
     "interleaved": Matcher,  # if the constraint has no template
@@ -55,7 +55,7 @@ _KINDS: dict[Method, type[Matcher]] = {
 
 
 class Grammars:
-    """Compiles constraints for one tokenizer and one method. Safe for several threads."""
+    """Compiles constraints for one tokenizer and one method. Threads may share an object."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Grammars:
         method: Method = "mask",
         most_compiled: int = MOST_COMPILED,
     ) -> None:
-        """`tokenizer`: text of the tokenizer.json; `vocabulary`: number of token ids of the model; `ends`: ids that end
-        an answer.
+        """`tokenizer`: text of the tokenizer.json; `vocabulary`: size of the model's vocabulary; `ends`: token ids that
+        end an answer.
 
-        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused if llguidance cannot read
-        the tokenizer.
+        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused if llguidance cannot
+        read the tokenizer.
         """
         self.vocabulary = Vocabulary.read(tokenizer, vocabulary, ends)
         import llguidance
@@ -81,14 +81,14 @@ class Grammars:
         self._lock = threading.Lock()
 
     def known(self, constraint: Constraint, masks: bool = False) -> Matcher | None:
-        """A matcher of a new answer if the constraint was compiled before; else None. `masks`: whether the answer is
-        made with masks alone, so that the model chooses each token."""
+        """Like `matcher`, but returns None if the constraint is not compiled yet."""
         with self._lock:
             compiled = self._compiled.get(constraint)
         return None if compiled is None else compiled(masks)
 
     def matcher(self, constraint: Constraint, masks: bool = False) -> Matcher:
-        """A matcher of a new answer. The first call for a constraint compiles it. Raises ConstraintRefused."""
+        """Make a matcher for a new answer. The constraint is compiled if it is new. With `masks`, the model chooses
+        every token, whatever the method is. Raises ConstraintRefused."""
         found = self.known(constraint, masks)
         if found is not None:
             return found

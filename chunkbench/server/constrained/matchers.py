@@ -1,5 +1,5 @@
-"""Matchers keep an answer within its constraint. Each method has its own class; all but `mask` also append text without
-the model."""
+"""A matcher keeps one answer within its constraint. There is a class for each method. All methods except `mask` also
+append text without the model."""
 
 from __future__ import annotations
 
@@ -21,66 +21,63 @@ Method = Literal["mask", "interleaved", "jump", "jump-retokenize", "forced-token
 
 @dataclass
 class Work:
-    """The work for one answer so far, besides that of the model. Times are in seconds."""
+    """The work that a matcher did for one answer so far. Times are in seconds."""
 
     sampled: int = 0
-    """Tokens that the model chose."""
+    """Number of tokens that the model chose."""
     pieces: int = 0
-    """Texts that were appended without the model."""
+    """How many times text was appended without the model."""
     forced: int = 0
-    """Tokens of the texts that were appended without the model."""
+    """Number of tokens that were appended without the model."""
     rolled_back: int = 0
-    """Tokens that were removed because the answer with the appended text is written with other tokens."""
+    """Number of tokens that were removed, because other tokens now write the same text."""
     mask_s: float = 0.0
     automaton_s: float = 0.0
-    """Seconds of following the constraint from token to token."""
+    """Seconds for adding tokens to the constraint's automaton."""
     retokenize_s: float = 0.0
-    """Seconds of tokenising the appended text or the whole answer."""
+    """Seconds for converting text to tokens."""
 
     def facts(self, compile_s: float, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """Facts for the log. `compile_s`: seconds that the request waited for its constraint; `spans`: ranges of
-        characters `[begin, end[` of the answer that were appended without the model."""
+        """The facts for the log. `compile_s`: seconds that the request waited for its compiled constraint. `spans`:
+        ranges of characters `[begin, end[` of the answer that were appended without the model."""
         return {**vars(self), "compile_s": compile_s, "spans": spans}
 
 
 class Matcher:
-    """Follows a constraint by masks, and counts its work. It has the interface of `engine.request.Matcher`.
+    """Implements `engine.request.Matcher` with masks from llguidance, and counts the work.
 
-    With every method, llguidance knows the whole answer, and only text that llguidance accepts is written.
+    llguidance checks the whole answer in every method, also the text that is appended without the model.
     """
 
     rewrites = False
 
     def __init__(self, state: Any, vocabulary: Vocabulary) -> None:
-        """`state`: an LLMatcher that only this answer uses."""
+        """`state`: an LLMatcher that no other answer uses."""
         self.work = Work()
         self._state = state
         self._vocabulary = vocabulary
         self._stuck = False
 
     def allow(self, bits: NDArray[np.int32]) -> None:
-        """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
         began = perf_counter()
         self._allow(bits)
         self.work.mask_s += perf_counter() - began
 
     def allows(self, token: int) -> bool:
-        """Whether a token surely may come next. Takes a hundredth of a mask's time. If the next text is forced, so that
-        only its canonical tokens may come, the answer is False and the mask decides."""
+        """Quick test whether a token may come next; a mask takes a hundred times as long. False if only a mask can
+        tell, which is the case when the next text is forced."""
         began = perf_counter()
         known = not self._state.compute_ff_tokens() and self._state.validate_tokens([token]) == 1
         self.work.mask_s += perf_counter() - began
         return known
 
     def accept(self, token: int) -> None:
-        """Add an allowed token that the model chose."""
         began = perf_counter()
         self._accept(token)
         self.work.sampled += 1
         self.work.automaton_s += perf_counter() - began
 
     def forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        """Append the text that must follow, and return its tokens; see `engine.request.Matcher`."""
         began, retokenized_s = perf_counter(), self.work.retokenize_s
         found = self._forced(answer, most)
         if found is not None:
@@ -97,7 +94,6 @@ class Matcher:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer follows the constraint, and no more text may come."""
         if self._state.is_stopped():
             return not self._state.is_error()  # an error also stops llguidance
         # If only an end may come, and the model has no token for the end, the answer is complete.
@@ -105,7 +101,6 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """Why no token can come next; empty if a token can."""
         error = " ".join(self._state.get_error().partition("<state>")[0].split())
         return error or "the model has no token that can follow this text" * self._stuck
 
@@ -134,7 +129,7 @@ class Matcher:
 class ForcedTokensMatcher(Matcher):
     """Appends the forced tokens that llguidance finds.
 
-    The last token of a forced text is left to the model if it may merge with the text that follows.
+    The model chooses the last token of a forced text if this token could be merged with later text.
     """
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
@@ -147,9 +142,9 @@ class ForcedTokensMatcher(Matcher):
 class JumpMatcher(Matcher):
     """Appends forced bytes as their canonical tokens.
 
-    Forced bytes are consecutive edges of the constraint's automaton over bytes, each the only edge of its state: a
-    compressed edge in SGLang's paper (section 4 and appendix B). If the text may end in a state, the end counts as an
-    edge. llguidance makes this automaton while an answer walks it.
+    Bytes are forced where each state of the constraint's automaton has only one edge: a compressed edge in SGLang's
+    paper (section 4 and appendix B). If the text may end in a state, the end counts as an edge. llguidance builds
+    this automaton step by step while an answer grows.
     """
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
@@ -197,9 +192,9 @@ class InterleavedMatcher(JumpMatcher):
 
 
 class RetokenizingMatcher(JumpMatcher):
-    """Appends forced bytes, and writes the whole answer again with its canonical tokens.
+    """Appends forced bytes, then replaces all tokens of the answer by the canonical tokens of its text.
 
-    The last token is left to the model if it may merge with the text that follows.
+    The model chooses the last token of a forced text if this token could be merged with later text.
     """
 
     rewrites = True

@@ -12,9 +12,10 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """At most `most` entries with a total weight of at most `heaviest`. The least recently used entry is dropped first.
+    """A dictionary of at most `most` entries with a total weight of at most `heaviest`. The least recently used entry
+    is dropped first.
 
-    An entry that weighs more than `heaviest` is not kept.
+    An entry that is heavier than `heaviest` is not stored.
     """
 
     def __init__(self, most: int, heaviest: float = inf) -> None:
@@ -23,7 +24,7 @@ class Recent(Generic[K, V]):
         self._weight = 0.0
 
     def get(self, key: K) -> V | None:
-        """An entry, which then counts as used now; None if it is not kept."""
+        """Return an entry and mark it as used now. None if the entry is not stored."""
         found = self._entries.get(key)
         if found is None:
             return None
@@ -31,7 +32,7 @@ class Recent(Generic[K, V]):
         return found[0]
 
     def keep(self, key: K, value: V, weight: float = 0.0) -> None:
-        """Keep an entry, and drop others if necessary."""
+        """Store an entry, and drop others if necessary."""
         _, before = self._entries.pop(key, (None, 0.0))
         if weight > self._heaviest:
             self._weight -= before

@@ -1,5 +1,4 @@
-"""Prepares JSON schemas for llguidance: removes parts that it would refuse without need, and finds the parts that it
-refuses."""
+"""Changes JSON schemas so that llguidance accepts more of them, and finds the parts that it refuses."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from typing import Any
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
-"""Formats that llguidance knows. In JSON Schema any other format is a note that does not limit values."""
+"""Formats that llguidance knows. By JSON Schema, another format does not limit values."""
 _ONE = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
 )
-"""Keywords whose value is a schema (`items`: also a list)."""
+"""Keywords whose value is a schema. The value of `items` may also be a list of schemas."""
 _SEVERAL = ("prefixItems", "items", "allOf", "anyOf", "oneOf")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
@@ -39,8 +38,8 @@ def _subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, dict[str, A
 
 
 def prepared(schema: Any) -> Any:
-    """The schema, changed in place so that llguidance can follow it: without formats that do not limit values, and with
-    patterns that do not allow a backspace."""
+    """Change the schema in place so that llguidance can follow it, and return it. Formats that do not limit values
+    are removed. Patterns no longer allow a backspace."""
     for _, part in _subschemas(schema):
         if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
             del part["format"]
@@ -63,7 +62,7 @@ def _without_backspace(pattern: str) -> str:
 
 
 def place_of_keys(error: str, schema: Any) -> str:
-    """The places of the keywords that an error of llguidance lists; empty if the error lists none."""
+    """Text with the places of the keywords that llguidance's error message lists. Empty if the message lists none."""
     listed = re.search(r"Unimplemented keys: \[(.*)\]", error)
     keys = set(re.findall(r'"(.*?)"', listed[1])) if listed else set[str]()
     places = [path for path, part in _subschemas(schema) if keys & part.keys()]

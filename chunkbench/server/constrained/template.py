@@ -1,4 +1,4 @@
-"""A regular expression as a template: fixed pieces of text, and gaps between them."""
+"""Divides a regular expression into fixed texts and the gaps between them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ _SPECIAL = set(".^$[(")
 
 
 class Part(NamedTuple):
-    """A part of a template: a fixed text or a gap."""
-
     fixed: bool
-    """Whether the part is a fixed text; else it is a gap."""
+    """True for a fixed text, False for a gap."""
     text: str
     """The fixed text, or the gap's regular expression."""
 
 
 def parts(regex: str) -> list[Part]:
-    """The parts whose concatenation is the expression. One gap if the expression is not a concatenation, or if flags
-    may change its letters."""
+    """Divide an expression into its parts, in order. The result is a single gap if the expression has alternatives,
+    or flags that may change its letters."""
     atoms, place = [], 0
     while place < len(regex):
         begin = place
@@ -57,25 +55,23 @@ def _end_of_atom(regex: str, place: int) -> int:
 
 
 class Gap(NamedTuple):
-    """A gap, and the fixed text after it."""
+    """A gap, and the fixed text that follows it."""
 
     state: Any
-    """An LLMatcher of bytes, of which each answer uses a copy. It follows the gap and the first character of the
-    text."""
+    """An LLMatcher over bytes, which each answer copies. It matches the gap and the first character of `text`."""
     text: bytes
-    """The fixed text without its first character."""
+    """The fixed text after the gap, without its first character."""
     last: bool
-    """Whether no fixed text follows, so that the gap lasts to the end."""
+    """True if the gap is the end of the template, with no fixed text after it."""
 
 
 class Place:
-    """A gap in a template, which an answer fills. The gap ends at the first character where it may end and the next
+    """The position of an answer in a template. A gap ends at the first character where the gap may end and the next
     fixed text may begin."""
 
     def __init__(self, begin: bytes, gaps: Sequence[Gap]) -> None:
-        """`begin`: the fixed text before the first gap."""
         self.rest = begin
-        """The rest of the current fixed text; empty inside a gap."""
+        """The rest of the current fixed text; empty inside a gap. At first: the fixed text before the first gap."""
         self._gaps = list(gaps)
         self._begin_gap()
 
@@ -83,7 +79,7 @@ class Place:
         self._gap = self._gaps[0].state.deep_copy() if self._gaps else None
 
     def walk(self, text: bytes) -> None:
-        """Move on by a text. After a text that leaves the template, no text is fixed any more."""
+        """Move forward by a text. If the text does not fit the template, the rest of the answer has no fixed text."""
         for byte in text:
             if self.rest:
                 fixed, self.rest = self.rest[0], self.rest[1:]

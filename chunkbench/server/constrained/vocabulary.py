@@ -1,4 +1,5 @@
-"""The tokens of a model, in a form that keeps every letter of a text; and single bytes as tokens."""
+"""The tokens of a model, in a form that keeps every letter of a text. Also a tokenizer whose tokens are single
+bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _SPACES = (
     {"type": "Prepend", "prepend": "\u2581"},
     {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
 )
-"""Normalizers that lose no letter, because they only change how spaces are written (as SentencePiece does)."""
+"""Normalizers that only change how spaces are written, as SentencePiece does. They lose no letter."""
 
 _END = {
     "content": "<|the end of an answer|>",
@@ -29,24 +30,24 @@ _END = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a model."""
+    """The tokens of a model as llguidance needs them."""
 
     library: Any
-    """The tokenizer in llguidance's form: an LLTokenizer."""
+    """An LLTokenizer of llguidance."""
     lengths: NDArray[np.int32]
-    """`[tokens]`: bytes of each token's text; 0 for special tokens."""
+    """`[tokens]`: number of bytes of each token's text; 0 for special tokens."""
     writable: NDArray[np.int32]
-    """`[words]`: a bit for each token that the model has, as in a mask."""
+    """`[words]`: a mask with a bit for every token of the model."""
     endless: bool
-    """Whether the model has no token that ends an answer."""
+    """True if the model has no token that ends an answer."""
 
     @classmethod
     def read(cls, tokenizer: str, size: int, ends: Collection[int]) -> Vocabulary:
-        """`tokenizer`: text of the tokenizer.json. `size`: number of token ids of the model. `ends`: ids that end an
-        answer.
+        """Read a tokenizer. `tokenizer`: text of the tokenizer.json; `size`: size of the model's vocabulary; `ends`:
+        token ids that end an answer.
 
-        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused if llguidance cannot read
-        the tokenizer.
+        Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused if llguidance cannot
+        read the tokenizer.
         """
         import llguidance
 
@@ -71,24 +72,23 @@ class Vocabulary:
         return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32), not end_ids)
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """The text of tokens, without special tokens."""
+        """The text of these tokens as UTF-8. Special tokens are left out."""
         text: bytes = self.library.decode_bytes([token for token in tokens if self.lengths[token]])
         return text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, with U+FFFD for bytes that are not characters."""
+        """The text of these tokens. Special tokens are left out; U+FFFD replaces bytes that are not characters."""
         return self.text(tokens).decode(errors="replace")
 
     def of_text(self, text: bytes) -> list[int]:
-        """The canonical tokens of a text."""
+        """The canonical token ids of a text."""
         tokens: list[int] = self.library.tokenize_bytes(text)
         return tokens
 
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn errors of llguidance into a ConstraintRefused whose message begins with `what`; also panics, which are not
-    an `Exception`."""
+    """A context that turns llguidance's errors and panics into ConstraintRefused. The message begins with `what`."""
     try:
         yield
     except BaseException as error:
@@ -154,8 +154,8 @@ def _byte_tokens() -> Any:
 
 
 def follow_bytes(regex: str, limits: Any = None) -> Any:
-    """An LLMatcher for texts that follow an expression; its tokens are bytes. Raises ConstraintRefused,
-    ModuleNotFoundError without llguidance."""
+    """Make an LLMatcher over bytes for a regular expression. Raises ConstraintRefused, ModuleNotFoundError without
+    llguidance."""
     import llguidance
 
     library = llguidance.LLMatcher
@@ -166,8 +166,7 @@ def follow_bytes(regex: str, limits: Any = None) -> Any:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """The whole characters at the beginning of bytes that may be cut anywhere; empty if the bytes begin inside a
-    character."""
+    """The bytes without an incomplete character at the end. Empty if the bytes begin inside a character."""
     if text and 0x80 <= text[0] < 0xC0:
         return b""
     return text.decode(errors="ignore").encode()  # the last character may be incomplete

@@ -1,4 +1,4 @@
-"""The engine: iteration-level batching of any decoder-only model of transformers, with the prefix-aware cache."""
+"""The engine: runs decoder-only models of transformers over the prefix-aware cache, with iteration-level batching."""
 
 from chunkbench.server.engine.engine import Engine, EngineOptions, StepReport
 from chunkbench.server.engine.errors import EngineError, ModelError, RequestFailed, RequestRefused

@@ -1,5 +1,5 @@
-"""The engine's cache with the interface of a cache manager. A scheduler allocates, extends and frees sequences; the
-cache also selects their tensors for the step."""
+"""The engine's cache manager. A scheduler allocates, extends and frees sequences here. The manager also tells the
+tensors which tokens the next step computes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class _Live:
     """A sequence in the cache."""
 
     handle: int
-    """Id of the sequence in the cache of tensors."""
+    """Id of the sequence in `RaggedChunkAttention`."""
     text: Text
     reached: int = 0
-    """Number of leading tokens that were selected for a step so far."""
+    """Number of leading tokens of the sequence that steps have computed or will compute next."""
 
 
 class Stopwatch:
-    """Adds up the seconds inside `with`. The blocks do not nest."""
+    """Adds up the seconds spent inside `with` blocks. The blocks may not be nested."""
 
     seconds = 0.0
 
@@ -38,20 +38,19 @@ class Stopwatch:
 
 
 class EngineCache(Manager):
-    """A cache manager with the tensors of all layers.
+    """A cache manager for the K and V of all layers.
 
-    Tokens that get a slot are also selected for the next step; `plan` ends the selection.
+    Tokens that get a slot are also selected for the next step. `plan` ends the selection.
 
-    `tree` adds up the seconds of the bookkeeping of prefixes: matching prompts; joins; finding how far K and V of a
-    prompt are written; appending tokens, with the collection of their ids; evictions; removing sequences, and keeping
-    their chunks; with window heads, also dropping chunks. `tree` leaves out selecting the rows of a step, the plan,
-    writing K and V, and cuts of constrained answers, which may copy K and V.
+    `tree` adds up the seconds for managing prefixes: matching, adding, forking and removing sequences, appending
+    tokens, evicting and keeping chunks, and finding which K and V are written. It leaves out selecting the tokens of
+    a step, planning, writing K and V, and shortening answers.
     """
 
     _live: LiveSequences[_Live]
 
     def __init__(self, attention: RaggedChunkAttention, max_tokens: int) -> None:
-        """`max_tokens`: number of tokens for whose K and V there is memory."""
+        """`max_tokens`: number of tokens for which the cache has memory."""
         super().__init__(max_tokens, attention.chunk_size)
         self._attention = attention
         self.tree = Stopwatch()
@@ -61,7 +60,7 @@ class EngineCache(Manager):
         return self._attention.live_chunks * self.block_tokens
 
     def plan(self) -> None:
-        """Plan a step with all tokens that were selected."""
+        """Plan the step that computes the selected tokens."""
         self._attention.plan_selected()
 
     def cached(self, text: Text) -> int:
@@ -119,8 +118,8 @@ class EngineCache(Manager):
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Add a sequence with the id `twin` and the computed tokens of another one. `text`: its own tokens. False if
-        there is no room for a copy of a partial last chunk."""
+        """Add the sequence `twin` as a copy of `sequence`. `text`: the tokens of the new sequence. Returns False if
+        there is no memory for a copy of the last chunk, where the chunk is not full."""
         source = self._live[sequence]
         try:
             with self.tree:
@@ -131,8 +130,8 @@ class EngineCache(Manager):
         return True
 
     def truncate(self, sequence: int, tokens: int) -> None:
-        """Keep K and V of the first `tokens` tokens of a sequence. Raises PoolExhausted if a shared chunk must be
-        copied and there is no room, or if window heads lost the new last chunk."""
+        """Keep K and V of only the first `tokens` tokens of a sequence. Raises PoolExhausted if a shared chunk
+        cannot be copied, or if window heads no longer have the new last chunk."""
         member = self._live[sequence]
         try:
             self._attention.truncate(member.handle, tokens)
@@ -141,19 +140,19 @@ class EngineCache(Manager):
         member.reached = min(member.reached, tokens)
 
     def undo(self) -> None:
-        """Declare that the planned step could not be computed, so that its K and V are not written."""
+        """Mark the planned step as not computed. Its K and V do not count as written."""
         self._attention.undo_planned()
 
     def select_again(self, sequence: int, tokens: int) -> int:
-        """After `undo`, select again those of the first `tokens` tokens whose K and V are missing. Returns the position
-        of the first selected token."""
+        """After `undo`: select those of the first `tokens` tokens that have no K and V. Returns the position of the
+        first selected token."""
         self._live[sequence].reached = 0
         first = min(self.computed_tokens(sequence), tokens - 1)
         self.extend(sequence, tokens)
         return first
 
     def forget(self, sequence: int) -> None:
-        """Declare that a sequence failed, so that none of its chunks is kept for later sequences."""
+        """Mark a sequence as failed, so that no later sequence uses its chunks."""
         self._attention.forget(self._live[sequence].handle)
 
     def free(self, sequence: int) -> None:

@@ -1,4 +1,4 @@
-"""The engine: takes requests and computes tokens of their answers, one step at a time."""
+"""The engine: takes requests, and computes their answers step by step. A step gives each answer one token."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
 
 _LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
-"""Errors after which the GPU cannot be used by this process any more."""
+"""After one of these errors the process can no longer use the GPU."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Limits of the engine, and its attention."""
+    """Settings of the engine."""
 
     max_batch: int = 32
     """Maximum number of sequences in a step. The default is the paper's."""
     prompt_budget: int = 2048
-    """Maximum number of prompt tokens in a step, in addition to the tokens of decoding sequences."""
+    """Maximum number of prompt tokens in a step. Tokens of decoding sequences do not count."""
     kv_bytes: int = 1 << 30
-    """Bytes for K and V of all layers. The engine allocates this memory at its start."""
+    """Memory for the K and V of all layers, in bytes. The engine allocates it when it is created."""
     chunk_size: int = 64
     attention: Attention = "two-phase"
-    """two-phase: the prefix-aware cache with the two-phase partition kernel; sequence-first: the same cache, but every
-    sequence reads its shared chunks by itself; no-sharing: every sequence has its own chunks."""
+    """two-phase: the prefix-aware cache with the two-phase partition kernel. sequence-first: the same cache, but
+    each sequence reads its shared chunks separately. no-sharing: every sequence has its own chunks."""
     cache: Cache = "live"
-    """live: chunks are freed when the last sequence that covers them ends (the paper's cache); radix: chunks stay for
-    later requests until their memory is needed, and the least recently used are freed first (RadixAttention)."""
+    """live: a chunk is freed when the last sequence that uses it ends, as in the paper. radix: chunks stay for later
+    requests; when their memory is needed, the least recently used are freed first (RadixAttention)."""
     schedule: Schedule = "fcfs"
-    """Order of the queue. fcfs: by arrival; prefix: longest cached prefix first."""
+    """Order of the queue. fcfs: by arrival. prefix: longest cached prefix first."""
     policy: HeadPolicy | None = None
-    """Policy that says which KV heads keep only a window; None: all heads keep everything."""
+    """Says which KV heads keep only a window of tokens. None: all heads keep all tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
@@ -61,7 +61,7 @@ class EngineOptions:
 
 
 class Chosen(NamedTuple):
-    """The next token of a sequence."""
+    """The next token that was chosen for a sequence."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -69,7 +69,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class StepReport:
-    """A report of one step. Times are in seconds."""
+    """What one step of the engine did. Times are in seconds."""
 
     generated: tuple[Generated, ...]
     batch: int
@@ -77,34 +77,33 @@ class StepReport:
     prompt_tokens: int
     preempted: int
     schedule_s: float
-    """Seconds for scheduling, for the prefix tree and for the plan."""
+    """Seconds for scheduling, including the prefix tree and the plan."""
     forward_s: float
     sample_s: float
     tree_s: float
-    """The part of `schedule_s` that was bookkeeping of prefixes: see `EngineCache`."""
+    """Seconds for managing prefixes, a part of `schedule_s`: see `EngineCache`."""
     kv_bytes: int
-    """Bytes of the chunks that live sequences cover during the step."""
+    """Bytes of the chunks that running sequences use during the step."""
     arrived: int
-    """Number of requests that were queued from the engine's start until this step."""
+    """Number of requests that were added to the engine since its start."""
     failed: tuple[RequestFailed, ...] = ()
-    """Requests that ended without their answer."""
+    """Requests that ended in this step without a complete answer."""
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole step."""
         return self.schedule_s + self.forward_s + self.sample_s
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of the step without the model: the engine's own cost."""
+        """Seconds of the step that the model did not need: scheduling and the choice of tokens."""
         return self.schedule_s + self.sample_s
 
 
 class Engine:
-    """Answers requests with one prefix-aware cache for all layers. Not safe for several threads.
+    """Answers requests with one prefix-aware cache for all layers. Only one thread at a time may use an engine.
 
-    The cache finds shared prefixes by token ids; clients need not name them (section 3.1 of the paper). Only the part
-    of a prompt that is not cached is computed.
+    The cache finds shared prefixes by token ids, so that clients need not name them (section 3.1 of the paper).
+    Cached tokens of a prompt are not computed again.
     """
 
     def __init__(self, model: Model, options: EngineOptions | None = None) -> None:
@@ -112,7 +111,7 @@ class Engine:
         self.model = model
         self.options = options = options or EngineOptions()
         self.max_tokens = options.kv_bytes // (model.token_bytes * options.chunk_size) * options.chunk_size
-        """Number of tokens for whose K and V there is memory."""
+        """Number of tokens for which the K/V memory has room."""
         if self.max_tokens == 0:
             least = model.token_bytes * options.chunk_size
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
@@ -138,28 +137,27 @@ class Engine:
         self._scheduler: Scheduler[Sequence] = Scheduler(self._cache, rules)
         self._arrivals = 0
         self._early: list[Generated] = []
-        """Tokens that constraints force at the beginning of the answers of new requests."""
+        """Tokens that constraints force at the beginning of new answers."""
         self.peak_kv_bytes = 0
         self.peak_batch = 0
 
     @property
     def kernel(self) -> str:
-        """Name of the attention kernel."""
         return self._attention.kernel
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the chunks that live sequences cover."""
+        """Bytes of the chunks that running sequences use."""
         return self._attention.kv_bytes
 
     @property
     def idle_kv_bytes(self) -> int:
-        """Bytes of the chunks that are kept for later requests."""
+        """Bytes of the chunks that no running sequence uses, kept for later requests."""
         return self._attention.idle_kv_bytes
 
     @property
     def running(self) -> int:
-        """Number of sequences that hold chunks."""
+        """Number of running sequences."""
         return len(self._scheduler.running)
 
     @property
@@ -169,11 +167,11 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether a step would do nothing."""
+        """True if there is nothing to compute."""
         return self._scheduler.idle and not self._early
 
     def check(self, request: Request, answers: int = 1) -> None:
-        """Raise RequestRefused if the engine could never give the request this number of answers at a time."""
+        """Raise RequestRefused if the engine can never run `answers` answers to this request at the same time."""
         request.check(self.max_length, self.model.vocabulary)
         if answers > self.options.max_batch:
             raise RequestRefused(
@@ -190,8 +188,9 @@ class Engine:
             )
 
     def add(self, request: Request, *others: Request) -> None:
-        """Queue a request. `others`: requests with the same prompt and constraint, such as answers with other seeds.
-        They begin together, when the prompt is computed, as forks of the first one. Raises RequestRefused."""
+        """Put a request into the queue. `others`: requests for more answers to the same prompt, with the same
+        constraint but for example other seeds. When the prompt is computed, they start as copies of the first
+        sequence. Raises RequestRefused."""
         self.check(request, 1 + len(others))
         sequences = []
         for one in (request, *others):
@@ -211,9 +210,9 @@ class Engine:
             self._scheduler.add(sequence)
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Drop requests whose clients disconnected. Their chunks are free for the next step.
+        """Remove requests whose clients disconnected. The next step can use their chunks.
 
-        Unknown ids are ignored, because their answers may have just ended.
+        An unknown id is ignored, because its answer may just have ended.
         """
         gone, dropped = set(ids), list[Sequence]()
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
@@ -228,10 +227,10 @@ class Engine:
         self._scheduler.drop(dropped)
 
     def step(self) -> StepReport:
-        """Run a step: compute one token of every decoding sequence, and parts of prompts.
+        """Compute one token of every decoding sequence, and parts of prompts.
 
-        If the tokens of a request cannot be computed, or its logits give no token, only this request fails. Raises
-        errors that end the engine: a lost GPU, or a fault of the engine.
+        A request fails alone if its tokens cannot be computed, or if its logits give no token. Errors that end the
+        engine are raised: a lost GPU, or a fault of the engine.
         """
         started, tree_s = perf_counter(), self._cache.tree.seconds
         step = self._scheduler.schedule()

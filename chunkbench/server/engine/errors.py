@@ -12,19 +12,19 @@ class ModelError(EngineError, ValueError):
 
 
 class RequestRefused(EngineError, ValueError):
-    """The engine can never answer this request: it is too long or empty, or a field is out of range."""
+    """The engine can never answer this request: it is empty or too long, or a field is out of range."""
 
     def __init__(self, message: str, field: str = "prompt") -> None:
-        """`field`: the wrong field of the request, by its name in OpenAI's API."""
+        """`field`: name of the wrong field in OpenAI's API."""
         super().__init__(message)
         self.field = field
 
 
 class RequestFailed(EngineError):
-    """The engine could not continue a request. It continues the others."""
+    """The engine could not finish one request. The other requests continue."""
 
     def __init__(self, request: str, message: str, asked: bool = False) -> None:
-        """`asked`: whether the cause is the client's request, not a fault of the engine."""
+        """`asked`: True if the client caused the failure, False for a fault of the engine."""
         super().__init__(message)
         self.request = request
         self.asked = asked

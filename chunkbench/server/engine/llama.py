@@ -1,7 +1,7 @@
-"""The forward pass of the Llama family on a CPU: the model's weights, packed, and native loops between the attentions.
+"""The forward pass of Llama-like models on a CPU. It uses packed weights and native loops.
 
-In transformers, a decode step of a small model has hundreds of small operations, and each takes longer to call than to
-compute. In this module a layer is two native calls and its attention.
+In transformers, a decode step of a small model has hundreds of small operations, and each takes longer to call than
+to compute. Here a layer takes two native calls, and its attention between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
 def fits(module: Any) -> bool:
-    """Whether `LlamaForward` computes this model of transformers."""
+    """Whether `LlamaForward` supports this model of transformers."""
     config = module.config
     if type(module).__name__ not in _CLASSES or config.hidden_act != "silu" or native() is None:
         return False
@@ -34,21 +34,21 @@ def fits(module: Any) -> bool:
 
 
 class PackedLinear(torch.nn.Module):
-    """`nn.Linear` for inference on a CPU."""
+    """Replaces `nn.Linear` with weights in the layout of the CPU kernels. For inference only."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self._weights = PackedWeights([linear])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x `[..., in_features]` times the weight, plus the bias: `[..., out_features]`."""
+        """x `[..., in_features]` -> x times the weight, plus the bias: `[..., out_features]`."""
         return self._weights(x)
 
 
 def pack_linear_layers(model: torch.nn.Module) -> None:
-    """In a model that `LlamaForward` does not support, replace the linear layers whose weights the kernels support.
+    """Replace the linear layers of a model by `PackedLinear`, where the kernels support their weights.
 
-    The model keeps no other copy of them.
+    For models that `LlamaForward` does not support. The original weights are freed.
     """
     if native() is None:
         return
@@ -59,10 +59,10 @@ def pack_linear_layers(model: torch.nn.Module) -> None:
 
 
 class LlamaForward:
-    """Weights and buffers of a model. The residual stream is float32 in every dtype."""
+    """Weights and buffers of a model. The residual stream is float32, whatever the model's dtype is."""
 
     def __init__(self, module: Any) -> None:
-        """`module`: a model of transformers for which `fits` is true. Its layers lose their weights."""
+        """`module`: a model of transformers for which `fits` is true. The weights of its layers are removed."""
         config, model = module.config, module.model
         self._native, self._dtype = required(), module.dtype
         attention = model.layers[0].self_attn
@@ -96,14 +96,15 @@ class LlamaForward:
     def logits(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
     ) -> torch.Tensor:
-        """Logits `[len(rows), vocabulary]`, float32, of some rows of a step. `attention` must have planned the tokens
-        of the step."""
+        """Compute a step. Returns the logits `[len(rows), vocabulary]`, float32, of the tokens with the indices
+        `rows`. `attention` must have planned the step."""
         return self.head(self.hidden(tokens, positions, rows, attention))
 
     def hidden(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
     ) -> torch.Tensor:
-        """The residual stream `[len(rows), hidden size]` after the last layer, for some rows of a step."""
+        """Compute a step. Returns the residual stream `[len(rows), hidden size]` after the last layer, for the
+        tokens with the indices `rows`."""
         count, threads = len(tokens), torch.get_num_threads()
         buffers = self._space(count)
         hidden, q, k, v, attended = (buffers[name][:count] for name in ("hidden", "q", "k", "v", "attended"))
@@ -122,7 +123,7 @@ class LlamaForward:
         return hidden[rows]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits `[rows, vocabulary]`, float32, from the residual stream `[rows, hidden size]`."""
+        """Residual stream `[n, hidden size]` -> logits `[n, vocabulary]`, float32."""
         normed, threads = torch.empty(hidden.shape, dtype=self._dtype), torch.get_num_threads()
         numbers = len(hidden), self._hidden, self._norm.data_ptr(), self._epsilon
         self._native.rms_norm(dtype_name(self._dtype), hidden.data_ptr(), *numbers, normed.data_ptr(), threads)

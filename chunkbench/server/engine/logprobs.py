@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: of the chosen token, and of the most probable ones."""
+"""Log-probabilities of tokens."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import NamedTuple
 import torch
 
 _GROUP = 64
-"""Tokens of a group in the search for the most probable tokens."""
+"""The search for the most probable tokens divides the vocabulary into groups of this many tokens."""
 
 
 class Logprob(NamedTuple):
-    """A token that could come next."""
+    """The log-probability of one token."""
 
     token: int
     logprob: float
-    """Natural logarithm of the token's probability under the model, before temperature, top_p and constraints."""
+    """Natural logarithm of the probability that the model gives the token. Temperature, top_p and constraints do not
+    change it."""
     rank: int
-    """1 for the most probable token."""
+    """Rank among all tokens by probability; 1 for the most probable."""
 
 
 class TokenLogprobs(NamedTuple):
-    """The log-probability of a token of a prompt or an answer, and those of its most probable alternatives."""
+    """The log-probability of a token in a prompt or an answer, and those of the most probable tokens at its
+    position."""
 
     chosen: Logprob
     top: tuple[Logprob, ...]
-    """The most probable tokens, best first, as many as the request asks for."""
+    """The most probable tokens, best first. The request says how many."""
 
 
 def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-probabilities under each row of logits `[n, vocabulary]`: of `tokens[i]`, and of the `counts[i]` most
-    probable tokens."""
+    """For row i of the logits `[n, vocabulary]`: the log-probability of `tokens[i]`, and those of the `counts[i]`
+    most probable tokens."""
     logits = logits.float()
     sums = logits.logsumexp(-1)
     own = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])

@@ -1,4 +1,4 @@
-"""A decoder-only model of transformers that computes attention with our kernels."""
+"""Runs a decoder-only model of transformers, with our kernels for its attention."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ transformers.utils.logging.disable_progress_bar()
 
 PART = 128
 INTERFACE = "chunkbench"
-"""Name of our function in transformers' table of attention functions."""
+"""Name under which our attention function is registered in transformers."""
 _REFUSED = {"sliding_window": "a sliding window", "softcap": "soft-capping of scores", "s_aux": "attention sinks"}
 
 
 class ModelNumbers:
-    """The numbers of a causal language model of transformers, read from its configuration."""
+    """Sizes and settings of a causal language model of transformers, read from its configuration."""
 
     def __init__(self, module: Any) -> None:
         config = module.config
@@ -49,19 +49,19 @@ class ModelNumbers:
         if not all(type(one) is int for one in ids):
             raise ModelError(f"the model's eos_token_id is {eos!r:.80}, not a token id or a list of token ids")
         self.eos_ids = frozenset(ids)
-        """End-of-sequence ids, as transformers' `generate` knows them."""
+        """Token ids that end an answer, as for `generate` of transformers."""
         self.weights: str = getattr(config, WEIGHTS, "")
-        """Notes on the weights, besides their dtype, that a reader needs to know; empty if there are none."""
+        """A note on the origin of the weights, for reports; empty if there is none."""
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of one token in all layers."""
+        """Bytes of the K and V of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def facts(self) -> dict[str, Any]:
-        """Facts that identify the model in a measurement."""
+        """Facts that identify the model in stored results."""
         return {
             "kv_bytes_per_token": self.token_bytes,
             "layers": self.layers,
@@ -71,7 +71,7 @@ class ModelNumbers:
 
 
 class Model(ModelNumbers):
-    """A model's weights and forward pass."""
+    """A model's weights and its forward pass."""
 
     def __init__(self, module: Any) -> None:
         """`module`: a model from `load_module` or `random_module`, on its device. Raises ModelError."""
@@ -90,8 +90,8 @@ class Model(ModelNumbers):
     def logits(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
     ) -> torch.Tensor:
-        """Logits `[len(rows), vocabulary]` of some rows of a step. `attention` must have planned the tokens of the
-        step."""
+        """Compute a step. Returns the logits `[len(rows), vocabulary]` of the tokens with the indices `rows`.
+        `attention` must have planned the step."""
         if self._llama is not None:
             return self._llama.logits(tokens, positions, rows, attention)
         output = self._module(
@@ -108,7 +108,8 @@ class Model(ModelNumbers):
     def logits_in_parts(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
     ) -> Iterator[torch.Tensor]:
-        """`logits` for many rows, in parts of at most `PART` rows, because a prompt's logits take much memory."""
+        """Like `logits`, but gives the rows in parts of at most `PART`, because the logits of a whole prompt take
+        much memory."""
         if self._llama is None:
             yield from self.logits(tokens, positions, rows, attention).split(PART)
         else:
@@ -116,7 +117,7 @@ class Model(ModelNumbers):
 
 
 def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:
-    """A causal language model of transformers from a local checkpoint. Raises ModelError."""
+    """Load a causal language model of transformers from a local checkpoint folder. Raises ModelError."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: not a checkpoint, because it has no config.json")
     with reading_with_transformers(folder):
@@ -135,7 +136,8 @@ def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) ->
 
 @contextlib.contextmanager
 def reading_with_transformers(path: Path | str) -> Iterator[None]:
-    """Turn any exception into a ModelError, because transformers' exceptions for damaged files have no common class."""
+    """A context that turns every exception into a ModelError, because transformers raises many different ones for
+    damaged files."""
     try:
         yield
     except Exception as error:
@@ -143,15 +145,15 @@ def reading_with_transformers(path: Path | str) -> Iterator[None]:
 
 
 def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, seed: int = 0) -> Any:
-    """A causal language model of transformers with random weights: as fast as a trained model, but its answers have no
-    meaning. The same seed gives the same weights for every attention."""
+    """Make a causal language model of transformers with random weights. It is as fast as a trained model, but its
+    answers have no meaning. The same seed gives the same weights for every `attention`."""
     torch.manual_seed(seed)
     setattr(config, WEIGHTS, "")  # this key describes the weights of a checkpoint
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
 
 
 def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int = 32000, max_length: int = 16384) -> Any:
-    """transformers' configuration of a Llama-like shape, with fewer layers if asked for."""
+    """transformers' configuration of a Llama-like shape. `layers`: a smaller number of layers than the shape has."""
     return transformers.LlamaConfig(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -169,7 +171,7 @@ def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int =
 
 
 def refuse_other_attention(config: Any) -> None:
-    """Raise ModelError for attention that the kernels do not compute."""
+    """Raise ModelError if the model's attention is not full attention, which alone the kernels compute."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"}:
         other = ", ".join(sorted(kinds - {"full_attention"}))

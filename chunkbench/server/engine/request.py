@@ -1,4 +1,4 @@
-"""A request, and its state while the engine answers it."""
+"""A request, and its state in the engine."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from chunkbench.server.scheduling import Entry
 Finish = Literal["length", "stop"]
 
 COLD = 1e-5
-"""Below this temperature the token with the largest logit is always chosen, as in vLLM."""
+"""At a lower temperature, the token with the largest logit is always chosen, as in vLLM."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Parameters of the choice of tokens. With `temperature=0`, always the token with the largest logit (greedy)."""
+    """Says how tokens are chosen. `temperature=0`: always the token with the largest logit (greedy)."""
 
     temperature: float = 0.0
     top_p: float = 1.0
-    """Choose among the most probable tokens whose probabilities add up to this."""
+    """Draw only from the most probable tokens whose probabilities add up to `top_p`."""
     seed: int | None = None
-    """Seed, from -2**63 to 2**64 - 1; None: a new seed. The same seed gives the same draws, whatever other requests a
-    step has. But in bfloat16 other requests change how logits are rounded, and so sometimes a token."""
+    """From -2**63 to 2**64 - 1. None: a new seed. The same seed gives the same draws, whatever other requests a step
+    has. In bfloat16, however, other requests can change how logits are rounded, and so sometimes a token."""
     top_k: int = 0
-    """Choose among this number of the most probable tokens, before top_p. 0: all tokens (-1 in vLLM)."""
+    """Draw only from this number of the most probable tokens, before `top_p` applies. 0, or -1 as in vLLM: all
+    tokens."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 100:
@@ -48,40 +49,40 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the token with the largest logit is always chosen."""
         return self.temperature < COLD or self.top_k == 1
 
 
 class Forced(NamedTuple):
-    """Tokens that a constraint appends without the model."""
+    """Tokens that a constraint appends to an answer without the model."""
 
     kept: int
-    """Number of leading tokens of the answer that stay. The tokens after them are removed."""
+    """Number of leading tokens of the answer that stay. The other tokens of the answer are replaced."""
     tokens: Ordered[int]
-    """Tokens to append, at least one. They contain the text of the removed tokens."""
+    """Tokens to append after the kept ones, at least one. They also write the text of the replaced tokens."""
 
 
 class Matcher(Protocol):
-    """The state of an answer that must follow a constraint."""
+    """Follows one answer, which a constraint limits."""
 
     def allow(self, bits: NDArray[np.int32]) -> None:
-        """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
+        """Write a mask of the allowed next tokens into `bits` `[words]`: bit i of word w stands for token 32 w + i."""
 
     def allows(self, token: int) -> bool:
-        """Whether a token surely may come next. False if only a mask can decide this."""
+        """True if the token may come next. False if it may not, or if only a mask can tell."""
 
     def accept(self, token: int) -> None:
-        """Add an allowed token that the model chose."""
+        """Add a token that the model chose and the constraint allows."""
 
     def forced(self, answer: Ordered[int], most: int) -> Forced | None:
-        """Add the tokens that must follow the answer, and return them; None, the usual case, if no token is forced.
+        """Add the tokens that must follow the answer, and return them. Usually no token is forced, and the result is
+        None.
 
         `most`: maximum number of tokens of the answer.
         """
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is complete, and no more text may follow."""
+        """Whether the answer follows the constraint and nothing may follow it."""
 
     @property
     def error(self) -> str:
@@ -90,29 +91,30 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """The token ids of a prompt, and the answer to generate."""
+    """A request for one answer to a prompt of token ids."""
 
     id: str
     prompt: Ordered[int]
     max_tokens: int
     sampling: Sampling = Sampling()
     stop_ids: frozenset[int] = frozenset()
-    """Token ids after which the answer ends, besides the model's own end-of-sequence ids."""
+    """Token ids that end the answer, in addition to the model's end-of-sequence ids."""
     ignore_eos: bool = False
-    """Whether to continue after the model's end-of-sequence ids."""
+    """If True, the model's end-of-sequence ids do not end the answer."""
     min_tokens: int = 0
-    """No token that would end the answer is chosen before the answer has this number of tokens."""
+    """Before the answer has this number of tokens, no token is chosen that would end it."""
     logprobs: int | None = None
-    """Number of most probable tokens whose log-probabilities come with each token of the answer, besides that of the
-    token itself. None: no log-probabilities."""
+    """Number of most probable tokens to list for each token of the answer, with their log-probabilities. None: no
+    log-probabilities at all, not even of the answer's tokens."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, all of which are then computed, also cached ones."""
+    """Number of most probable tokens to list for each token of the prompt; None: no log-probabilities. With a
+    number, cached tokens of the prompt are computed again."""
     matcher: Matcher | None = field(default=None, compare=False, repr=False)
-    """State of the constraint that the answer must follow; only this request may use it."""
+    """Keeps the answer within its constraint. No other request may use this object."""
 
     def check(self, most_tokens: int, vocabulary: int) -> None:
-        """Raise RequestRefused if a server that takes at most `most_tokens` tokens and has `vocabulary` token ids
-        cannot answer the request."""
+        """Raise RequestRefused if the request is not valid for a server with a vocabulary of this size.
+        `most_tokens`: maximum number of tokens of prompt and answer together."""
         prompt, total = len(self.prompt), len(self.prompt) + self.max_tokens
         if prompt == 0:
             raise RequestRefused("the prompt is empty: it needs at least one token")
@@ -134,35 +136,35 @@ class Request:
 
 @dataclass(frozen=True)
 class Generated:
-    """A token of an answer."""
+    """A new token of an answer."""
 
     request: str
     token: int
     finish: Finish | None
-    """Why the answer ends with this token; None if it continues."""
+    """Why the answer ends with this token. None: the answer continues."""
     cached_tokens: int | None
-    """Tokens of the prompt that were not computed for this request; None if the engine does not say."""
+    """Number of prompt tokens that were not computed for this request; None if the engine does not say."""
     forced: bool = False
-    """Whether the request's constraint left no choice, and the token was appended without the model."""
+    """True if the constraint allowed only this token, so that it was appended without the model."""
     replaces: int = 0
-    """Number of tokens before this one that are no longer part of the answer, because other tokens replace them."""
+    """Number of tokens directly before this one that are removed from the answer."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """With the first token of an answer, for each token of the prompt; None for the first token, which follows
-    nothing. Empty if the request does not ask for them."""
+    """For each token of the prompt; None for its first token, which no other token precedes. Only the first token of
+    an answer has them, and only if the request asks for them; otherwise empty."""
 
 
 @dataclass(frozen=True)
 class GrowingText:
-    """The text of a request whose answer is being generated."""
+    """The token ids of a request, while its answer grows."""
 
     ids: list[int]
     """Token ids of the prompt and of the answer so far."""
     prompt: int
     total: int
-    """Number of tokens of the prompt and of the longest possible answer."""
+    """Maximum number of tokens of prompt and answer together."""
     whole: bool = False
-    """Whether all tokens must be computed, also cached ones, because logits of the prompt are asked for."""
+    """If True, cached tokens are computed again, because the request needs the logits of its prompt."""
 
     def keys(self, block_tokens: int) -> Ints:
         return TokenText(self.ids, self.prompt, self.total).keys(block_tokens)
@@ -180,19 +182,19 @@ class GrowingText:
 
 @dataclass(eq=False)
 class Sequence(Entry):
-    """A request in the engine."""
+    """A request with the state that the engine keeps for it."""
 
     request: Request
     tokens: list[int]
-    """Tokens of the prompt and of the answer so far."""
+    """Token ids of the prompt and of the answer so far."""
     ends: frozenset[int] = frozenset()
     """Token ids that end the answer."""
     random: torch.Generator | None = field(default=None, repr=False)
     others: list[Sequence] = field(default_factory=list, repr=False)
-    """Other answers to the same prompt. They become sequences of their own when the prompt is computed."""
+    """Requests for more answers to the same prompt. Each becomes a sequence when the prompt is computed."""
 
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None], repr=False)
-    """Log-probabilities of the tokens of the prompt, as far as they are computed."""
+    """Log-probabilities of the prompt's tokens that were computed so far."""
 
     @property
     def width(self) -> int:
@@ -200,12 +202,12 @@ class Sequence(Entry):
 
     @cached_property
     def text(self) -> GrowingText:
-        """The tokens of the sequence, for the cache."""
+        """The token ids for the cache manager."""
         prompt = len(self.request.prompt)
         whole = self.request.prompt_logprobs is not None
         return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens, whole)
 
     @property
     def length(self) -> int:
-        """Number of tokens so far."""
+        """Number of tokens of prompt and answer so far."""
         return len(self.tokens)

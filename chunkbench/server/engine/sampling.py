@@ -11,16 +11,16 @@ import torch
 from chunkbench.server.engine.request import Sequence
 
 _LIKELY = 128
-"""In most steps of a trained model, this number of most probable tokens reaches top_p."""
+"""Number of most probable tokens that are looked at first. In most steps of a trained model they reach top_p."""
 _NEVER = -torch.inf
 """Logit of a token that cannot be chosen."""
 
 
 def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int | None]:
-    """One token for each row of logits `[n, vocabulary]`, chosen by the sampling of the sequence's request.
+    """Choose a token for each row of logits `[n, vocabulary]`, as the request of `sequences[i]` asks.
 
-    None for a row whose largest logit is NaN or infinite. Rows are independent, so the other sequences of a step do not
-    change the tokens of a seeded request.
+    None where the largest logit is NaN or infinite. Other rows do not influence a row, so the same seed gives the
+    same tokens.
     """
     logits = _allowed(_without_early_ends(logits, sequences), sequences)
     best = _best(logits)
