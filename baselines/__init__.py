@@ -1,6 +1,7 @@
-"""Implementations of decode attention: one file each, a thin adapter to a kernel or a library.
+"""Implementations of decode attention. Each file is a thin adapter to a kernel or a library.
 
-`chunkbench/bench/contract.py` says what an adapter must provide; a row of `registry.py` names it.
+`chunkbench/bench/contract.py` says what an adapter must provide. Each implementation has a row in `registry.py`, which
+names its adapter.
 """
 
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session, Style

@@ -15,7 +15,7 @@ _COPY_TOKENS = 4096  # tokens that one copy moves during `prepare`
 
 
 class BlockSession(Session):
-    """Block tables of all sequences; a token's slot is block * block_size + position in the block.
+    """A session with a block table for every sequence. A token's slot is block * block_size + position in the block.
 
     With `share`, sequences with a common prefix use the same blocks. Subclasses allocate `_blocks` blocks and then call
     `_fill`.
@@ -65,8 +65,8 @@ class BlockSession(Session):
 class PoolSession(BlockSession):
     """A session whose blocks lie in two tensors `_k` and `_v` `[blocks, block_size, kv_heads, d]`.
 
-    With `head_major` they are `[kv_heads, slots, d]`: the slots of one head are contiguous, and their number is a
-    multiple of 128, so that no kernel has to check for the end.
+    With `head_major` the tensors are `[kv_heads, slots, d]`, so the slots of a head are contiguous. The number of slots
+    is then a multiple of 128, so no kernel has to check for the end.
     """
 
     def __init__(self, inputs: Inputs, block_size: int, head_major: bool = False) -> None:

@@ -86,7 +86,8 @@ _OPEN: WeakKeyDictionary[Inputs, ReferenceType[ChunkAttnSession]] = WeakKeyDicti
 
 
 def open_session(inputs: Inputs) -> ChunkAttnSession:
-    """The open session of `chunk_attn` for these inputs on a CPU, or a new one. Other planners read its K and V."""
+    """Return `chunk_attn`'s open session for these inputs, or open a new one. CPU only. Sessions of other planners read
+    the K and V of this session."""
     reference = _OPEN.get(inputs)
     session = None if reference is None else reference()
     if session is None:
@@ -96,8 +97,8 @@ def open_session(inputs: Inputs) -> ChunkAttnSession:
 
 
 class ChunkAttn(Implementation):
-    """ChunkAttn. Without `reads_shared_once` its kernel leaves out the chunk-first phase: every sequence reads its
-    shared chunks by itself."""
+    """The paper's algorithm. If `reads_shared_once` is false, its kernel leaves out the chunk-first phase: every
+    sequence reads its shared chunks by itself."""
 
     shares_storage = True
     reads_shared_once = True

@@ -1,9 +1,9 @@
 """The CPU kernel that the ChunkAttention authors published (github.com/microsoft/chunk-attention), float32 only.
 
-`scripts/build_chunk_attn_authors.py` builds it from a checkout as the extension module `chunk_attn_c`. Its prefix tree
-shares whole chunks, its kernel computes each product with MKL. The adapter works around three limits of the module: its
-rows follow the order of its tree, it cannot cut a sequence back to its prompt, and it writes beyond its memory when its
-cache is full.
+`scripts/build_chunk_attn_authors.py` builds it from a checkout as the extension module `chunk_attn_c`. The module
+shares whole chunks in a prefix tree, and computes each product with MKL. The adapter works around three limits of the
+module: its rows follow the order of its tree, it cannot cut a sequence back to its prompt, and it writes beyond its
+memory when its cache is full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUILD = "python scripts/build_chunk_attn_authors.py CHECKOUT, see its --help"
 
 
 class ChunkAttnAuthorsSession(Session):
-    """One cache of the module. The module holds the cache's tensors where Python cannot see them."""
+    """A session over one cache of the module. Python cannot access the tensors of this cache."""
 
     def __init__(self, inputs: Inputs) -> None:
         point = inputs.point
@@ -53,7 +53,7 @@ class ChunkAttnAuthorsSession(Session):
         self._cache.append_token(list(token_ids), k, v)
 
     def plan(self) -> None:
-        """Tell the module to list its chunks again if it has new ones."""
+        """If the module has new chunks, tell the module to list its chunks again."""
         self._cache.refresh_kernel_context()
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -64,7 +64,7 @@ class ChunkAttnAuthorsSession(Session):
             out[index] = self._cache.forward(q[index])
 
     def rewind(self) -> None:
-        """Fill a new cache: the module can remove a sequence, but not its last tokens."""
+        """Fill a new cache, because the module cannot remove the last tokens of a sequence."""
         if self._appended:
             del self._cache  # first: two caches may not fit into memory
             self._cache, _ = self._fresh()

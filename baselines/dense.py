@@ -1,4 +1,4 @@
-"""Contiguous K/V, one slice per sequence, for libraries without block tables."""
+"""Sessions whose K and V are contiguous for each sequence, for libraries without block tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from chunkbench.bench.contract import Inputs, Session
 
 WORTH_A_MASK = 4
-"""Largest ratio of capacity to held tokens at which a masked product over the whole buffer is faster than a copy."""
+"""If capacity / held tokens is at most this, a masked product over the whole buffer is faster than a copy of the held
+tokens."""
 
 
 def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
@@ -25,17 +26,18 @@ def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
 
 
 def mask_beyond(scores: torch.Tensor, held: int) -> None:
-    """Set the scores `[.., tokens]` of all tokens from `held` on to -inf, in place."""
+    """Set the scores `[.., tokens]` of the tokens at position `held` and later to -inf, in place."""
     if scores.shape[-1] > held:
         scores[..., held:] = -torch.inf
 
 
 class DenseSession(Session):
-    """A private copy of every sequence's K and V, with room for all completion tokens. Subclasses add `decode`.
+    """A session with a private copy of every sequence's K and V, and room for all completion tokens. Subclasses add
+    `decode`.
 
-    `_k` and `_v` are `[b, kv_heads, capacity, d]`; with `token_major` `[b, capacity, kv_heads, d]`, the layout of
-    FlashAttention and xformers. With `token_major`, or if sequences differ in length, `_lengths` `[b]` int32 holds the
-    number of tokens of every sequence. `_lengths` changes in place and keeps its address.
+    `_k` and `_v` are `[b, kv_heads, capacity, d]`. With `token_major` they are `[b, capacity, kv_heads, d]`, the layout
+    of FlashAttention and xformers. `_lengths` `[b]` int32 holds the number of tokens of every sequence. It exists with
+    `token_major`, or if sequences differ in length. It changes in place and keeps its address.
     """
 
     def __init__(self, inputs: Inputs, token_major: bool = False) -> None:
@@ -78,9 +80,9 @@ class DenseSession(Session):
 
 
 class MaskedSession(DenseSession):
-    """Head-major K and V, and a mask for kernels that take no lengths. Subclasses add `decode`.
+    """A session with head-major K and V, and a mask for kernels that take no lengths. Subclasses add `decode`.
 
-    If sequences differ in length, `_mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere; if all
+    If sequences differ in length, `_mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere. If all
     lengths are equal, it is None.
     """
 
@@ -90,7 +92,7 @@ class MaskedSession(DenseSession):
         self.plan()
 
     def plan(self) -> None:
-        """Update the mask; does nothing if all lengths are equal."""
+        """Update the mask if sequences differ in length."""
         if self._ragged:
             positions = torch.arange(self._longest, device=self._k.device)
             beyond = positions[None, :] >= self._lengths[:, None]

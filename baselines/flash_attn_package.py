@@ -1,7 +1,7 @@
 """The package flash-attn (FlashAttention-2). Its call for decoding, `flash_attn_with_kvcache`, reads dense or paged
 K/V.
 
-The paged form stores the blocks of a common prefix once for all sequences; each sequence still reads them separately.
+The paged form stores the blocks of a common prefix once for all sequences. Each sequence still reads them separately.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def library() -> Any:
 
 
 class ContiguousSession(DenseSession):
-    """Contiguous caches for `flash_attn_with_kvcache` of FlashAttention-2 or -3.
+    """A session with contiguous caches for `flash_attn_with_kvcache` of FlashAttention-2 or -3.
 
-    `equal_lengths`: whether to pass lengths even if all are equal and the shape of the cache gives them already.
+    `equal_lengths`: whether the function also gets the lengths when all of them are equal.
     """
 
     def __init__(self, inputs: Inputs, attention: Callable[..., torch.Tensor], equal_lengths: bool) -> None:

@@ -1,13 +1,13 @@
 """FlashInfer: paged decode, cascade and flat segments. The library has the file's name without the `_`.
 
-All read one pool of pages that stores a common prefix once. They differ in how often that prefix is read:
+All three read one pool of pages that stores a common prefix once. They differ in how often that prefix is read:
 
 - `flashinfer_paged` (BatchDecodeWithPagedKVCacheWrapper): every sequence reads all its pages through its own table.
 - `flashinfer_cascade`: one batch-prefill call per level of the prefix tree, then pairwise merges, like the library's
   MultiLevelCascadeAttentionWrapper. That class has no parameter for the backend and would choose fa3 on Hopper GPUs.
   So this adapter makes the same calls itself and names the backend (fa2; fa3 in `flashinfer_cascade_fa3`).
 - `flashinfer_flat`: all segments of the tree are requests of one batch-prefill call, so that deep and uneven trees
-  still fill the GPU with one launch; `merge_states` merges the gathered partial results.
+  still fill the GPU with one launch. `merge_states` merges the gathered partial results.
 """
 
 from __future__ import annotations

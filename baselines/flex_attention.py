@@ -1,9 +1,9 @@
-"""FlexAttention: PyTorch's compiled attention with a user-defined mask; every shared prefix is stored once.
+"""FlexAttention: PyTorch's compiled attention with a user-defined mask. Every shared prefix is stored once.
 
 The K/V of all distinct chunks form one sequence of slots, and the queries of all sequences form one sequence of rows.
 The mask says which row sees which slot. One kernel then reads every slot once for up to 128 rows. The cost is extra
-arithmetic: the kernel also computes scores that the mask hides. It skips a block of slots only if no row of the block
-of rows sees any of them.
+arithmetic: the kernel also computes scores that the mask hides. For a block of rows, it
+skips only the blocks of slots that none of these rows sees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Matrix = npt.NDArray[np.bool_]
 
 
 def blocks_of(plan: Plan, slots: int) -> tuple[Matrix, Matrix]:
-    """Two matrices `[row blocks, slot blocks]`: blocks that the mask shows in part, and blocks that it shows in full.
+    """Two matrices of flags `[row blocks, slot blocks]`: whether the mask shows a block in part, and whether it shows
+    the block in full.
 
     Slots of a chunk that no token fills yet count as visible, so that a partial block stays valid while tokens fill it.
     """
@@ -77,8 +78,8 @@ def _compiled(point: AttentionPoint) -> Any:
 
 
 class FlexSession(PoolSession):
-    """A session of FlexAttention. Runs are measured with `compiled`. Without it, PyTorch computes the same with plain
-    operations, for tests."""
+    """A session of FlexAttention. Runs are measured with `compiled`. Without `compiled`, PyTorch computes the same with
+    plain operations, for tests."""
 
     def __init__(self, inputs: Inputs, compiled: bool) -> None:
         point = inputs.point

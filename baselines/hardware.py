@@ -9,7 +9,7 @@ from chunkbench.kernels.triton.tuning import nearest, read
 
 
 def instruction_set(device: str) -> str | None:
-    """On a CPU, the instruction set in use, or None without a native module; on a GPU `sm_90` or similar.
+    """On a GPU `sm_90` or similar. On a CPU the instruction set in use, or None without a native module.
 
     If the tuning table has no row for the GPU, the text also names the GPU whose row is used. `chunkbench tune` makes a
     row for this GPU.

@@ -2,7 +2,7 @@
 
 All run ChunkAttn's kernels over two stores (`chunkbench/attention/heads.py`) and differ in `head_methods.METHODS`. All
 sequences of a point have the same length. So window heads may also drop chunks of shared prefixes (`compress: all`),
-and each sequence's result is exactly that of the sequence alone.
+and each sequence has exactly the result that it would have alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Defines methods whose KV heads keep different parts of a sequence, and counts their tokens. Does not import torch.
 
-RazorAttention (arXiv 2407.15891), DuoAttention (2410.10819), StreamingLLM (2309.17453). `head_caches` runs them.
+The methods are RazorAttention (arXiv 2407.15891), DuoAttention (2410.10819) and StreamingLLM (2309.17453).
+`head_caches` runs them.
 """
 
 from __future__ import annotations
@@ -25,20 +26,19 @@ class HeadMethod:
     retrieval: int
     """Percent of the KV heads that keep everything, rounded up."""
     compensation: Compensation = "none"
-    """Compensation at points that do not name one; `none`: the method never has a compensation token."""
+    """The default. `none`: the method never has a compensation token, whatever a point says."""
     share: bool = True
-    """Whether sequences share chunks."""
     compress: Compress = "all"
 
     def full_heads(self, point: AttentionPoint) -> int:
-        """Number of KV heads that keep everything. Only methods with a compensation token follow the axis
-        `retrieval`."""
+        """Number of KV heads that keep everything. A point's `retrieval` counts only for methods with a compensation
+        token."""
         given = point.retrieval if self.compensation != "none" else None
         return ceil((self.retrieval if given is None else given) * point.kv_heads / 100)
 
     def policy(self, point: AttentionPoint) -> HeadPolicy:
-        """The rule by which each head keeps tokens. With `kv_share` the window is the largest that the share allows, at
-        least one token."""
+        """The policy of the cache at a point. If the point has `kv_share`, the window is the largest that fits this
+        percentage of the bytes, but at least one token."""
         compensation = self._compensation(point)
         window = point.window if point.kv_share is None else max(1, self._window(point, point.kv_share))
         heads = tuple(head < self.full_heads(point) for head in range(point.kv_heads))
@@ -62,8 +62,8 @@ class HeadMethod:
         return self.policy(point).lost(point.n_p + step, point.chunk_size, shared)
 
     def tokens(self, point: AttentionPoint, seed: int, step: int) -> tuple[float, float]:
-        """Two numbers of tokens that a step reads, in the mean over the heads: in the first a shared token counts once,
-        in the second once for every sequence."""
+        """Numbers of tokens that a step reads, averaged over the heads. The first number counts a shared token once.
+        The second counts it once for every sequence."""
         assert isinstance(point.n_p, int)
         full, of_all = self.full_heads(point) / point.kv_heads, self.lost(point, step)
         begin, end = of_all.start, of_all.stop
@@ -109,8 +109,8 @@ METHODS: Mapping[str, HeadMethod] = {
 def seen_tokens(
     point: AttentionPoint, seed: int, implementation: str, steps: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """For each step, two numbers of tokens that an implementation reads: in the first a shared token counts once, in
-    the second once for every sequence."""
+    """For each step, two numbers of tokens that an implementation reads. The first counts a shared token once. The
+    second counts it once for every sequence."""
     method = METHODS.get(implementation)
     if method is not None and not method.obstacle(point):
         return [method.tokens(point, seed, step) for step in steps]

@@ -23,12 +23,12 @@ def installed(distribution: str) -> str | None:
 
 
 def named(distribution: str) -> str:
-    """The text `name version`, as rows of results name a library."""
+    """The text `name version`, which names the library in results."""
     return f"{distribution} {installed(distribution)}"
 
 
 def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], object]) -> Answer:
-    """Whether a library with only GPU kernels is installed and loads; `load` imports it."""
+    """Whether a library that has only GPU kernels is installed, and `load` imports it without an error."""
     if device != "cuda":
         return Answer(False, f"{distribution} has no CPU kernel", GPU_REMEDY)
     if installed(distribution) is None:
@@ -37,15 +37,14 @@ def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], o
 
 
 def gpu_alone(device: str, reason: str) -> Answer:
-    """Whether an implementation that is measured only on GPUs can run: yes if the device is a GPU and exists. `reason`
-    is the answer on a CPU."""
+    """Yes if `device` is an existing GPU. For a CPU the answer is no, with this `reason`."""
     if device != "cuda":
         return Answer(False, reason, GPU_REMEDY)
     return YES if torch.cuda.is_available() else NO_GPU
 
 
 def loads(distribution: str, load: Callable[[], object]) -> Answer:
-    """Whether there is a GPU and the installed library loads; `load` imports it."""
+    """Whether there is a GPU, and `load` imports the installed library without an error."""
     if not torch.cuda.is_available():
         return NO_GPU
     try:

@@ -1,4 +1,4 @@
-"""PagedAttn, PagedAttn* and PagedAttn, whole: paged decode attention (PagedAttention) on this project's own kernels.
+"""PagedAttn, PagedAttn* and "PagedAttn, whole": paged decode attention on this project's own kernels.
 
 They run the same inner loops over the same layout as `chunk_attn`: a block is a chunk, and every sequence reads all of
 its blocks by itself. So PagedAttn and ChunkAttn differ only in the algorithm. PagedAttn* is the same kernel over blocks
@@ -20,7 +20,7 @@ from chunkbench.version import __version__
 
 class PagedAttn(Implementation):
     whole = False
-    """Whether a sequence has one block: contiguous K/V."""
+    """Whether a sequence has only one block, so that its K and V are contiguous."""
     _device = "cpu"
 
     def availability(self, device: str) -> Answer:

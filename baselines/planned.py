@@ -1,8 +1,8 @@
 """Planners of other papers over ChunkAttn's kernel and its K and V, so that a table shows the effect of the plan alone.
 
-All planners read the K and V of one session: that of `chunk_attn` if it is open at the same point, else a session that
-only the planners share. They differ only in which segments they read together (`kernels.planners`). Our planner then
-cuts the items of all of them for the threads and caches of this machine.
+All planners read the K and V of one session. If `chunk_attn` has an open session at the same point, they use that one.
+Else the planners open one for themselves. The planners differ only in which segments they read together
+(`kernels.planners`). ChunkAttn's planner then cuts all their items for the threads and caches of this machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from chunkbench.kernels.trace import Trace, TracedCall
 
 
 class PlannedSession(Session):
-    """Another kernel over the cache of a ChunkAttn session. Every round begins with `rewind`, so each session that
-    takes its turn finds only the prompts in the cache."""
+    """Another kernel over the cache of a ChunkAttn session. Every round begins with `rewind`, which leaves only the
+    prompts in the cache for the next session."""
 
     def __init__(self, cache: ChunkAttnSession, planner: Planner) -> None:
         self._cache = cache
@@ -69,4 +69,3 @@ PLANNERS: Mapping[str, Planner] = {
     "plan_tree_fused": tree_fused,
     "plan_pack": pack,
 }
-"""Id of an implementation -> its planner."""

@@ -1,4 +1,5 @@
-"""Turns the prefix tree's segments into requests of a paged attention library: integers on the host, no library.
+"""Turns the prefix tree's segments into requests of a paged attention library. Computes integers on the host, and
+imports no library.
 
 A request is a contiguous range of query rows and the blocks that all these rows read. If the rows are in depth-first
 order, the sequences of a segment are a contiguous range, so each segment is one request.
@@ -34,30 +35,29 @@ class Requests:
     indices: Indices
     """`[blocks read]`: ids of the blocks."""
     last_page_len: Indices
-    """`[requests]`, 0 if a request reads no blocks."""
+    """`[requests]`: number of tokens in the last block of each request, 0 if the request reads no blocks."""
     segments: Ints
-    """`[requests]`: the segment of the plan that a request reads, -1 if it reads no blocks."""
+    """`[requests]`: index in the plan of the segment that each request reads, -1 if the request reads no blocks."""
 
     def grown(self, plan: Plan) -> Requests:
-        """The requests with new numbers of tokens in their last blocks, after appends that filled more slots of the
-        same blocks."""
+        """The same requests after appends that filled more slots of their last blocks."""
         return replace(self, last_page_len=_filled(plan, self.segments))
 
 
 @dataclass(frozen=True)
 class Flat:
-    """All segments as requests of one call; afterwards the caller merges the partial results of each row.
+    """All segments as requests of one call. Afterwards the caller merges the partial results of each row.
 
-    The call's query rows are `q[rows]`. The caller appends one empty state to the results. `states[row]` lists the
-    results to merge for a row. Rows with fewer segments than others are padded with the index of the empty state.
+    The call's query rows are `q[rows]`. The caller appends one empty partial result. `states[row]` lists the results to
+    merge for a row. Rows with fewer segments than others are padded with the index of the empty result.
     """
 
     requests: Requests
     rows: Ints
-    """`[r]`: the row of q of each query row of the call."""
+    """`[r]`: for each query row of the call, its row in q."""
     states: Ints
-    """`[b, largest number of segments of a row]`: indices of the results to merge for each row; r stands for the empty
-    state."""
+    """`[b, n]`: indices of the results to merge for each row. n is the largest number of segments that a row has; index
+    r stands for the empty result."""
 
 
 def _filled(plan: Plan, segments: Ints) -> Indices:
@@ -72,7 +72,6 @@ def _indptr(counts: Ints) -> Indices:
 
 
 def flat(plan: Plan) -> Flat:
-    """All segments of the plan as requests of one call."""
     row_counts, segments = plan.ends - plan.begins, np.arange(len(plan.begins))
     items = items_of_forest(plan, node_wise(plan, 1))
     rows = items.rows[ranges(items.first_row, items.row_count)]

@@ -1,8 +1,8 @@
 """Shared-prefix matmul: what a user could write in ten lines of PyTorch, and a hard baseline to beat.
 
-One matrix product over the tokens that the whole batch shares, and a batched product over each sequence's private
-tokens; log-sum-exp merges the two results. The session finds the common prefix from the token ids. It handles one
-prefix for the whole batch, not a tree of prefixes.
+It computes one matrix product over the tokens that the whole batch shares, and a batched product over each sequence's
+private tokens. Log-sum-exp merges the two results. The session finds the common prefix from the token ids. It handles
+one prefix for the whole batch, not a tree of prefixes.
 """
 
 from __future__ import annotations

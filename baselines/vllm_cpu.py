@@ -47,7 +47,8 @@ def load_operators() -> None:
 
 
 class VllmPagedSession(BlockSession):
-    """K and V in one tensor `[blocks, kv_heads, 2 * block_size, d]`, filled by vLLM's own operator only."""
+    """A session with K and V in one tensor `[blocks, kv_heads, 2 * block_size, d]`. Only vLLM's own operator writes to
+    it."""
 
     def __init__(self, inputs: Inputs, share: bool) -> None:
         super().__init__(inputs, share, inputs.point.block_size)

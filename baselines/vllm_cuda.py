@@ -94,7 +94,7 @@ def availability() -> Answer:
 
 
 def supports(point: AttentionPoint) -> Answer:
-    """Whether vLLM compiled the kernels for this point; they accept float32, float16 and bfloat16."""
+    """Whether vLLM's kernels were compiled for the sizes and the dtype (float32, float16, bfloat16) of this point."""
     if point.block_size not in _BLOCK_SIZES:
         reason = f"vLLM's CUDA kernel takes blocks of 8, 16 or 32 tokens, not {point.block_size}"
         return Answer(False, reason, "set block_size: 16")
@@ -113,10 +113,8 @@ def supports(point: AttentionPoint) -> Answer:
 
 
 class PagedSession(BlockSession):
-    """Keys `[blocks, kv_heads, d / x, block_size, x]`, x of 16 bytes; values `[blocks, kv_heads, d, block_size]`.
-
-    Only vLLM's own operator writes to them.
-    """
+    """A session with keys `[blocks, kv_heads, d / x, block_size, x]` and values `[blocks, kv_heads, d, block_size]`. x
+    elements have 16 bytes. Only vLLM's own operator writes the keys and values."""
 
     def __init__(self, inputs: Inputs, share: bool) -> None:
         super().__init__(inputs, share, inputs.point.block_size)
@@ -139,7 +137,7 @@ class PagedSession(BlockSession):
         self.plan()
 
     def plan(self) -> None:
-        """Copy block table and lengths to the device; choose v2 (with partitions) or v1 by vLLM's own rule."""
+        """Copy block table and lengths to the device. Choose v2 (with partitions) or v1 by vLLM's own rule."""
         self._table, self._lengths = self._device_tables(self._key.device)
         self._longest = int(self._tables.lengths.max())
         parts = -(-self._longest // _PARTITION)

@@ -1,9 +1,9 @@
 """xformers: memory-efficient attention (section 4.1 of the paper). The library has the file's name without the `_`.
 
-The library has several forward operators. Some need its own extension, which does not load with every PyTorch. Its
-dispatcher chooses an operator for training and prefill. This adapter instead uses one operator for all points, the
-first in `PREFERRED` that this GPU supports, and its rows name that operator. A point that this operator refuses is
-unsupported; no other operator takes its place.
+The library has several forward operators. Some need its own extension, which does not load with every PyTorch.
+The library's dispatcher chooses an operator for training and prefill. This adapter instead uses one operator for all
+points, the first in `PREFERRED` that this GPU supports, and its rows name that operator. A point that this operator
+refuses is unsupported. No other operator takes its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Sessi
 from chunkbench.bench.experiment.point import AttentionPoint
 
 PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
-"""Beginnings of the names of operators, in order of preference. The first two split the context of a sequence over the
+"""Prefixes of operator names, in order of preference. The first two operators split the context of a sequence over the
 GPU, which makes decoding fast."""
 
 
@@ -39,19 +39,21 @@ def library() -> Any:
 
 
 def operator(library: Any, q: torch.Tensor, k: torch.Tensor) -> Any:
-    """The preferred operator that accepts q `[b, 1, ...]` and K and V like k `[b, n, ...]`; None if none does."""
+    """The first usable operator in the order of `PREFERRED`, for q `[b, 1, ...]` and K and V with the shape of k `[b,
+    n, ...]`. None if no operator accepts them."""
     usable = [op for op in library.operators if not op.not_supported_reasons(library.inputs(q, k, k))]
     ranked = [(rank, op) for op in usable for rank, name in enumerate(PREFERRED) if op.NAME.startswith(name)]
     return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def grouped(x: torch.Tensor, group: int) -> torch.Tensor:
-    """K or V `[b, n, kv_heads, d]` as `[b, n, kv_heads, group, d]`: repeats every head without a copy."""
+    """View K or V `[b, n, kv_heads, d]` as `[b, n, kv_heads, group, d]`. Every head is repeated without a copy."""
     return x[:, :, :, None].expand(-1, -1, -1, group, -1)
 
 
 class XformersSession(DenseSession):
-    """K and V `[b, capacity, kv_heads, d]`, the library's layout; the heads of a group get their own axis."""
+    """A session with K and V in the library's layout `[b, capacity, kv_heads, d]`. The heads of a group get their own
+    axis."""
 
     def __init__(self, inputs: Inputs, operator: Any) -> None:
         super().__init__(inputs, token_major=True)

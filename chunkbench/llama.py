@@ -12,7 +12,7 @@ from chunkbench.text_file import TextError, did_you_mean, from_json, problem_of,
 _Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 WEIGHTS = "chunkbench_weights"
-"""Key of a `config.json` whose value is the field `weights` of a shape."""
+"""The key of `config.json` that sets `LlamaShape.weights`."""
 
 
 class ShapeError(ValueError):

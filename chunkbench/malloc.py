@@ -20,8 +20,8 @@ class _Statistics(ctypes.Structure):
 
 @cache
 def glibc() -> ctypes.CDLL | None:
-    """The library glibc, with the argument types of its memory functions declared; None for another C library, or glibc
-    before 2.33."""
+    """The library glibc, with the argument types of its memory functions. None for another C library, or glibc before
+    2.33."""
     if platform.libc_ver()[0] != "glibc":
         return None
     libc = ctypes.CDLL(None)
@@ -55,8 +55,8 @@ def give_back() -> None:
 
 
 def share_heap() -> None:
-    """Let all threads that begin later share one heap. If each thread has its own heap, the holes that long
-    compilations and large bodies leave add up."""
+    """Let all threads that begin later share one heap. Compilations and large requests leave unused gaps in a heap.
+    With a heap for each thread, these gaps add up."""
     libc = glibc()
     if libc is not None:
         libc.mallopt(_M_ARENA_MAX, 1)

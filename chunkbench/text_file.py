@@ -38,8 +38,8 @@ _STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a pipe or an open file of this process. Such a path does not tell the kind of the content, and
-    has no meaning in another process."""
+    """Whether a path is a pipe or an open file of this process. The name of such a path does not tell the format of its
+    content, and has no meaning in another process."""
     return _is_stdin(path) or path.parent in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
 
 
@@ -49,8 +49,10 @@ def _is_stdin(path: Path) -> bool:
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The text of a file in UTF-8 of at most `most` bytes, without a byte order mark. The file is opened once, so it
-    may be a pipe; `-` is standard input. Raises `TextError`."""
+    """The text of a file in UTF-8 of at most `most` bytes, without a byte order mark. `-` is standard input.
+
+    The file is opened once, so it may be a pipe. Raises `TextError`.
+    """
     try:
         with Path("/dev/stdin" if _is_stdin(path) else path).open("rb") as file:
             content = file.read(-1 if most is None else most + 1)
@@ -80,8 +82,10 @@ def decode(content: bytes, path: str | Path) -> str:
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number, from 1 on, and text of each line that is not blank. Lines end only at a line feed, perhaps after a
-    carriage return; U+2028 and U+0085 do not end a line."""
+    """Yield the number (from 1 on) and the text of each line that is not blank.
+
+    Lines end only at a line feed, perhaps after a carriage return; U+2028 and U+0085 do not end a line.
+    """
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line.removesuffix("\r")
@@ -115,22 +119,24 @@ def from_json(text: str) -> Any:
 
 
 def problem_of(detail: ErrorDetails, whole: str = "") -> str:
-    """Text of a problem that pydantic found, with its place in front. `whole` stands for the place if the problem is
-    not in a single field. The place contains keys of the file, so characters that are not printable are shown as
-    escapes."""
+    """Text of a problem that pydantic found. It begins with the place of the problem in the file, or with `whole` if
+    the problem is not in a single field.
+
+    The place contains keys of the file, so characters that are not printable are shown as escapes.
+    """
     place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in detail["loc"]) or whole
     return f"{place}: {detail['msg']}" if place else detail["msg"]
 
 
 def is_text(text: str) -> bool:
-    """Whether all characters can be written in UTF-8. Half of a surrogate pair cannot; it occurs in names of files that
-    are not UTF-8."""
+    """Whether all characters can be written in UTF-8. Half of a surrogate pair cannot be. Such halves occur in names of
+    files that are not UTF-8."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def csv_rows(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
-    """For each row that is not blank, the number of its first line, and its cells without surrounding blanks, or an
-    error if the row is not CSV."""
+    """Yield each row that is not blank: the number of its first line, and its cells without surrounding blanks. The
+    cells are replaced by an error if the row is not CSV."""
     reader = csv.reader(io.StringIO(text, newline="\n"), skipinitialspace=True)
     while True:
         first = reader.line_num + 1

@@ -8,7 +8,8 @@ from chunkbench.kernels.integers import Ints
 
 
 class Join(NamedTuple):
-    """A sequence has joined. Its tokens from `cached` on go into `chunks`; the last chunk may be partial."""
+    """A sequence has joined. Its tokens from position `cached` to the end go into `chunks`. The last chunk may be
+    partial."""
 
     sequence: int
     cached: int

@@ -22,9 +22,10 @@ class Slab(NamedTuple):
 
 
 class ChunkRun(NamedTuple):
-    """Chunks with consecutive ids in one slab: the places `start` to `start + chunks - 1` of slab number `slab`.
+    """Chunks with consecutive ids in one slab. They have the places `start` to `start + chunks - 1` of slab number
+    `slab`.
 
-    `begin` is the position of the run's first chunk in the list of ids that `ChunkStore.runs` split.
+    `begin`: index of the run's first chunk in the list that `ChunkStore.runs` split.
     """
 
     slab: int
@@ -72,7 +73,7 @@ class ChunkStore:
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` chunks: add one slab for the missing chunks. A smaller capacity changes nothing.
 
-        Raises the allocator's error; the store is then unchanged.
+        Raises the allocator's error. The store is then unchanged.
         """
         missing = capacity - self.capacity
         if missing <= 0:
@@ -91,7 +92,8 @@ class ChunkStore:
             slab.values.zero_()
 
     def locate(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Slab number and place in the slab of every chunk id. Raises IndexError for an id beyond the capacity."""
+        """For each chunk id, the number of its slab and its place in this slab. Raises IndexError for an id beyond the
+        capacity."""
         if len(chunks) and not (chunks.min() >= 0 and chunks.max() < self.capacity):
             raise IndexError(f"the store has room for chunks 0 to {self.capacity - 1}")
         slab = np.searchsorted(self._firsts, chunks, side="right") - 1
@@ -109,7 +111,7 @@ class ChunkStore:
             yield ChunkRun(int(slab[begin]), int(place[begin]), count, begin)
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last chunk may stay partial."""
+        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order. The last chunk may stay partial."""
         c = self.chunk_size
         full, tail = divmod(k.shape[0], c)
         for run in self.runs(chunks[:full]):
@@ -141,7 +143,7 @@ class ChunkStore:
             self.slabs[slab].values[layer][target] = v if all_rows else v[self._index(row)]
 
     def read(self, chunks: Ints, tokens: int, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of K and V of the first `tokens` tokens in a list of chunks, each `[h_kv, tokens, d]`."""
+        """Copy K and V of the first `tokens` tokens in a list of chunks. Both results are `[h_kv, tokens, d]`."""
         parts = [(self.slabs[run.slab], slice(run.start, run.start + run.chunks)) for run in self.runs(chunks)]
         keys = torch.cat([slab.keys[layer, places] for slab, places in parts])
         values = torch.cat([slab.values[layer, places] for slab, places in parts])

@@ -12,21 +12,21 @@ import torch
 from chunkbench.kernels.integers import Ints
 
 Compensation = Literal["none", "mean", "weighted"]
-"""none: nothing replaces lost tokens; mean: a token with the means of their K and V; weighted: this token, with the
-logarithm of their number added to its score."""
+"""What replaces the tokens that a head lost. none: nothing. mean: one token whose K and V are the means of the lost
+ones. weighted: like mean, and the logarithm of the number of lost tokens is added to its score."""
 
 
 @dataclass(frozen=True)
 class CompensationTokens:
-    """A token for each row that replaces the tokens whose chunks the row does not read. Its K and V are the means of
-    the K and V of those tokens."""
+    """A token for each row, which replaces the tokens that the row does not read. The token's K and V are the means of
+    the K and V of the replaced tokens."""
 
     sums: torch.Tensor
     """`[entries, heads of all layers, 2, d]` float32: sums of K and of V."""
     entries: Ints
-    """`[b]`: index in `sums` of each row's token; NOWHERE if the row has none."""
+    """`[b]`: index in `sums` for each row; NOWHERE if the row has no compensation token."""
     tokens: Ints
-    """`[b]`: number of tokens over which the partial result of each row runs."""
+    """`[b]`: number of tokens that each compensation token replaces."""
     weighted: bool
     """Whether the logarithm of the number of tokens is added to the score."""
 

@@ -18,7 +18,7 @@ def ranges(first: Ints, count: Ints) -> Ints:
 
 
 def any_inside(flags: Bools, first: Ints, count: Ints) -> Bools:
-    """Whether any flag of range i is true: of first[i] .. first[i] + count[i] - 1."""
+    """Whether any flag of each range is true. Range i has the flags first[i] .. first[i] + count[i] - 1."""
     before = np.zeros(len(flags) + 1, np.int64)
     flags.cumsum(out=before[1:])
     found: Bools = before[first + count] > before[first]

@@ -19,23 +19,20 @@ class Items(NamedTuple):
     `first_chunk[i]`, and `row_count[i]` of `rows`, starting at index `first_row[i]`."""
 
     chunks: Ints
-    """Chunk ids."""
     rows: Ints
     first_chunk: Ints
     chunk_count: Ints
     first_row: Ints
     row_count: Ints
     tail_row: Ints
-    """The row whose length is the number of tokens in the item's last chunk, or -1 if all rows of the item read all
-    chunks to the end. In an item of several rows with a tail row each row reads the last chunk up to its own length;
-    the tail row is the longest."""
+    """The longest row that ends inside the item's last chunk, or -1 if all rows of the item read this chunk to its end.
+    With a tail row, each row of the item reads the last chunk up to its own length."""
 
     def take(self, index: Ints) -> Items:
-        """The items with these indices, in this order."""
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
     def split_rows(self, most: int) -> Items:
-        """The items, cut into parts of at most `most` rows. The parts of an item have nearly equal numbers of rows and
+        """Cut the items into parts of at most `most` rows. The parts of an item have nearly equal numbers of rows and
         stay adjacent."""
         parts = -(-self.row_count // most)
         if (parts == 1).all():
@@ -44,14 +41,13 @@ class Items(NamedTuple):
         return self.take(index)._replace(first_row=first, row_count=count)
 
     def split_chunks(self, parts: Ints) -> Items:
-        """The items, with item i split into `parts[i]` items of nearly equal numbers of chunks. The last part has the
-        tail row."""
+        """Split item i into `parts[i]` items with nearly equal numbers of chunks. The last part has the tail row."""
         index, is_last, first, count = _split(self.first_chunk, self.chunk_count, parts)
         tails = np.where(is_last, self.tail_row[index], -1)
         return self.take(index)._replace(first_chunk=first, chunk_count=count, tail_row=tails)
 
     def of_rows(self, batch: int) -> Ints:
-        """`[b]`: for each row, the number of its items."""
+        """`[b]`: number of items of each row."""
         return np.bincount(self.rows[ranges(self.first_row, self.row_count)], minlength=batch)
 
     def divided(self, of_rows: Ints) -> Bools:
@@ -66,8 +62,8 @@ class Items(NamedTuple):
         return only
 
     def table(self, dtype: np.dtype[np.void], first_partial: Ints) -> npt.NDArray[np.void]:
-        """`[items]`: the items in the form that kernels read, see ITEM_COLUMNS. Columns that `Items` does not have are
-        0."""
+        """`[items]`: the items with the columns that kernels read (ITEM_COLUMNS). Columns that `Items` does not have
+        are 0."""
         made = np.zeros(len(self.row_count), dtype)
         made["first_partial"] = first_partial
         for name in self._fields[2:]:
@@ -76,8 +72,9 @@ class Items(NamedTuple):
 
 
 ITEM_COLUMNS = (*Items._fields[2:], "first_partial", "first_fold", "folds")
-"""The columns of an item in the form that kernels read: those of `Items`; index of the first partial result that the
-item writes, or -1 if it writes outputs; and the range of `Numbering.by_row` that it folds in before."""
+"""The columns of an item that kernels read. The first are those of `Items`. `first_partial`: index of the first partial
+result that the item writes, or -1 if it writes outputs. `first_fold`, `folds`: the range of `Numbering.by_row` that the
+item folds in."""
 
 
 class Numbering(NamedTuple):
@@ -94,7 +91,8 @@ class Numbering(NamedTuple):
 
 
 def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
-    """Give an index to each partial result. An item with `leaves` writes one partial result for each of its rows."""
+    """Give an index to each partial result. If `leaves[i]` is true, item i writes one partial result for each of its
+    rows, else none."""
     counts = np.where(leaves, items.row_count, 0)
     owners = items.rows[ranges(items.first_row, counts)]
     folds = np.bincount(owners, minlength=batch)
@@ -103,10 +101,10 @@ def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
 
 
 def items_of_forest(plan: Plan, merged: Bools) -> Items:
-    """The items of a forest: one item for each segment, with the rows that read no later segment in the same item.
+    """Make the items of a forest, in depth-first order. An item reads a segment, with the merged segments before it.
 
-    A merged segment is read in one item with the segment before it (`planners`). If all segments are merged, also those
-    that begin a sequence, each row has its own item. Items are in depth-first order.
+    Its rows are those whose path ends with this segment, or continues with a segment that is not merged. `merged` comes
+    from `planners`. If all its flags are true, also those of segments that begin a sequence, each row has its own item.
     """
     lengths = plan.lengths
     if not merged.any():
@@ -167,10 +165,10 @@ class PromptRows:
 
 
 def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: int) -> tuple[Items, Ints]:
-    """Causal attention of prompts as items. The rows are numbered from `first_row` on, prompt by prompt.
+    """Make items for causal attention of prompts. The rows are numbered from `first_row` on, prompt by prompt.
 
-    The tokens of one chunk are one item: a block of rows that reads the sequence up to this chunk. Each row of the
-    block reads a different number of tokens of the last chunk. Also returns these numbers `[rows]`, 1..chunk_size.
+    There is one item for the tokens of each chunk. Its rows read the sequence up to this chunk. In the last chunk, each
+    row reads a different number of tokens. Also returns these numbers `[rows]`, 1..chunk_size.
     """
     positions = np.concatenate([np.arange(p.first, p.first + p.count) for p in prompts])
     prompt = np.repeat(np.arange(len(prompts)), [p.count for p in prompts])
@@ -181,11 +179,11 @@ def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: 
 
 
 def items_of_lengths(chunks: Ints, tokens: int, lengths: Ints, chunk_size: int) -> tuple[Items, Ints]:
-    """Items of n rows over the same chunks, which hold `tokens` tokens. Each row reads the first `lengths[row]` tokens.
+    """Items of n rows over the same chunks, which hold `tokens` tokens. Row i reads the first `lengths[i]` tokens.
 
-    Lengths must not decrease; rows with length 0 have no item. Also returns the number of tokens that each row reads of
-    its last chunk `[n + 2]`, 1..chunk_size. The kernels read a chunk as it was written, so the tail rows of the items
-    are two more rows, which stand for a full chunk and for the last chunk.
+    Lengths must not decrease. Rows with length 0 have no item. Also returns the number of tokens that each row reads of
+    its last chunk `[n + 2]`, 1..chunk_size. Entries n and n + 1 are the tail rows of the items: they stand for a full
+    chunk and for the last chunk, because the kernels read a chunk as it was written.
     """
     rows, count = np.flatnonzero(lengths), len(lengths)
     items = _items_of_lengths(chunks, np.zeros_like(rows), rows, lengths[rows], chunk_size)
@@ -211,7 +209,7 @@ def _items_of_lengths(chunks: Ints, starts: Ints, rows: Ints, lengths: Ints, chu
 
 
 def together(first: Items, second: Items) -> Items:
-    """The items of both arguments as one object."""
+    """Combine two sets of items into one."""
     chunks, rows = len(first.chunks), len(first.rows)
     moved = second._replace(first_chunk=second.first_chunk + chunks, first_row=second.first_row + rows)
     return Items(*(np.concatenate(pair) for pair in zip(first, moved, strict=True)))

@@ -24,7 +24,8 @@ class Partials:
         self.reset(self.rows, 0)
 
     def reset(self, rows: torch.Tensor, batch: int) -> None:
-        """Make room for one entry for each of `rows` `[P]`, values 0..batch-1. Every row needs at least one entry."""
+        """Make room for one entry for each element of `rows` `[P]`. An element is a row, 0..batch-1, and each row
+        occurs at least once."""
         count, heads, dim = len(rows), self.heads, self.head_dim
         needed = (count + batch) * heads * (dim + 2)
         if len(self._entries) < needed:

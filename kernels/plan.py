@@ -19,7 +19,7 @@ class Segment(NamedTuple):
     """Chunk ids `[m]`, in token order."""
     begin: int
     end: int
-    """The sequences `[begin, end)` in depth-first order cover the segment."""
+    """The sequences at depth-first positions `begin` to `end - 1` cover the segment."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,19 @@ class Plan:
     """`[segments + 1]`: where each segment starts in `chunks`, and where the last segment ends."""
     begins: Ints
     ends: Ints
-    """`[segments]`: the sequences `[begin, end)` in depth-first order cover the segment."""
+    """`[segments]`: the sequences at depth-first positions `begins[i]` to `ends[i] - 1` cover segment i."""
     order: Ints
     """`[b]`: row (index in order of addition) of the sequence at each depth-first position."""
     chunks_by_slot: Ints
     tokens_by_slot: Ints
-    """The tree's own arrays: id of each sequence's last chunk, and the number of tokens in that chunk."""
+    """`[slots]`: number of tokens in each sequence's last chunk. `chunks_by_slot` has the ids of these chunks. Both are
+    the tree's own arrays."""
     slots: Ints | slice
     """`[b]`: the slot of each row."""
 
     def growth_since(self, before: Plan) -> tuple[Ints, Ints] | None:
-        """Rows that got one new last chunk each since an earlier plan, and these chunks; None if anything else
-        changed."""
+        """Compare with an earlier plan: if some rows each got one new last chunk, return these rows and chunks. None if
+        anything else changed."""
         same = ((self.begins, before.begins), (self.ends, before.ends), (self.order, before.order))
         if not all(np.array_equal(now, then) for now, then in same):
             return None
@@ -102,8 +103,8 @@ class Plan:
 
     @cached_property
     def parents(self) -> Ints:
-        """`[segments]`: the segment before each segment on the path of its sequences; -1 if the segment begins these
-        sequences."""
+        """`[segments]`: the segment before each segment on the path of its sequences. -1 if the path begins with the
+        segment."""
         parents = np.full(len(self.begins), -1)
         behind = np.full(len(self.order), -1)  # by position: the last segment so far
         widths = self.ends - self.begins
@@ -121,7 +122,6 @@ class Plan:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments as a list of objects."""
         starts, begins, ends = self.starts.tolist(), self.begins.tolist(), self.ends.tolist()
         ranges = zip(pairwise(starts), begins, ends, strict=True)
         return tuple(Segment(self.chunks[start:stop], begin, end) for (start, stop), begin, end in ranges)

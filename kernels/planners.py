@@ -51,7 +51,7 @@ CPU = Costs()
 
 
 def node_wise(plan: Plan, group: int) -> Bools:
-    """Makes an item for each segment (DeFT-Node; the ChunkAttention paper's chunk-first phase)."""
+    """Makes an item for each segment. This is DeFT-Node, and the chunk-first phase of the ChunkAttention paper."""
     return np.zeros(len(plan.begins), np.bool_)
 
 
@@ -61,8 +61,10 @@ def flat(plan: Plan, group: int) -> Bools:
 
 
 def cascade(plan: Plan, group: int) -> Bools:
-    """Makes two levels (Hydragen; FlashInfer's cascade with two levels): an item for the first segment of each tree,
-    and an item for the rest of each row. A cascade of all levels is `node_wise`."""
+    """Makes an item for the first segment of each tree, and an item for the rest of each row.
+
+    These are the two levels of Hydragen, and of FlashInfer's cascade. A cascade of all levels is `node_wise`.
+    """
     return plan.parents[plan.parents] >= 0
 
 
@@ -80,7 +82,7 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
     most = np.where(queries < costs.fewest_queries, np.inf, costs.item + costs.partial * queries)
 
     def are_long(more: int | Ints) -> bool:
-        """Whether reading each shared segment `more` times more takes longer than its partial results."""
+        """Whether `more` additional reads of each shared segment take longer than its partial results."""
         return bool((more * reread * lengths > most)[shared].all())
 
     # If a segment is merged, each of the two or more segments after it reads it.
@@ -130,8 +132,8 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
 
 
 def tree_fused(plan: Plan, group: int) -> Bools:
-    """FastTree's greedy split (section 4.2): weighs padded tiles against partial results, with FastTree's constants for
-    an H100."""
+    """FastTree's greedy split (section 4.2). Compares the cost of padded tiles with the cost of partial results. Uses
+    FastTree's constants for an H100."""
     alpha, beta, gamma, kv_tile = 0.66, 0.33, 0.1, 32
     large, small = max(1, 64 // group), max(1, 16 // group)
 
@@ -148,7 +150,8 @@ def tree_fused(plan: Plan, group: int) -> Bools:
 
 
 def pack(plan: Plan, group: int) -> Bools:
-    """PAT's pack scheduler (section 5.1, as in PAT's code): weighs reads of one more pack against partial results."""
+    """PAT's pack scheduler (section 5.1, as in PAT's code). Compares the additional reads of an additional pack with
+    the partial results that it saves."""
     most = max(1, 64 // group)
 
     def packs(rows: int) -> int:

@@ -35,7 +35,7 @@ class Products:
         """Whether K and V have another dtype and `load` converts them. If so, pieces should fit into the cache."""
 
     def load(self, source: torch.Tensor) -> torch.Tensor:
-        """K or V of some chunks in the dtype of the products; valid until the next `load`."""
+        """Convert K or V of some chunks to the dtype of the products. The result is valid until the next `load`."""
         return self._scratch.take("loaded", tuple(source.shape)).copy_(source) if self.loads else source
 
     def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
@@ -43,7 +43,7 @@ class Products:
         out.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=self._scale)
 
     def outputs(self, out: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, add: bool = False) -> None:
-        """out `[B, r, d]` = weights `[B, r, n]` times v `[B, n, d]`; with `add`, added to out."""
+        """out `[B, r, d]` = weights `[B, r, n]` times v `[B, n, d]`. With `add`, the product is added to out."""
         out.baddbmm_(weights, v, beta=1 if add else 0)
 
 

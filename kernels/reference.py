@@ -37,9 +37,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | 
 def head_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, full: Sequence[bool], lost: slice, compensation: Compensation
 ) -> torch.Tensor:
-    """Attention in float64 for heads that lost tokens: the KV heads that are not `full` `[h_kv]` (RazorAttention).
+    """Attention in float64 for KV heads that lost tokens (RazorAttention). Heads with `full[i]` keep all tokens; the
+    others lost the tokens at the positions `lost`.
 
-    q `[h, d]` of the last token; k and v `[n, h_kv, d]`.
+    q is `[h, d]`, of the last token. k and v are `[n, h_kv, d]`.
     """
     group, out = q.shape[0] // k.shape[1], []
     count = lost.stop - lost.start

@@ -56,11 +56,6 @@ class TppTorch:
         return 0 if self._work is None else len(self._work.shared) + len(self._work.private)
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
-        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
-
-        The rows of `prompts` come after those of the plan. Each row of a prompt reads the chunks of its sequence up to
-        its own token.
-        """
         self._prompts = tuple(prompts)
         if len(plan.order) == 0:
             self._plan = self._work = None
@@ -74,14 +69,13 @@ class TppTorch:
         self._plan = plan
 
     def compensate(self, tokens: CompensationTokens) -> None:
-        """Add a compensation token to each row of the current plan."""
         self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
         if self._work is not None and self._plan is not None:
             rows = torch.from_numpy(self._compensated(len(self._plan.order))).to(self.store.device)
             self._partials.reset(torch.cat([self._work.rows, rows]), len(self._plan.order))
 
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d)."""
+        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`."""
         row = decoding = len(q) - sum(prompt.count for prompt in self._prompts)
         for prompt in self._prompts:
             rows = slice(row, row + prompt.count)

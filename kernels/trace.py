@@ -21,12 +21,12 @@ PARTS = ("start", "scores", "softmax", "values", "leave")
 
 @dataclass(frozen=True)
 class Trace:
-    """One traced call. All arrays are `[units]`, in the order in which threads took the units; times are seconds."""
+    """One traced call. All arrays are `[units]`, in the order in which threads took the units. Times are in seconds."""
 
     threads: int
     seconds: float
-    """Seconds of the native call as measured in Python, with the start of threads and the reading of the trace. Times
-    of units count from shortly after the beginning of the call."""
+    """Duration of the native call, measured in Python. It includes the start of the threads. All other times count from
+    shortly after the beginning of this call."""
     shared: npt.NDArray[np.bool_]
     """Whether the unit's chunks are read for several rows."""
     thread: Ints
@@ -41,5 +41,5 @@ class Trace:
     flops: Ints
     """Floating-point operations of the unit's two products."""
     place_bytes: int
-    """Maximum bytes of K and V that a unit reads of one chunk. If they do not fit into a core's own cache, `compute`
-    also reads memory."""
+    """Largest number of bytes of K and V that a unit reads of one chunk. If they do not fit into a core's own cache,
+    `compute` also reads memory."""

@@ -45,7 +45,8 @@ class PrivatePiece:
     """Indices of the piece's partial results."""
 
     def __init__(self, store: ChunkStore, slab: int, places: Ints, rows: Ints, last: Ints) -> None:
-        """`places`, `rows` `[m]`; `last` are the positions, in the piece, of chunks that may be partial."""
+        """`places`, `rows` `[m]`: the place in the slab and the row of each chunk. `last`: indices of the chunks that
+        may be partial."""
         self.count = len(places)
         self.rows = torch.from_numpy(rows).to(store.device)
         self._store = store
@@ -85,13 +86,14 @@ class PrivatePiece:
         self.mask = torch.from_numpy(mask).to(self._store.device)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The piece's chunks `[m, h_kv, tokens, d]` of `tensor`, its keys or its values; a copy only if the chunks are
-        scattered."""
+        """Select the piece's chunks `[m, h_kv, tokens, d]` from `tensor`, which is one layer of `keys` or `values`.
+        Copies only if the chunks are scattered."""
         return tensor if self._gathered is None else tensor.index_select(0, self._gathered)
 
 
 class Work:
-    """All pieces of a plan, and the row of each partial result, `[P]`. Partial results are numbered piece by piece."""
+    """All pieces of a plan. Partial results are numbered piece by piece. `rows` `[P]` holds the row of each partial
+    result."""
 
     def __init__(self, shared: list[SharedPiece], private: list[PrivatePiece]) -> None:
         self.shared, self.private = shared, private

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _MODULES = ("errors", "windows", "tensors", "parts", "single", "layered", "ragged")
-"""Modules that define the public names: first the two that do not load torch."""
+"""Modules that define the public names. The first two do not load torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -14,19 +14,21 @@ from chunkbench.kernels.integers import Ints
 
 
 class JoinedBlocks(NamedTuple):
-    """A sequence has joined. The caller must write K and V of its tokens from position `cached` on to `slots`."""
+    """The result of a join. The caller must write K and V of the tokens from position `cached` to the end into
+    `slots`."""
 
     sequence: int
     cached: int
     slots: Ints
-    """`[n - cached]`: block * block_size + offset in the block."""
+    """`[n - cached]`: the slot of each of these tokens, block * block_size + position in the block."""
 
 
 class BlockTables:
-    """The map from logical to physical blocks of every live sequence (PagedAttention's block table).
+    """The map from logical to physical blocks of every live sequence (PagedAttention's block table). Its rows are the
+    rows of `tree`.
 
-    Rows are those of `tree`. With `share`, sequences with a common prefix use the same physical blocks (PagedAttn* of
-    the paper). Without it, every block is private (PagedAttn).
+    With `share`, sequences with a common prefix use the same physical blocks (PagedAttn* of the paper). Without it,
+    every block is private (PagedAttn).
     """
 
     def __init__(self, block_size: int, share: bool, max_tokens: int = 1) -> None:
@@ -38,9 +40,9 @@ class BlockTables:
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
-        """`[b, blocks]`, contiguous. Entries beyond a sequence's length are undefined.
+        """`[b, blocks]`, contiguous: block ids of every sequence. Entries beyond a sequence's length are undefined.
 
-        A view of the internal table while every row equals its slot (see `PrefixTree.slots`), else a copy.
+        The result is a view of internal memory if every row equals its slot (see `PrefixTree.slots`), else a copy.
         """
         return self._by_slot[self.tree.slots]
 
@@ -60,7 +62,8 @@ class BlockTables:
         return JoinedBlocks(joined.sequence, joined.cached, slots.ravel()[: length - joined.cached])
 
     def append(self, tokens: Tokens) -> Ints:
-        """Add one token to every sequence. Returns their slots `[b]`. Raises the same errors as `PrefixTree.append`."""
+        """Add one token to every sequence. Returns the slots `[b]` of the new tokens. Raises the same errors as
+        `PrefixTree.append`."""
         appended = self.tree.append(tokens)
         if len(appended.new):
             rows = np.flatnonzero(appended.slots == 0)

@@ -1,7 +1,7 @@
 """Chunks and kernels of caches with two kinds of KV heads: full heads keep a whole sequence, window heads keep a part.
 
-Each kind has its own store; one tree serves both. A store holds its heads of all layers one after the other, because
-layers differ in how many full heads they have.
+Each kind has its own store, but there is one tree. Layers differ in how many full heads they have, so a store lists its
+heads of all layers one after the other.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class _Run:
     """Heads of a layer that lie side by side in a store."""
 
     first: int
-    """Index in the store of the run's first head."""
+    """Index in the store of the first of these heads."""
     heads: slice | list[int]
-    """Indices in the layer of these KV heads."""
+    """Indices of these KV heads in the layer."""
     queries: slice | list[int]
-    """Indices in the layer of the query heads of these KV heads."""
+    """Indices in the layer of the query heads that belong to these KV heads."""
     count: int
 
 
@@ -117,12 +117,12 @@ class HeadStores:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of K and V of one chunk of all heads, all layers."""
+        """Bytes of K and V of one chunk, for all heads in all layers."""
         return self.full.store.chunk_bytes + self.windows.store.chunk_bytes
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of the sums of one entry."""
+        """Bytes of one entry, which holds sums of K and V that window heads lost."""
         return self.sums.stride(0) * self.sums.element_size() if self.sums.shape[1] else 0
 
     def bytes_of(self, chunks: Ints) -> int:
@@ -159,7 +159,8 @@ class HeadStores:
             self.windows.store.copy(int(places[source]), int(places[target]), tokens, held)
 
     def drop(self, chunk: int, before: int) -> None:
-        """Let window heads lose a full chunk. `before`: the last lost chunk before it on the path, or NOWHERE."""
+        """Let window heads lose a full chunk. `before`: the last chunk that they lost before this chunk on its path, or
+        NOWHERE."""
         place = int(self.pool.places[chunk])
         entry = self.pool.drop(chunk)
         if self.policy.compensation == "none":
@@ -191,7 +192,6 @@ class HeadDecode:
         return sum(kernel.work_items for kernels in self._kernels for kernel in kernels.values())
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
-        """Make the work descriptors of a plan, with rows of prompts; see `TppNative.plan`."""
         for kernel in self._kernels[0].values():
             kernel.plan(plan, prompts)
         stores, pool = self._stores, self._stores.pool
@@ -217,7 +217,7 @@ class HeadDecode:
             kernel.compensate(lost_tokens)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d)."""
+        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`."""
         for kernels, heads in zip(self._kernels, (self._stores.full, self._stores.windows), strict=True):
             for run in heads.runs[layer]:
                 part = q[:, run.queries]

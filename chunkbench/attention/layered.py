@@ -24,19 +24,23 @@ class LayeredChunkAttention:
     adds only the cost of its tensors, because all layers share the tree and the plan.
 
     Sequences with a common prefix of token ids share the K and V of the full chunks of that prefix. Token ids alone
-    decide this. Rows of q and out follow `sequences`, the order of addition, for every shape of the forest. An error
-    leaves the cache unchanged: `UnknownSequence` (a KeyError), `EmptySequence`, `WrongTokens`, `WrongTensor`,
-    and `PoolExhausted` (ValueErrors); all of them are `KVCacheError`s. The class records no gradients and does not
-    change the thread count of the process.
+    decide this. Rows of q and out follow `sequences`, the order of addition, for every shape of the forest. The class
+    records no gradients and does not change the thread count of the process.
 
-    `heads % kv_heads == 0`; `head_dim` is a multiple of 16; `max_tokens` limits the number of chunks to what holds that
-    many tokens (None: memory is the limit). `partition="sequence-first"` skips the chunk-first phase: the cache is the
-    same, but every sequence reads its shared chunks by itself. `kernel="auto"` chooses the native kernel on a CPU if it
-    was built and supports the shape (chunk_size a multiple of 16, head_dim up to 256), Triton on an NVIDIA GPU if it
-    supports the shape (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch.
-    The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own. `retain` keeps the
-    full chunks of sequences that were removed or cut, for later sequences, until their memory is needed. `policy` lets
-    some KV heads keep only a window (`HeadPolicy`); it needs a CPU.
+    All errors are `KVCacheError`s, and an error leaves the cache unchanged: `UnknownSequence` (a KeyError),
+    `EmptySequence`, `WrongTokens`, `WrongTensor` and `PoolExhausted` (ValueErrors).
+
+    - `heads` is a multiple of `kv_heads`, and `head_dim` is a multiple of 16.
+    - `max_tokens`: the cache has at most the chunks that hold this many tokens. With None, memory is the limit.
+    - `partition="sequence-first"` skips the chunk-first phase. The cache is the same, but every sequence reads its
+      shared chunks by itself.
+    - `kernel="auto"` chooses a kernel, and the attribute `kernel` names it. On a CPU it is the native kernel if that
+      was built and supports the shape: chunk_size a multiple of 16, head_dim up to 256. On an NVIDIA GPU it is Triton
+      if that supports the shape: float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16. Else
+      it is PyTorch.
+    - `share=False` gives every sequence chunks of its own.
+    - `retain` keeps the full chunks of removed or cut sequences for later sequences, until their memory is needed.
+    - `policy` lets some KV heads keep only a window (`HeadPolicy`). It needs a CPU.
     """
 
     _deferred = False
@@ -99,7 +103,7 @@ class LayeredChunkAttention:
 
     @property
     def idle_kv_bytes(self) -> int:
-        """Bytes of K and V of the chunks that no sequence covers any more but that are kept for later sequences."""
+        """Bytes of K and V of chunks that no sequence covers, but that are kept for later sequences."""
         return self._cache.idle_kv_bytes
 
     @property
@@ -114,7 +118,7 @@ class LayeredChunkAttention:
 
     @property
     def plan_rebuilds(self) -> int:
-        """Number of new plans that were needed because the structure of the forest had changed."""
+        """How often a new plan was necessary because the structure of the forest had changed."""
         return self._tree.plan_rebuilds
 
     def length(self, sequence: int) -> int:
@@ -126,11 +130,12 @@ class LayeredChunkAttention:
         return self._tree.match(tokens)
 
     def reserve(self, tokens: int, touch: bool = False) -> None:
-        """Make room for exactly the chunks that hold `tokens` tokens. Count a prompt's partial chunk as a full one.
+        """Make room for exactly the chunks that hold `tokens` tokens. Round the length of each prompt up to whole
+        chunks.
 
-        Without `reserve` the room grows by a half each time. `touch`: also write the memory once, so that no later step
-        waits for the system's pages; only before any sequence joins. Raises PoolExhausted beyond `max_tokens`, or the
-        allocator's error.
+        Without this call, the cache grows by a half each time that it is full. With `touch`, the memory is also written
+        once, so that no later step waits for the system's pages. Use `touch` only before any sequence joins. Raises
+        PoolExhausted beyond `max_tokens`, or the allocator's error.
         """
         self._tree.pool.reserve(-(-tokens // self.chunk_size))
         if touch:
@@ -150,7 +155,8 @@ class LayeredChunkAttention:
         return joined
 
     def extend(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
-        """Add `counts[i]` tokens to `sequences[i]`; by default one token to each live sequence, by row.
+        """Add `counts[i]` tokens to `sequences[i]`. The default is one token for each live sequence, in the order of
+        rows.
 
         `tokens` lists the tokens of the first sequence, then those of the next, and so on. Pass the result to `write`.
         """
@@ -172,9 +178,9 @@ class LayeredChunkAttention:
     def truncate(self, sequence: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence, at least 1.
 
-        If the new end lies inside a chunk that other sequences cover, the sequence gets a copy of the chunk; raises
+        If the new end lies inside a chunk that other sequences cover, the sequence gets a copy of the chunk. Raises
         PoolExhausted if there is no room for the copy. With a policy, raises WrongTokens if window heads lost the chunk
-        of the new end.
+        in which the new end lies.
         """
         self._cache.truncate(sequence, length)
         self._planned = False
@@ -200,7 +206,8 @@ class LayeredChunkAttention:
     def write(self, layer: int, tokens: Join | Append, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write K and V of the new tokens of `join` or `extend` in one layer.
 
-        k, v `[n, kv_heads, head_dim]`, n = number of tokens that are not cached, or of tokens that were appended.
+        k and v are `[n, kv_heads, head_dim]`. n is the number of tokens that `join` did not find in the cache, or that
+        `extend` added.
         """
         self._check_layer(layer)
         rows = tokens.tokens if isinstance(tokens, Join) else len(tokens.chunks)
@@ -211,9 +218,10 @@ class LayeredChunkAttention:
             self._store.append(tokens, k, v, layer)
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Attention of one query token per sequence in a layer, scaled by 1/sqrt(head_dim).
+        """Compute attention of one query token per sequence in a layer, scaled by 1/sqrt(head_dim).
 
-        q and out `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made; returns out.
+        q and out are `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made. Returns
+        out.
         """
         fits = self._planned and out is not None and 0 <= layer < self.layers and not out.requires_grad
         if fits and out is not None and self._decode_dense is not None and self._decode_dense(q, out, layer):

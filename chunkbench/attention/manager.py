@@ -25,7 +25,7 @@ class Accounts:
     used: int
     """Slots that hold a token of a live sequence. A slot that several sequences share counts once."""
     reserved: int
-    """Allocated slots that the sequence will fill later."""
+    """Allocated slots that sequences will fill later."""
     internal_fragmentation: int
     """Allocated slots that no token will ever fill (internal fragmentation)."""
     external_fragmentation: int
@@ -33,10 +33,10 @@ class Accounts:
     evictable: int
     """Slots with tokens of sequences that ended, kept for later sequences."""
     free: int
-    """All other slots."""
+    """Empty slots that sequences can get."""
     covered: int
-    """Tokens of all live sequences; a shared token counts once for each sequence. `covered - used` slots are saved by
-    sharing."""
+    """Tokens of all live sequences. A shared token counts once for each sequence, so sharing saves `covered - used`
+    slots."""
 
     @property
     def capacity(self) -> int:
@@ -58,7 +58,7 @@ class Accounts:
 
 @dataclass(frozen=True)
 class Reads:
-    """The tokens that one step of attention reads, by the number of live sequences that cover them."""
+    """Numbers of tokens that one attention step reads."""
 
     private: int
     """Tokens that only one sequence covers."""
@@ -122,14 +122,14 @@ class Manager(ABC):
         """
 
     def computed_tokens(self, sequence: int) -> int:
-        """Number of leading tokens whose K and V are in memory or are written in this step. Other sequences that share
-        them can raise it."""
+        """Number of leading tokens whose K and V are in memory or are written in this step. The number also grows when
+        another sequence computes tokens that this sequence shares."""
         self._live[sequence]
         return 0
 
     def extend(self, sequence: int, tokens: int) -> bool:
-        """Give slots to the first `tokens` tokens of a prompt; this step computes the prompt up to there. False if
-        there is no room."""
+        """Give slots to the first `tokens` tokens of a prompt. This step computes the prompt up to there. Returns False
+        if there is no room."""
         self._live[sequence]
         return True
 
@@ -159,7 +159,7 @@ class Manager(ABC):
         return None
 
     def swap_in(self, sequence: int) -> bool:
-        """Bring back a sequence that was swapped out. False if there is no room."""
+        """Bring back a sequence that was swapped out. Returns False if there is no room."""
         raise UnknownSequence(f"no sequence with the id {sequence} is swapped out")
 
 
@@ -181,9 +181,9 @@ class ReplayedManager(Manager):
 
 
 class AccountedManager(ReplayedManager):
-    """A manager that keeps only ids, and can fork sequences.
+    """A manager of ids that can fork sequences.
 
-    `append` and `grow` call `give`. A manager that knows which tokens are computed overrides `append`.
+    `append` and `grow` call `give`. A subclass that records which tokens are computed overrides `append`.
     """
 
     def append(self, sequences: Sequence[int]) -> bool:
@@ -203,15 +203,15 @@ class AccountedManager(ReplayedManager):
 
     @abstractmethod
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Add a sequence with the id `twin` and the same tokens so far (parallel sampling, beam search). `text`: the
-        tokens of the new sequence.
+        """Add a copy of a sequence, with the id `twin` (parallel sampling, beam search). `text`: the tokens of the
+        copy.
 
-        False if there is no room.
+        Returns False if there is no room.
         """
 
     def check_answers(self, text: Text, answers: int) -> None:
-        """Raise NeverFits unless an empty memory holds `answers` sequences of this text's length that share the full
-        blocks of the prompt."""
+        """Raise NeverFits unless an empty memory can hold `answers` sequences of this text's length. The sequences
+        share the full blocks of the prompt."""
         size = self.block_tokens
         shared, blocks = text.prompt // size, self.capacity // size
         needed = shared + answers * (-(-text.total // size) - shared)

@@ -1,4 +1,4 @@
-"""Nodes of the forest. A node is a run of chunks; lookups compare the token ids of the chunks."""
+"""Nodes of the forest, which are runs of chunks. Lookups compare the token ids of the chunks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class TreeSequence:
 class TreeNode:
     """A run of consecutive chunks on a path, all covered by the same sequences. The root has no chunks.
 
-    Runs are maximal: a node is split where a sequence branches off or ends, and merged with its only child when no
-    sequence ends between them any more. So the cost of a plan grows with the number of nodes, not of chunks.
+    A node is split where a sequence branches off or ends. It is merged with its only child when no sequence ends
+    between them any more. So nodes are as long as possible, and the cost of a plan grows with the number of nodes, not
+    of chunks.
     """
 
     # Not a dataclass, and with slots, for speed: a step of a batch may make a node for every sequence.
@@ -67,17 +68,16 @@ class TreeNode:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no node is below this one."""
         return not self.children and not self.evictable_children
 
     @property
     def shared_end(self) -> bool:
-        """Whether a sequence that ends here needs a new node to continue: other sequences end here, or the node has
-        children."""
+        """Whether a sequence that ends here needs a new node to continue, because other sequences end here or the node
+        has children."""
         return self.references > 1 or self.evictable_children > 0
 
     def branch(self, chunk: int, sequence: TreeSequence) -> None:
-        """Let a sequence that ends here continue in a new last child with one partial chunk."""
+        """Add a last child with one partial chunk, in which a sequence that ends here continues."""
         # One method does all this, for speed: a step of a batch may call it for every sequence.
         node = TreeNode(self, array("q", (chunk,)), NO_KEYS, 1)
         if self.children is _NO_CHILDREN:
@@ -163,13 +163,13 @@ class TreeNode:
 
 
 class PrefixMatch(NamedTuple):
-    """A path of the tree whose chunks match the first of the given keys. The path ends in `node`."""
+    """The result of a lookup: a path, from the root to `node`, whose chunks match the first keys."""
 
     node: TreeNode
     node_chunks: int
-    """Chunks of `node` that match."""
+    """Number of matching chunks in `node`."""
     chunks: int
-    """Chunks of the whole path that match."""
+    """Number of matching chunks on the whole path."""
 
 
 def deepest_match(root: TreeNode, keys: list[bytes], shareable: Callable[[Sequence[int], int], int]) -> PrefixMatch:

@@ -68,7 +68,7 @@ def assemble(
     limit: int | None,
     make_tree: Callable[[ChunkPool], PrefixTree],
 ) -> Cache:
-    """An empty cache of at most `limit` chunks. Raises ValueError."""
+    """Make an empty cache for at most `limit` chunks. Raises ValueError."""
     # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
     if policy is None:
         store, decode = _store(shape, kernel, partition)

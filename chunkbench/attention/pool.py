@@ -16,7 +16,7 @@ class ChunkPool:
     """
 
     def __init__(self, limit: int | None = None, make_room: Callable[[int], None] | None = None) -> None:
-        """`make_room(capacity)` is called before the pool grows; if it raises, the pool stays unchanged."""
+        """`make_room(capacity)` is called before the pool grows. If it raises, the pool stays unchanged."""
         if limit is not None and limit < 1:
             raise ValueError(f"the limit of a pool is at least 1 chunk, not {limit}")
         self.limit = limit
@@ -47,7 +47,8 @@ class ChunkPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` ids, lowest first. Raises PoolExhausted, taking none, if the limit does not allow all of them.
 
-        A pool that must grow grows by at least one half, so that the store adds few slabs; `reserve` gives exact sizes.
+        When the pool grows, it grows by at least one half, so that the store adds few slabs. `reserve` gives exact
+        sizes.
         """
         needed = self.in_use + count
         if self.limit is not None and needed > self.limit:
@@ -66,7 +67,7 @@ class ChunkPool:
         return ids
 
     def shareable(self, chunks: Sequence[int], count: int) -> int:
-        """Number of leading chunks that later sequences may share, at most `count`."""
+        """Number of chunks at the beginning of `chunks` that later sequences may share; at most `count`."""
         return count
 
     def _grow(self, capacity: int) -> None:

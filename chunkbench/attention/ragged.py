@@ -23,10 +23,12 @@ _NONE: Ints = np.empty(0, np.int64)
 class RaggedChunkAttention(LayeredChunkAttention):
     """`LayeredChunkAttention` for steps in which each sequence has any number of tokens: iteration-level batching.
 
-    `join` takes a whole prompt. The caller writes its K and V later, over any number of steps; `written` says how many
-    tokens are written. A step has these calls: first `join`, `extend` and `remove_sequence`; then `select` for the
-    tokens that the step computes, and `plan_selected`; then in each layer `write_selected` with K and V of the selected
-    tokens, and `attend_selected` with their queries.
+    `join` takes a whole prompt. The caller writes its K and V later, over any number of steps. `written` says how many
+    tokens are written. A step has these calls:
+
+    1. `join`, `extend` and `remove_sequence`;
+    2. `select` for the tokens that the step computes, then `plan_selected`;
+    3. in each layer, `write_selected` with K and V of the selected tokens, then `attend_selected` with their queries.
 
     A later sequence can share chunks whose K and V are not written yet, but must not read them before they are written.
     So select the tokens of these chunks in the same step or before, in any sequence that covers them. If a sequence is
@@ -76,19 +78,17 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._subset: tuple[Plan, bytes, Plan] | None = None
 
     def written(self, sequence: int) -> int:
-        """Number of leading tokens of a sequence, in full chunks, whose K and V are written or will be in a selected
-        step.
-
-        Raises UnknownSequence.
-        """
+        """Number of leading tokens of a sequence whose K and V are written, or will be written by a step that selected
+        them. Only tokens of full chunks count. Raises UnknownSequence."""
         return self._tree.written_tokens(sequence)
 
     def select(self, sequence: int, first: int, count: int) -> None:
-        """Add tokens `first` to `first + count - 1` of a sequence to the next step: the next rows of its tensors.
+        """Select tokens `first` to `first + count - 1` of a sequence for the next step. They become the next rows of
+        the step's tensors.
 
-        First select the sequences that compute only their last token, by row of `sequences`; then all others. Raises
-        UnknownSequence; WrongTokens if the sequence does not have these tokens. `plan_selected` raises WrongTokens for
-        another order.
+        First select the sequences that compute only their last token, in the order of `sequences`. Then select all
+        others. For another order, `plan_selected` raises WrongTokens. Raises UnknownSequence. Raises WrongTokens if the
+        sequence does not have these tokens.
         """
         length = self.length(sequence)
         if count < 1 or first < 0 or first + count > length:
@@ -137,8 +137,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._planned_filled = []
 
     def forget(self, sequence: int) -> None:
-        """Declare that the chunks that only this sequence covers must not be kept when the sequence leaves. Raises
-        UnknownSequence."""
+        """When this sequence leaves, do not keep the chunks that only it covers. Raises UnknownSequence."""
         self._tree.mark_written(self._tree.own_chunks(sequence), False)
 
     def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -155,9 +154,10 @@ class RaggedChunkAttention(LayeredChunkAttention):
             self._store.append(self._places, k, v, layer)
 
     def attend_selected(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Attention of the selected tokens in a layer, each over all tokens up to itself, scaled by 1/sqrt(head_dim).
+        """Compute attention of the selected tokens in a layer, scaled by 1/sqrt(head_dim). Each token attends to all
+        tokens up to itself.
 
-        q and out `[rows, heads, head_dim]`. Without `out` a new tensor is made; returns out.
+        q and out are `[rows, heads, head_dim]`. Without `out` a new tensor is made. Returns out.
         """
         self._check_layer(layer)
         q, out = self._checked_q(q, out, self._rows)

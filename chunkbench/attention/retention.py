@@ -1,5 +1,5 @@
-"""Keeps nodes that no live sequence covers any more for later sequences (RadixAttention), and evicts the least recently
-used first."""
+"""Keeps nodes for later sequences when no live sequence covers them any more (RadixAttention). Evicts the least
+recently used first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import heapq
 from chunkbench.attention.nodes import TreeNode
 
 _MOST_OUTDATED = 1 << 16
-"""Remove outdated entries from the heap when it has more entries than this plus twice the number of evictable
+"""The heap is cleaned of outdated entries when it has more entries than this plus twice the number of evictable
 chunks."""
 
 
@@ -29,7 +29,7 @@ class EvictableNodes:
         self._entries = 0
 
     def advance_clock(self) -> None:
-        """Count nodes that are added from now on as used later than all nodes that were added before."""
+        """Let nodes that are added after this call count as used later than all earlier nodes."""
         self._time += 1
 
     def add(self, node: TreeNode) -> None:

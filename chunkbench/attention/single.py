@@ -71,10 +71,11 @@ class ChunkAttention(LayeredChunkAttention):
         sequences: Sequence[int] | None = None,
         counts: Tokens | None = None,
     ) -> None:
-        """Add one token to every sequence, by row: token ids `[b]`, k and v `[b, kv_heads, head_dim]`.
+        """Add one token to every sequence, in the order of rows. Token ids are `[b]`, k and v are `[b, kv_heads,
+        head_dim]`.
 
         With `sequences`, add tokens only to these sequences, in this order. With `counts`, add `counts[i]` tokens to
-        sequence i. `tokens` lists the tokens of the first sequence, then those of the next; k and v have one row per
+        sequence i. `tokens` lists the tokens of the first sequence, then those of the next. k and v have one row per
         token.
         """
         ids = token_array(tokens)
@@ -82,9 +83,10 @@ class ChunkAttention(LayeredChunkAttention):
         self._store.append(self.extend(ids, sequences, counts), k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Attention of one query token per sequence, scaled by 1/sqrt(head_dim).
+        """Compute attention of one query token per sequence, scaled by 1/sqrt(head_dim).
 
-        q and out `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made; returns out.
+        q and out are `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made. Returns
+        out.
         """
         return self.attend(0, q, out)
 

@@ -1,4 +1,5 @@
-"""Arrays with the length and the last chunk of each live sequence, and the map from rows of tensors to them."""
+"""Arrays that hold the length and the last chunk of each live sequence, and the map from rows of tensors to slots of
+these arrays."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Slots:
         heapq.heappush(self._free, slot)
 
     def of_rows(self, live: Collection[TreeSequence]) -> Ints | slice:
-        """`[b]`: the slots of all live sequences in order of addition; a slice if they are 0, 1, ..., b - 1."""
+        """`[b]`: the slots of all live sequences in order of addition. The result is a slice if they are 0, 1, ..., b -
+        1."""
         if self._of_rows is None:
             slots = np.fromiter((sequence.slot for sequence in live), np.int64, len(live))
             in_order = bool((slots == np.arange(len(slots))).all())
@@ -75,7 +77,7 @@ class Slots:
         """Add `token_counts[i]` tokens to slot `slots[i]`. The slot takes the next `chunk_counts[i]` chunk ids of the
         list `new`.
 
-        Updates lengths and last chunks; the caller updates `tails`.
+        Updates lengths and last chunks. The caller updates `tails`.
         """
         c = self.chunk_size
         before = self.last_tokens[slots]

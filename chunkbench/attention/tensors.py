@@ -18,7 +18,7 @@ class TensorSpec:
 
     With cold caches every attribute of a tensor takes microseconds to read, and a small decode step takes tens of them.
     So the native module checks a contiguous tensor on the CPU in one call. A tensor that it does not accept is checked
-    here in Python, and only the error message of a bad tensor finds out what is wrong.
+    again in Python, which finds out what the error message must say.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -39,7 +39,8 @@ class TensorSpec:
         return tensor.detach() if tensor.requires_grad else tensor
 
     def check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
-        """Check `out` like `check` does; also raise WrongTensor if its elements overlap or it requires gradients."""
+        """Like `check`, for `out`. Also raises WrongTensor if elements of the tensor overlap or it requires
+        gradients."""
         if self.check("out", out, shape) is not out:
             raise WrongTensor("out requires gradients, but decode attention does not record any")
         if self._is_dense(out, shape) or out.is_contiguous():

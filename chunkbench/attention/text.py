@@ -15,7 +15,7 @@ from chunkbench.attention.tokens import Tokens, token_array
 from chunkbench.kernels.integers import Ints
 
 _MOST_BLOCKS = 1 << 24
-"""A sequence has fewer blocks, and fewer tokens, than this."""
+"""A sequence has fewer blocks than this, and fewer tokens than this."""
 _MOST_SEGMENTS = 1 << 38
 """Ids of segments are below this, so that an id and a position in the text together fit into 62 bits."""
 

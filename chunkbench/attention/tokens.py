@@ -27,7 +27,7 @@ def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def token_array(tokens: Tokens) -> Ints:
-    """Token ids as a flat int64 array; raises WrongTokens for anything but a flat list of integers."""
+    """Token ids as a flat int64 array. Raises WrongTokens for anything but a flat list of integers."""
     try:
         array = np.asarray(tokens)
     except ValueError as error:

@@ -26,11 +26,14 @@ class PrefixTree:
     """Prefix trees over chunks of `chunk_size` tokens (PAKV, section 3.1 of the paper). Token ids alone decide sharing.
 
     Only full chunks are shared. A partial chunk belongs to one sequence. Once it is full, later joins can match it, but
-    sequences that are already live never merge. In depth-first order the sequences that cover a chunk are a contiguous
-    range. With `share=False` a join matches nothing, so every sequence has private chunks. With `retain` the full
-    chunks of sequences that left stay for later joins (RadixAttention) until the pool needs them; the least recently
-    used are evicted first. The tree keeps only written chunks. With `deferred`, K and V of a chunk come some time after
-    its tokens, and the owner calls `mark_written`. Without `deferred`, every chunk counts as written.
+    sequences that are already live never merge. The sequences that cover a chunk are a contiguous range in depth-first
+    order.
+
+    - `share=False`: a join matches nothing, so every sequence has private chunks.
+    - `retain`: the full, written chunks of sequences that left stay for later joins (RadixAttention). When the pool
+      needs chunks, the least recently used are evicted first.
+    - `deferred`: K and V of a chunk come some time after its tokens, and the owner calls `mark_written`. Without
+      `deferred`, every chunk counts as written.
 
     Rows, here and in all tensors, are the live sequences in order of addition. The cost of an operation (join, append,
     leave) depends only on the sequence that it changes. The tree updates the plan at the next call of `plan`.
@@ -66,7 +69,6 @@ class PrefixTree:
     # Queries
 
     def __len__(self) -> int:
-        """Number of live sequences."""
         return len(self._live)
 
     @property
@@ -81,9 +83,10 @@ class PrefixTree:
 
     @property
     def slots(self) -> Ints | slice:
-        """`[b]`, by row: the sequence's index in per-sequence arrays; it never changes while the sequence lives.
+        """`[b]`, by row: the sequence's index in arrays that have an entry for each live sequence. The index never
+        changes while the sequence lives.
 
-        Slots are smaller than the largest number of sequences that were ever live at once. The result is a slice if
+        All slots are smaller than the largest number of sequences that were ever live at once. The result is a slice if
         every row equals its slot.
         """
         return self._slots.of_rows(self._live.values())
@@ -130,11 +133,11 @@ class PrefixTree:
         return self._keys(token_array(tokens))
 
     def match_keys(self, keys: list[bytes]) -> int:
-        """Number of leading tokens that a join of tokens with these keys would find in the cache."""
+        """Like `match`, for tokens with these keys."""
         return self._match(keys).chunks * self.chunk_size
 
     def written(self, chunks: Ints) -> npt.NDArray[np.bool_]:
-        """`[n]`: which of these chunks hold K and V in all their token slots."""
+        """`[n]`: whether each of these chunks holds K and V in all its token slots."""
         return self._written[chunks]
 
     def written_tokens(self, sequence: int) -> int:
@@ -144,8 +147,8 @@ class PrefixTree:
     # Changes
 
     def mark_written(self, chunks: Ints, written: bool = True) -> None:
-        """Declare that K and V of these full chunks are written, or will be before they are read; with False, that they
-        were not written."""
+        """Declare whether K and V of these full chunks are written. Chunks that will be written before they are read
+        count as written."""
         self._written[chunks] = written
 
     def join(self, tokens: Tokens, spare: int = 0) -> Join:
@@ -170,10 +173,8 @@ class PrefixTree:
         return Join(sequence.id, cached, np.array(chunks, np.int64), len(ids) - cached)
 
     def fork(self, sequence: int) -> Fork:
-        """Add a sequence with the same tokens; a partial last chunk is copied.
-
-        Raises UnknownSequence, PoolExhausted.
-        """
+        """Add a sequence with the same tokens. A partial last chunk is copied. Raises UnknownSequence,
+        PoolExhausted."""
         source = self._find(sequence)
         leaf, length = source.leaf, int(self._slots.lengths[source.slot])
         if len(leaf.keys) == len(leaf.chunks):
@@ -187,10 +188,11 @@ class PrefixTree:
         return Fork(twin.id, Copy(leaf.chunks[-1], target, tokens, tokens))
 
     def append(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
-        """Add `counts[i]` tokens to `sequences[i]`; by default one token to each live sequence, by row.
+        """Add `counts[i]` tokens to `sequences[i]`. The default is one token for each live sequence, in the order of
+        rows.
 
-        `tokens` lists the tokens of the first sequence, then those of the next, and so on.
-        Raises UnknownSequence, WrongTokens, PoolExhausted.
+        `tokens` lists the tokens of the first sequence, then those of the next, and so on. Raises UnknownSequence,
+        WrongTokens, PoolExhausted.
         """
         ids = token_array(tokens)
         index = self.slots if sequences is None else self._slots_of(sequences)
@@ -215,13 +217,12 @@ class PrefixTree:
         return appended
 
     def truncate(self, sequence: int, length: int) -> Copy | None:
-        """Keep the first `length` tokens of a sequence. The chunks after them are released or kept as when a sequence
-        leaves.
+        """Keep the first `length` tokens of a sequence. The chunks after them are released or kept, as `leave` does it.
 
-        If the new end lies inside a chunk, the result says where the tokens of this chunk are now: in the same chunk
-        (`target == source`), or in a new chunk, because other sequences cover the old one or `retain` keeps it. Raises
-        UnknownSequence, EmptySequence (length 0), WrongTokens (length beyond the sequence), PoolExhausted (no room for
-        a new chunk, and none becomes free).
+        If the new end lies inside a chunk, the result says where the tokens of this chunk are now. They stay in the
+        same chunk (`target == source`), or move to a new chunk, because other sequences cover the old one or `retain`
+        keeps it. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length beyond the sequence),
+        PoolExhausted (no room for a new chunk, and none becomes free).
         """
         entry = self._find(sequence)
         before = self._slots.lengths[entry.slot]
@@ -272,11 +273,8 @@ class PrefixTree:
         return Copy(source, end.chunks[-1], last_tokens, held) if last_tokens else None
 
     def leave(self, sequence: int) -> None:
-        """Remove a sequence. The chunks that only this sequence covers return to the pool; with `retain`, written ones
-        are kept.
-
-        Raises UnknownSequence.
-        """
+        """Remove a sequence. The chunks that only this sequence covers return to the pool. With `retain`, written ones
+        are kept instead. Raises UnknownSequence."""
         entry = self._find(sequence)
         kept = self._kept_chunks(sequence)
         del entry.leaf.ends[sequence]
@@ -295,8 +293,8 @@ class PrefixTree:
         return self._plan
 
     def shared_chunks(self) -> tuple[int, int]:
-        """Two counts of the chunks that several sequences cover: in the first a chunk counts once, in the second once
-        for every sequence that covers it."""
+        """Numbers of chunks that several sequences cover. The first number counts each chunk once. The second counts it
+        once for every sequence that covers it."""
         once = covered = 0
         stack = list(self._root.children.values())
         while stack:

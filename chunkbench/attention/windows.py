@@ -1,5 +1,5 @@
-"""Decides which chunks window heads hold: those of the tree without the chunks that lie before the window of every
-sequence."""
+"""Decides which chunks window heads hold. They lose a chunk of the tree when it lies before the windows of all its
+sequences."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class HeadPolicy:
     full: tuple[tuple[bool, ...], ...]
     """`[layer][KV head]`: whether this head is full."""
     window: int | None = None
-    """Tokens of the window; None: a fifth of the sequence, at least 4000 (as in the paper)."""
+    """Number of tokens in the window. With None, a window has a fifth of the sequence, but at least 4000 tokens (as in
+    the paper)."""
     sinks: int = 4
     """Number of first tokens of the sequence that each window head keeps."""
     compensation: Compensation = "weighted"
-    """Replacement of the tokens that a head lost. none: nothing; mean: a token with the means of their K and V;
-    weighted: this token, with the logarithm of their number added to its score (as in the paper)."""
+    """What replaces the tokens that a head lost. none: nothing. mean: one token whose K and V are the means of the lost
+    ones. weighted: like mean, and the logarithm of the number of lost tokens is added to its score (as in the
+    paper)."""
     compress: Compress = "own"
     """own: window heads lose only chunks that one sequence covers, and later sequences do not share these chunks. all:
     window heads also lose chunks of shared prefixes, so a later sequence with this prefix finds only what is left."""
@@ -50,18 +52,20 @@ class HeadPolicy:
             raise ValueError(f"sinks cannot be negative: {self.sinks}")
 
     def heads(self, layer: int, full: bool) -> list[int]:
-        """The KV heads of a layer that are full, or the others."""
+        """Indices of the layer's full KV heads; of its window heads if `full` is false."""
         return [head for head, is_full in enumerate(self.full[layer]) if is_full == full]
 
     def end_of_dropped(self, positions: Ints, chunk_size: int) -> Ints:
-        """`[n]`: for a query at each of these positions, the index of the first chunk after the sinks that the query
-        still sees."""
+        """`[n]`: the first chunk that a query at each of these positions still sees after the sinks. A chunk is given
+        as its index in the sequence."""
         windows = np.maximum(_LEAST_WINDOW, -(-(positions + 1) // 5)) if self.window is None else self.window
         return positions // chunk_size + windows // -chunk_size
 
     def lost(self, tokens: int, chunk_size: int, shared: int = 0) -> slice:
-        """Positions of the tokens that a window head no longer sees after `tokens` tokens. `shared`: number of leading
-        tokens that other sequences cover, too; with `own` they are never lost."""
+        """Positions of the tokens that a window head no longer sees after `tokens` tokens.
+
+        `shared`: number of leading tokens that other sequences also cover. With `compress="own"` these are never lost.
+        """
         begin = self.sink_chunks(chunk_size) * chunk_size
         if self.compress == "own":
             begin = max(begin, shared // chunk_size * chunk_size)
@@ -79,7 +83,7 @@ class WindowPlan:
 
     plan: Plan
     entries: Ints
-    """`[b]`, by row: index of the entry with the sums of all chunks that the row lost; NOWHERE if the row lost none."""
+    """`[b]`, by row: index of the entry that sums the chunks that the row lost; NOWHERE if the row lost none."""
     tokens: Ints
     """`[b]`, by row: number of tokens that the row lost."""
 
@@ -101,9 +105,8 @@ class WindowedPool(ChunkPool):
         make_entries: Callable[[int], None],
         saved: float,
     ) -> None:
-        """`limit`: number of chunks that fit while window heads have lost none. `saved`: the part of a chunk (below 1)
-        for which each lost chunk makes room. The three functions make room for a number of chunks, places and
-        entries."""
+        """`limit`: number of chunks that fit while window heads have lost none. `saved`: each lost chunk makes room for
+        this fraction of a chunk (below 1). The three functions make room for a number of chunks, places and entries."""
         super().__init__(limit, make_room)
         self.places: Ints = np.empty(0, np.int64)
         """`[chunk]`: the chunk's place in the store of the window heads; NOWHERE if they lost the chunk."""
@@ -140,7 +143,7 @@ class WindowedPool(ChunkPool):
         return int(lacking[0]) if len(lacking) else count
 
     def drop(self, chunk: int) -> int:
-        """Let window heads lose a chunk. Returns the index of its entry; the caller writes the sums."""
+        """Let window heads lose a chunk. Returns the index of its entry, to which the caller writes the sums."""
         (entry,) = self.sums.allocate(1)
         self.windows.release([int(self.places[chunk])])
         self.places[chunk], self.entries[chunk] = NOWHERE, entry
@@ -149,7 +152,7 @@ class WindowedPool(ChunkPool):
         return entry
 
     def to_drop(self, plan: Plan, ends: Ints) -> list[tuple[int, int]]:
-        """Chunks that window heads no longer need, each with the last chunk that they lost before it on the path, or
+        """Pairs: a chunk that window heads no longer need, and the last chunk that they lost before it on its path, or
         NOWHERE.
 
         `ends` `[b]`, by row: index of the first chunk after the sinks that the row still needs. The lost chunks of a

@@ -46,12 +46,12 @@ def chosen_isa() -> str:
 
 
 def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
-    """Two decisions on how one row reads K and V: whether it prefetches the data that it reads next, and whether it
-    reads several parts side by side.
+    """Two flags for an item of one row: whether to prefetch its K and V, and whether to read several parts side by
+    side.
 
-    Intel's CPUs without bfloat16 products prefetch several streams of addresses by themselves. Requests of the kernel
-    would only replace those of the CPU, except if numbers must be widened: the arithmetic between two reads then makes
-    the CPU's requests late. AMD's CPUs are slower with several streams. docs/notes/cpu-tried.md has figures.
+    Intel's CPUs without bfloat16 products prefetch several streams of addresses by themselves. The kernel's own
+    prefetches then help only if numbers must be widened, because this arithmetic makes the CPU's prefetches late. AMD's
+    CPUs are slower with several streams. docs/notes/cpu-tried.md has figures.
     """
     features = required().cpu_features()
     intel = features["intel"]
@@ -82,7 +82,8 @@ class PackedChunks(Protocol):
 
 
 class StoredHeads:
-    """Adjacent heads of a store with one head per layer, seen as one layer whose chunks have `kv_heads` KV heads."""
+    """Makes adjacent heads of a store look like one layer with `kv_heads` KV heads. Each layer of the store has one
+    head."""
 
     def __init__(self, store: PackedStore, kv_heads: int) -> None:
         self._store = store
@@ -152,7 +153,6 @@ class NativeDecode:
         self._work.set_last_tokens(self._last_tokens)
 
     def compensate(self, tokens: CompensationTokens) -> None:
-        """Add a compensation token to each row of the current plan."""
         assert self._work is not None
         self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
         if self._compensation is not None:
@@ -160,7 +160,7 @@ class NativeDecode:
             self._work.set_compensation(tokens.entries, tokens.shares, tokens.biases, count, stride)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d).
+        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`.
 
         q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch.
         """
@@ -169,9 +169,11 @@ class NativeDecode:
             self.decode_at(q, out, layer * self.store.layer_bytes, self._scale, sums)
 
     def decode_at(self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float, sums: int = 0) -> None:
-        """`decode` of a layer whose chunks lie `shift` bytes after those of the plan, with this scale.
+        """Like `decode`, for a layer whose chunks lie `shift` bytes after those of the plan. `scale`: factor of the
+        scores.
 
-        `sums`: address of that layer's sums for compensation tokens, 0 without them. q and out need not be contiguous.
+        `sums`: address of the layer's sums for compensation tokens, 0 if there are none. q and out need not be
+        contiguous.
         """
         assert self._work is not None
         q = q.contiguous()
@@ -191,11 +193,13 @@ class NativeDecode:
         return self._work.decode_dense(q, out, self._scale, torch.get_num_threads(), shift)
 
     def accumulate(self, q: torch.Tensor, outputs: torch.Tensor, stats: torch.Tensor) -> None:
-        """Add the planned contexts of layer 0 to running results. Rows that are not in the plan stay as they are.
+        """Add attention over the planned tokens of layer 0 to running results. Rows that are not in the plan stay
+        unchanged.
 
-        q `[b, h, d]`; outputs `[b, h, d]`, sums of weights times V, and stats `[b, h, 2]`, largest score and sum of
-        weights, both float32 and contiguous. Before the first call set these to 0, -inf and 0. A row's attention is its
-        output divided by its sum of weights.
+        q is `[b, h, d]`. outputs `[b, h, d]` holds the sums of weights times V. stats `[b, h, 2]` holds the largest
+        score and the sum of weights. outputs and stats are float32 and contiguous. Before the first call set outputs to
+        0, the largest scores to -inf, and the sums of weights to 0. A row's attention is its output divided by its sum
+        of weights.
         """
         assert self._work is not None
         assert outputs.is_contiguous()
@@ -204,7 +208,7 @@ class NativeDecode:
         self._work.accumulate(q.data_ptr(), outputs.data_ptr(), stats.data_ptr(), self._scale, torch.get_num_threads())
 
     def read(self) -> None:
-        """Read the planned contexts of layer 0 in the order of `decode`, without arithmetic: a probe of the memory."""
+        """Read the planned chunks of layer 0 in the order of `decode`, without arithmetic. Measures the memory."""
         assert self._work is not None
         self._work.read(torch.get_num_threads())
 
@@ -256,9 +260,9 @@ class TppNative(NativeDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 
     Chunk-first phase: the threads process the items of several rows and write partial results (O, m, n). Sequence-first
-    phase: they process the items of one row, which fold in these results, continue with the chunks that only this row
-    covers, and write the output. The planner decides which shared chunks have an item of several rows; None: the one
-    that takes the least time, `two_phase`.
+    phase: they process the items of one row. Such an item folds in these results, continues with the chunks that only
+    this row covers, and writes the output. The planner, by default `two_phase`, decides which shared chunks have an
+    item of several rows.
     """
 
     def __init__(self, store: PackedChunks, heads: int, planner: Planner | None = None) -> None:
@@ -270,7 +274,7 @@ class TppNative(NativeDecode):
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
         The rows of `prompts` come after those of the plan. Each row of a prompt reads the chunks of its sequence up to
-        its own token. `rows`: with prompts, the index of every row in q and out, if they are in another order.
+        its own token. With prompts, `rows` can give the index of every row in q and out.
         """
         if prompts:
             self._plan = None

@@ -62,7 +62,8 @@ class PackedWeights:
         return blocks.view(self.blocks, BLOCK, self.inputs // step, step).transpose(1, 2).contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x `[..., inputs]` times the weights, plus the bias: `[..., outputs]`, for `store` and `store32`."""
+        """Multiply x `[..., inputs]` by the weights and add the bias. Returns `[..., outputs]`. Only for the finishes
+        `store` and `store32`."""
         rows = x.reshape(-1, self.inputs).contiguous()
         dtype = self.dtype if self.finish == "store" else torch.float32
         y = torch.empty(rows.shape[0], self.blocks * BLOCK, dtype=dtype)

@@ -18,7 +18,8 @@ from chunkbench.kernels.integers import Bools, Ints, any_inside
 from chunkbench.kernels.items import ITEM_COLUMNS, Items, items_of_tables, number_partials, together
 
 MAX_QUERIES = 64
-"""Largest number of queries (rows times grouped heads) of an item: its scores and sums then stay in the cache."""
+"""Largest number of queries of an item: rows times query heads per KV head. Then its scores and sums stay in the
+cache."""
 UNITS_PER_THREAD = 8
 """Smallest number of work units per thread, if the runs are long enough to be cut into so many units."""
 MIN_CHUNKS = 4
@@ -52,13 +53,13 @@ class ItemArrays:
     """Items in the form that the native plan takes."""
 
     items: npt.NDArray[np.void]
-    """`[items]` of ITEM. Items that write partial results come first."""
+    """`[items]`, dtype ITEM. Items that write partial results come first."""
     partial_items: int
     chunks: Ints
-    """Chunk ids; the items' ranges refer to this array."""
+    """Chunk ids. The items' ranges refer to this array."""
     rows: Ints
     folds: Ints
-    """Indices of the partial results that items fold in before they write the output of their row, row by row."""
+    """Indices of partial results, row by row. An item folds them in before it writes the output of its row."""
 
 
 def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
@@ -82,9 +83,9 @@ def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
 def arrays(items: Items, heads: Ints, batch: int) -> ItemArrays:
     """Order items in two phases (section 3.2 of the paper).
 
-    One item of each row, its last, folds in the partial results of the row's other items and writes the output. This is
-    the item that covers only this row, if there is exactly one, else an extra item without chunks. An item of several
-    rows writes the output of all of them if none of them has another item.
+    The last item of each row folds in the partial results of the row's other items and writes the output. The last item
+    is the one that covers only this row. If there is none, or several, it is an extra item without chunks. An item of
+    several rows writes their output itself if none of these rows has another item.
     """
     own = items.only_own(batch)
     partials = number_partials(items, items.divided(items.of_rows(batch)) & ~own, batch)

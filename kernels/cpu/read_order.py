@@ -1,8 +1,8 @@
 """A probe that reads memory as the native kernels read it for a single row: the same pieces in the same order, without
 arithmetic.
 
-A kernel starts a new piece every few kilobytes. If this probe is slower than a probe that reads one long array, the
-order of reading causes a low fraction of the read bandwidth, not the kernel's arithmetic.
+A kernel starts a new piece every few kilobytes. If this probe is slower than a probe of one long array, then the order
+of reading is the reason for a low bandwidth, not the kernel's arithmetic.
 """
 
 from __future__ import annotations

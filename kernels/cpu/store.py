@@ -13,7 +13,8 @@ from chunkbench.kernels.cpu import required
 from chunkbench.kernels.integers import Ints
 
 PackedShape = tuple[str, int, int, int]
-"""Name of the dtype, KV heads, head dimension and tokens of a chunk: arguments of functions of the native module."""
+"""Name of the dtype, number of KV heads, head dimension, tokens of a chunk. Functions of the native module take these
+four."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -32,8 +33,8 @@ def pack_tokens(shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses:
 class PackedStore(AddressedStore):
     """A chunk store on the CPU that packs K and V when it writes them. Only the native kernels can read it.
 
-    In a chunk the K and the V of a KV head lie side by side. So k and v with n times as many KV heads as the store are
-    written to a layer and the n - 1 layers after it.
+    In a chunk the K and the V of a KV head lie side by side. k and v may have n times as many KV heads as the store.
+    Then they are written to n consecutive layers.
 
     The invariant of `ChunkStore` does not hold and is not needed, because the native kernels do not read V beyond the
     tokens of a chunk. The only exception is the pair partner of an unpaired last bfloat16 token; packing sets this
@@ -47,17 +48,15 @@ class PackedStore(AddressedStore):
         self._tails = (b"", np.empty(0, np.int64))  # chunk ids of the last append, and their addresses
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
-        """Addresses of the K of the first head of chunks in layer 0. Raises IndexError for an id beyond the
+        """For each chunk, the address of the K of its first head in layer 0. Raises IndexError for an id beyond the
         capacity."""
         return self.addresses(chunks)[0]
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last chunk may stay partial."""
         tokens = np.arange(k.shape[0])
         self._pack(self.chunk_addresses(chunks[tokens // self.chunk_size]), tokens % self.chunk_size, k, v, layer)
 
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens."""
         ids = appended.chunks.tobytes()
         if ids != self._tails[0]:  # most steps append to the same chunks as the step before
             self._tails = (ids, self.chunk_addresses(appended.chunks))
@@ -76,8 +75,6 @@ class PackedStore(AddressedStore):
         return torch.stack([of_keys, torch.cat(of_values, 1)], 1)
 
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
-        """Copy the first `tokens` of the `held` tokens in a chunk to a new chunk, in all layers. If `target` is
-        `source`, keep only these tokens."""
         if target != source:
             keys, values = self._chunk(target)
             from_keys, from_values = self._chunk(source)
@@ -108,7 +105,7 @@ class PackedStore(AddressedStore):
 
 
 class BorrowedStore(PackedStore):
-    """A store of one layer whose chunks lie in a buffer `[n]` of the caller, with its present contents."""
+    """A store of one layer whose chunks lie in a buffer `[n]` of the caller. The contents of the buffer stay."""
 
     def __init__(self, buffer: torch.Tensor, chunk_size: int, kv_heads: int, head_dim: int) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, buffer.dtype)

@@ -24,10 +24,10 @@ def reads_tensors() -> bool:
 
 
 def dense_address() -> Callable[[torch.Tensor, tuple[int, ...], str], int] | None:
-    """A function of tensor, shape and name of a dtype: the address of a contiguous CPU tensor with this shape and
-    dtype, 0 for all others.
+    """Return a function of a tensor, a shape and the name of a dtype. It gives the address of a contiguous CPU tensor
+    with this shape and dtype, and 0 for any other tensor. It ignores gradients.
 
-    The function ignores gradients. None if the native module cannot read tensors.
+    Returns None if the native module cannot read tensors.
     """
     module = native()
     return module.dense_address if module is not None and reads_tensors() else None

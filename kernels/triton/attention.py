@@ -2,7 +2,7 @@
 
 Two launches compute a step. `partial_results` runs every item (see `planner`) once per KV head, for shared and private
 runs. An item writes the output if its rows have no other item. All other items write a partial result `(O, lse)` in
-float32; lse is the base-2 logarithm of the softmax denominator. `merge_rows` attends to the tail of a row, if the plan
+float32. lse is the base-2 logarithm of the softmax denominator. `merge_rows` attends to the tail of a row, if the plan
 has one (the sequence-first phase, section 3.2 of the paper), and then merges the row's partial results.
 
 With OVERLAP (Hopper and later) the second launch begins when all blocks of the first one run. The blocks of the second
@@ -233,8 +233,8 @@ def partial_results(
     UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Run all items. Grid: (capacity of items) x (KV heads). The heads of an item start together; expensive items start
-    first."""
+    """Run all items. Grid: (capacity of items) x (KV heads). The heads of an item start together, and expensive items
+    start first."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     item = tl.program_id(0) // (HEADS // GROUP)
@@ -351,8 +351,7 @@ def append_tokens(
     UNIT: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Append one token to each row, and count the token unless it is already COUNTED, as in all layers after the first.
-    Grid: rows."""
+    """Append one token to each row. In the first layer, where COUNTED is false, also count the token. Grid: rows."""
     row = tl.program_id(0)
     slot = tl.load(tokens + row) - COUNTED
     heads = tl.arange(0, LANES)

@@ -23,12 +23,13 @@ class Capacity(NamedTuple):
     batch: int
 
     def enough_for(self, needed: Capacity) -> bool:
-        """Whether this capacity is large enough for `need`, for all kinds of entries."""
         return all(have >= need for have, need in zip(self, needed, strict=True))
 
     def grown_to(self, needed: Capacity) -> Capacity:
-        """The capacity with each number that is too small grown to 1.5 times the need, because every replacement of
-        buffers invalidates captured graphs."""
+        """Return this capacity with each number that is too small raised to 1.5 times the needed number.
+
+        The additional half makes replacements of buffers rare, because each one invalidates captured graphs.
+        """
         pairs = zip(self, needed, strict=True)
         return Capacity(*(have if have >= need else max(16, need + need // 2) for have, need in pairs))
 
@@ -67,8 +68,8 @@ class Buffers:
         self.device["partial_out"] = torch.empty((*partial, shape.head_dim), dtype=torch.float32, device=device)
 
     def fill(self, descriptors: Descriptors, index: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
-        """Replace all descriptors. `index` holds the positions to which the places of the chunks go. Clears unused
-        items and rows."""
+        """Replace all descriptors. Chunk i has the places `keys[i]` and `values[i]`, which go to position `index[i]`.
+        Clears unused items and rows."""
         host = self.host
         host["key_places"][index], host["value_places"][index] = keys, values
         for name, rows in (("items", descriptors.items), ("rows", descriptors.rows)):

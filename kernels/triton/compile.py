@@ -19,8 +19,8 @@ from chunkbench.kernels.triton import attention, constants
 from chunkbench.kernels.triton.tuning import Tuning
 
 SHARED_BYTES = {80: 167936, 86: 102400, 90: 233472, 120: 102400}
-"""Compute capability -> bytes of shared memory of a multiprocessor, valid up to the next capability. The system
-reserves 1 KB of it per block."""
+"""Compute capability -> bytes of shared memory of a multiprocessor. A value also holds for later capabilities, up to
+the next key. The system reserves 1 KB of it per block."""
 REGISTERS = 65536
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POINTERS = {
@@ -35,7 +35,7 @@ class Built(NamedTuple):
     """Resources of one block of a compiled kernel."""
 
     kernel: str
-    """`partial_results wide` and `narrow`: with the large tile, and without."""
+    """Name of the kernel. `partial_results wide` uses the large tile, `partial_results narrow` only the small one."""
     registers: int
     """Registers per thread."""
     stack_bytes: int
@@ -45,7 +45,7 @@ class Built(NamedTuple):
     asynchronous_loads: int
     """Number of asynchronous 16-byte copies to shared memory in the program."""
     ahead: int
-    """Smallest number of tiles of K or of V that shared memory holds at a time."""
+    """Number of tiles that shared memory holds at a time, of K or of V. The smaller of both numbers."""
 
     def blocks(self, generation: int) -> int:
         """Blocks that a multiprocessor runs at the same time."""

@@ -19,7 +19,7 @@ def power_of_two(number: int) -> int:
 
 
 def narrow(group: int) -> int:
-    """Query heads of the small tile, if `group` query heads share a KV head."""
+    """Number of query heads in the small tile. `group`: query heads per KV head."""
     return max(_NARROW, power_of_two(group))
 
 
@@ -32,9 +32,9 @@ class Sizes(NamedTuple):
     chunk_size: int
     dtype: torch.dtype
     token_step: int = 0
-    """Elements between two tokens of a head in a chunk; 0: `head_dim`."""
+    """Elements between two tokens of a head in a chunk. 0 stands for `head_dim`."""
     head_step: int = 0
-    """Elements between two heads of a chunk; 0: the tokens of a head follow those of the head before it."""
+    """Elements between two heads of a chunk. 0 means that the tokens of a head follow those of the head before it."""
 
     @property
     def group(self) -> int:
@@ -43,12 +43,10 @@ class Sizes(NamedTuple):
 
 
 def append_tokens(sizes: Sizes) -> dict[str, Any]:
-    """Constants of `attention.append_tokens`."""
     return _chunks(sizes) | {"KV_HEADS": sizes.kv_heads, "LANES": power_of_two(sizes.kv_heads)}
 
 
 def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool) -> dict[str, Any]:
-    """Constants of `attention.partial_results`, with the large tile or without it."""
     return _queries(sizes, overlap) | {
         "NARROW": narrow(sizes.group),
         "WIDE": tuning.wide if wide else 0,
@@ -60,7 +58,6 @@ def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool) -> 
 
 
 def merge_rows(sizes: Sizes, tuning: Tuning, overlap: bool) -> dict[str, Any]:
-    """Constants of `attention.merge_rows`."""
     # Partial results per load: as in the tuning table, but fewer for wide groups, which need more registers for each.
     fold = max(1, min(tuning.fold, 4096 // (power_of_two(sizes.group) * sizes.head_dim)))
     lanes = {"LANES": narrow(sizes.group), "TILE": tuning.merge_tile, "FOLD": fold}
@@ -68,8 +65,8 @@ def merge_rows(sizes: Sizes, tuning: Tuning, overlap: bool) -> dict[str, Any]:
 
 
 def merge_warps(sizes: Sizes, tuning: Tuning) -> int:
-    """Warps of a block of `merge_rows`: the number of the tuning table, but more for wide groups, whose sums fill more
-    registers."""
+    """Number of warps in a block of `merge_rows`. Wide groups get more than the tuning table says, because their sums
+    fill more registers."""
     return max(tuning.merge_warps, min(8, power_of_two(sizes.group) * sizes.head_dim // 512))
 
 

@@ -42,7 +42,8 @@ class Places(Protocol):
         """`[rows]` int32 on the device: current number of tokens in the last chunk of each row."""
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Places of K and V of chunks: offsets from the first tensors of `layer`, in units of 16 bytes."""
+        """Where K and V of chunks lie: offsets from the beginning of the tensors that `layer` returns, in units of 16
+        bytes."""
 
     def reserve_rows(self, rows: int) -> None:
         """Make room in `tokens` for `rows` rows. May replace `tokens`."""
@@ -61,9 +62,9 @@ def _end(places: Ints, shape: Shape) -> int:
 class TritonDecode:
     """Decode attention over items of a store. Call `make` before `decode`.
 
-    `decode` does not wait for the device and does not allocate. The launches of `decode` read everything that changes
-    from memory, so a captured CUDA graph also works for later plans while `generation` stays the same. The q and out of
-    a graph may have more rows than the plan. `reserve` makes room in advance.
+    `decode` does not wait for the device and does not allocate. Its launches read all changing values from device
+    memory. So a captured CUDA graph also works for later plans while `generation` stays the same. The q and out of a
+    graph may have more rows than the plan. `reserve` makes room in advance.
     """
 
     def __init__(self, store: Places, heads: int, tuning: Tuning | None = None) -> None:
@@ -106,8 +107,8 @@ class TritonDecode:
     def reserve(self, rows: int, chunks: int, items: int = 0) -> None:
         """Make room for plans of at most `rows` rows and `chunks` chunks. Such plans then do not change `generation`.
 
-        Launches then include all that any such plan needs: the large tile, the merge, and programs for `items` items
-        (0: an estimate from the number of rows).
+        All later launches then use the large tile and the merge, and have programs for `items` items. With 0, the
+        number of items is estimated from the number of rows.
         """
         shape = self._shape
         items = items or 2 * rows + 4 * shape.multiprocessors * shape.blocks // shape.kv_heads
@@ -130,9 +131,10 @@ class TritonDecode:
         self._spare = room_to_grow(work, self._own, self._shape)
 
     def extend(self, rows: Ints, chunks: Ints) -> bool:
-        """Add one chunk to the own run of each of these rows, without any other change of the descriptors.
+        """Add one chunk to each of these rows, without any other change of the descriptors. `chunks[i]` goes to the run
+        of chunks that only `rows[i]` reads.
 
-        Takes a fraction of the time of `make`. Returns False and changes nothing if a row has no own run, or its run
+        Takes a fraction of the time of `make`. Returns False and changes nothing if a row has no such run, or its run
         has no room left.
         """
         if (self._spare[rows] < 1).any():
@@ -150,11 +152,10 @@ class TritonDecode:
         return True
 
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: Any = 0, scale: float | None = None) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`.
+        """Compute attention of q `[b, h, d]` in a layer, and write it to out `[b, h, d]`.
 
-        `layer`: argument of `Places.layer` of the store. `scale`: factor of the scores, by default 1/sqrt(d).
-
-        q and out have the store's dtype and device. Rows beyond the plan are allowed and stay unchanged in out.
+        `layer`: argument of `Places.layer` of the store. `scale`: factor of the scores, by default 1/sqrt(d). q and out
+        have the store's dtype and device. They may have more rows than the plan; these rows of out stay unchanged.
         """
         store, sizes, tuning, views = self.store, self.sizes, self._tuning, self._buffers.device
         keys, values = store.layer(layer)
@@ -222,7 +223,7 @@ class TritonDecode:
 class TppTriton(TritonDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 
-    `planner`: None stands for `two_phase` with the costs of this GPU. `flat` skips the first phase, so every sequence
+    The default `planner` is `two_phase` with the costs of this GPU. `flat` skips the first phase, so every sequence
     reads all of its chunks by itself.
     """
 
@@ -232,7 +233,8 @@ class TppTriton(TritonDecode):
         self._plan: Plan | None = None
 
     def plan(self, plan: Plan) -> None:
-        """Make the work descriptors of a plan. If sequences only began chunks since the last plan, extend the last one.
+        """Make the work descriptors of a plan. If sequences only got new chunks since the last plan, extend its
+        descriptors instead.
 
         At almost every step of a busy server some sequence begins a chunk. The planner takes a millisecond for 256
         sequences, as much as several layers on a GPU.

@@ -18,9 +18,11 @@ from chunkbench.kernels.planners import Costs
 ITEM_TOKENS = 24
 """Fixed cost of an item besides its tokens: start, load of the queries, write."""
 TAIL_TOKENS = 64
-"""Longest own run of a row that the merge takes over as the row's tail, if the row needs a merge anyway."""
+"""Largest number of tokens in a tail. A tail is a short run of chunks that only one row reads. The merge reads it if
+the row needs a merge anyway."""
 WAVES = (0.6, 0.9, 1, 1.9, 3, 5, 8)
-"""Candidate cuts: the number of programs, relative to the number of blocks that run at the same time."""
+"""Ways to cut that the planner compares. Each is a number of programs, divided by the number of blocks that run at the
+same time."""
 
 
 class Shape(NamedTuple):
@@ -40,9 +42,9 @@ class Shape(NamedTuple):
     lanes: int
     """Query heads of the large tile."""
     head_tokens: float
-    """Cost to write and read one float32 head vector, in tokens of K and V: 2 for 16-bit K and V."""
+    """Cost to write and read one float32 vector `[d]`, in tokens of K and V: 2 for 16-bit K and V."""
     growth: int = 8
-    """Number of chunks that a row's own run can take before the planner must make a new plan."""
+    """Number of chunks that can be added to a row before the planner must make a new plan."""
 
     @property
     def costs(self) -> Costs:
@@ -57,15 +59,15 @@ class Descriptors(NamedTuple):
     """The work descriptors that the kernels read; see `attention.partial_results`."""
 
     items: npt.NDArray[np.void]
-    """`[items]` of ITEM. These items fold in no partial results."""
+    """`[items]`, dtype ITEM. These items fold in no partial results."""
     order: npt.NDArray[np.int32]
-    """`[positions]`: the row of each position, to which `first_row` of an item refers."""
+    """`[positions]`: rows, listed item by item. `first_row` of an item is an index in this array."""
     rows: npt.NDArray[np.void]
-    """`[b]` of ITEM: the work of `merge_rows` for each row. The chunks of such an item are the row's tail."""
+    """`[b]`, dtype ITEM: the work of `merge_rows` for each row. The chunks of such an item are the row's tail."""
     folds: npt.NDArray[np.int32]
     """Indices of the partial results that `merge_rows` folds in, row by row."""
     chunks: Ints
-    """Chunk ids; the items' ranges refer to this array."""
+    """Chunk ids. The items' ranges refer to this array."""
 
     @property
     def slots(self) -> int:
@@ -74,7 +76,7 @@ class Descriptors(NamedTuple):
 
     @property
     def merges(self) -> bool:
-        """Whether any row needs the merge."""
+        """Whether any row needs `merge_rows`."""
         return bool((self.rows["folds"] | self.rows["chunk_count"]).any())
 
     def widest(self) -> int:
@@ -105,7 +107,8 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
 
 
 def spread(work: Descriptors, shape: Shape) -> Ints:
-    """Move runs apart, so that there is room after every row's own run to grow. Returns the new index of each chunk."""
+    """Leave free room in the array of chunks after every run that only one row reads, so that these runs can grow.
+    Returns the new index of each chunk."""
     own, room = (work.items[work.items["tail_row"] >= 0], work.rows[work.rows["chunk_count"] > 0]), shape.growth
     ends = np.sort(np.concatenate([runs["first_chunk"] + runs["chunk_count"] for runs in own]))
     for runs in (work.items, work.rows):
@@ -115,8 +118,8 @@ def spread(work: Descriptors, shape: Shape) -> Ints:
 
 
 def room_to_grow(work: Descriptors, own: Ints, shape: Shape) -> Ints:
-    """Number of chunks that each row's own run can take after `spread`; `own` `[b]` is the item of this run, or -1 for
-    a tail.
+    """Number of chunks that can be added to each row after `spread`. `own` `[b]`: the item that only this row has, or
+    -1 if its run is a tail.
 
     A tail can grow to twice TAIL_TOKENS.
     """

@@ -1,4 +1,4 @@
-"""Transfers integers to the device in one buffer, which is copied as a whole, asynchronously, from pinned memory."""
+"""Sends integers to the device. One asynchronous copy from pinned memory transfers the whole buffer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 class Staging:
     """A device buffer of int32, initially zero, and its copy on the host. Fill `host` in place, then call `send`.
 
-    `send` copies through two pinned buffers in alternation, so it waits only if the copy before the last still runs.
-    Raises the allocator's error.
+    `send` uses two pinned buffers in turns. So it waits only if the copy before the previous one still runs. Raises the
+    allocator's error.
     """
 
     def __init__(self, device: torch.device, size: int) -> None:

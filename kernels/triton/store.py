@@ -1,4 +1,5 @@
-"""The chunk store of the GPU kernels: places of chunks, and the end of each row, which advances on the device."""
+"""The chunk store of the GPU kernels. The device keeps the last chunk of each row and its number of tokens, and counts
+appended tokens itself."""
 
 from __future__ import annotations
 
@@ -43,7 +44,6 @@ class TritonStore(AddressedStore):
         self._room = 0
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Places of K and V of chunks: offsets from K and V of the first slab, in units of 16 bytes."""
         if not self.slabs:
             return chunks, chunks
         keys, values = self.addresses(chunks)
@@ -51,11 +51,9 @@ class TritonStore(AddressedStore):
         return (keys - first_key) // PLACE_BYTES, (values - first_value) // PLACE_BYTES
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer in the first slab, from whose beginning places count."""
         return self.slabs[0].keys[layer], self.slabs[0].values[layer]
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room in `tokens` for `rows` rows. Replaces buffers that are too small, also those for launches."""
         if rows <= self._room:
             return
         room = -(-max(rows, 2 * self._room) // 32) * 32
@@ -67,7 +65,6 @@ class TritonStore(AddressedStore):
         self._chunks = np.empty(0, np.int64)  # the new buffers are empty
 
     def follow(self, chunks: Ints, tokens: Ints) -> None:
-        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. Copies only new values."""
         if np.array_equal(chunks, self._chunks) and np.array_equal(tokens, self._tokens):
             return
         rows = len(chunks)

@@ -41,7 +41,6 @@ class UnusableTable(ValueError):
 
 
 def path() -> Path:
-    """The path of the table in use."""
     return Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else TABLE
 
 

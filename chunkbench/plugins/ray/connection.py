@@ -67,7 +67,6 @@ class Cluster:
         self._head_answered = monotonic()
 
     def close(self) -> None:
-        """Disconnect. Tasks and actors of this process on the nodes end."""
         self.ray.shutdown()
 
     def check_head(self) -> bool:
@@ -93,7 +92,7 @@ class Cluster:
         return sorted((node for node in found if node.cpus >= 1), key=lambda node: node.address)
 
     def remote(self, what: Any, node: Resources, **options: Any) -> Any:
-        """A function or an actor's class that runs only on this node."""
+        """Return this function or actor class, bound to this node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(node.id, soft=False)

@@ -27,10 +27,10 @@ from chunkbench.plugins.ray.nodes import Machines, Node, Resources, choose_kinds
 from chunkbench.run_error import CannotRunError, RunError
 
 MOST_LOSSES = 2
-"""A pass is given up, with rows of the status `crashed`, after this number of machines were lost while they measured
-it."""
+"""Number of machines that may be lost while they measure the same pass. Then the pass is given up, and its rows have
+the status `crashed`."""
 _MOST_RESTARTS = 2
-"""An actor is not started again after it was lost this number of times in a row while its node was alive."""
+"""How often an actor may be lost in a row while its node is alive. Then the actor is not started again."""
 _POLL_S = 2.0
 """Seconds between two polls of the list of nodes."""
 _WAITING_S = 15.0
@@ -46,11 +46,11 @@ class Patience:
     silent_s: float = 60.0
     """Seconds to wait for an answer of a machine that has answered before."""
     nodes_s: float = 60.0
-    """Seconds to wait for a new machine when no machine is left that could measure the pending passes."""
+    """Seconds to wait for a new machine while no machine can measure the pending passes."""
 
 
 class RayExecutor:
-    """Measures on the machines of a fleet: an experiment once, on all machines of one kind, or once on each kind."""
+    """Measures an experiment on the machines of a fleet: once on all machines of one kind, or once on each kind."""
 
     def __init__(
         self,

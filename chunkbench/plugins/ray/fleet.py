@@ -33,7 +33,7 @@ class Share:
 
     @classmethod
     def of(cls, node: Resources, device: Device, alone: bool) -> list[Share]:
-        """The shares of a node: the whole node or, for GPUs without `alone`, one share for each GPU."""
+        """The shares of a node: one share that is the whole node, or one share for each GPU if `alone` is false."""
         count = 1
         if device == "cuda" and not alone:
             count = max(1, min(node.gpus, node.cpus))
@@ -70,7 +70,6 @@ class Lane:
         self.poll()
 
     def begin(self, job: bytes) -> None:
-        """Prepare for an experiment."""
         self.ready = False
         self.last_heartbeat = self.last_heartbeat and monotonic()  # no call since the last experiment
         self.call = self.actor.begin.remote(job)
@@ -110,7 +109,7 @@ class Fleet:
     """The nodes of a cluster that can measure, with their lanes. Lanes stay from one experiment to the next."""
 
     def __init__(self, cluster: Cluster, nodes: Sequence[Node], alone: bool, log: Callable[[str], None]) -> None:
-        """`alone`: whether only one GPU of a node measures at a time; `log` receives messages for the user."""
+        """`alone`: whether only one GPU of a node measures at a time. `log` receives messages for the user."""
         self.cluster, self.nodes, self.alone, self.log = cluster, list(nodes), alone, log
         self._lanes: dict[tuple[str, Device], list[Lane]] = {}
 
@@ -136,13 +135,12 @@ class Fleet:
         return [node for node in self.nodes if node.kind == kind]
 
     def one_of_each(self, machines: Machines | None, wanted: str | None) -> list[Node]:
-        """For each kind of machine that `machines` and `wanted` choose, one node that matches `wanted`. Raises
+        """One node for each kind of machine that `machines` and `wanted` choose. Each node matches `wanted`. Raises
         `RunError`."""
         kinds = choose_kinds(self.nodes, machines, wanted)
         return [next(one for one in self.of_kind(kind) if wanted is None or one.matches(wanted)) for kind in kinds]
 
     def close(self) -> None:
-        """End all actors."""
         for lanes in self._lanes.values():
             for lane in lanes:
                 lane.actor.leave.remote()
@@ -157,9 +155,9 @@ class Fleet:
 def connected(
     address: str | None, wanted: str | None, alone: bool, ship: bool, log: Callable[[str], None]
 ) -> Iterator[Fleet]:
-    """The machines of the cluster at an address (see `Cluster`), until the `with` block ends.
+    """Connect to the cluster at an address (see `Cluster`) for a `with` block, and yield its machines.
 
-    `wanted`: text that the machines must match; `ship`: whether to copy this ChunkBench to them. Raises `RunError`.
+    `wanted`: text that the machines must match. `ship`: whether to copy this ChunkBench to them. Raises `RunError`.
     """
     with (
         shipped(ship) as runtime,
@@ -171,7 +169,7 @@ def connected(
 
 @contextmanager
 def shipped(wanted: bool) -> Iterator[Mapping[str, Any]]:
-    """Ray's runtime environment with this package, its native module, and its entry points; empty unless `wanted`.
+    """Ray's runtime environment with this package, its native module, and its entry points. Empty unless `wanted`.
 
     The nodes need the same system, Python and PyTorch, and the packages that ChunkBench imports.
     """

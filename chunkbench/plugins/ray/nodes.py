@@ -25,7 +25,7 @@ class Resources:
     gpus: int = 0
     memory: float = 0.0
     accelerators: tuple[str, ...] = ()
-    """Kinds of accelerators, by Ray's names."""
+    """Ray's names of the kinds of accelerators."""
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Resources:
@@ -63,7 +63,8 @@ class Node:
         return f"{self.machine} at {self.resources.address}"
 
     def matches(self, wanted: str) -> bool:
-        """Whether `wanted` is a part of the machine's kind, of its id, or of the name of an accelerator in Ray."""
+        """Whether the text `wanted` occurs in the kind or the id of this machine, or in Ray's name of an
+        accelerator."""
         texts = (self.kind, self.machine, *self.resources.accelerators)
         return any(wanted.casefold() in text.casefold() for text in texts)
 
@@ -97,15 +98,15 @@ def problem_of(answer: Mapping[str, Any], here: Software) -> str:
 
 
 def node_of(resources: Resources, answer: Mapping[str, Any]) -> Node:
-    """The node of a probe that found no problem."""
+    """Make the node from a probe that found no problem."""
     return Node(resources, answer["machine"], Environment.model_validate(answer["environment"]))
 
 
 def choose_kinds(nodes: Sequence[Node], machines: Machines | None, wanted: str | None) -> list[str]:
-    """The kinds of machines that a run uses: all for `each`; for `any`, or None, the kind with the most machines.
+    """The kinds of machines that a run uses. Only machines that match `wanted` count.
 
-    With `wanted`, only machines that match it count. Raises `RunError` if no machine is left, or for `any` if several
-    kinds match.
+    `each`: all kinds. `any` or None: the kind with the most machines. Raises `RunError` if no machine is left. Without
+    `each`, also raises it if `wanted` matches several kinds.
     """
     matching = [node for node in nodes if wanted is None or node.matches(wanted)]
     if not matching:

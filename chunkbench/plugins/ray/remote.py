@@ -1,5 +1,5 @@
 """Code that runs on the nodes of a cluster. Ray copies this code to the nodes, so that a node without ChunkBench can
-report this.
+report that it is missing.
 
 So this module imports modules of ChunkBench only inside functions, and answers with plain data.
 """
@@ -155,8 +155,8 @@ class RemoteCommand:
         """Run `chunkbench WORDS` in a folder with `files`. Returns the exit code, the output, and the files of the
         folder `OUT`.
 
-        `{project}` in a word stands for the folder of ChunkBench's checkout on this node or, if given, of `checkout` (a
-        bundle of git).
+        In a word, `{project}` stands for a folder with a checkout of ChunkBench: the one on this node, or the unpacked
+        `checkout` (a bundle of git) if there is one.
         """
         from chunkbench.bench.child import ChildProcess
         from chunkbench.bench.environment.revision import PROJECT

@@ -16,18 +16,15 @@ from chunkbench.plugins.ray.nodes import Node
 from chunkbench.run_error import RunError
 
 PROJECT = "{project}"
-"""Placeholder in the words of a command for the folder of the project on the node."""
+"""In the words of a command, this placeholder stands for the project's folder on the node."""
 _POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a command."""
-
     code: int
     stdout: str
     stderr: str
-    """Standard error of the command."""
     files: dict[str, bytes]
     """Path -> content, for all files of the command's folder `remote.OUT`."""
 

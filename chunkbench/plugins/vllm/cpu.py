@@ -51,7 +51,7 @@ class ChunkBackend(CPUAttentionBackend):
 
 @dataclass
 class ChunkMetadata(CPUAttentionMetadata):
-    """The metadata of a step for its layers. `steps` has planned the step."""
+    """What the layers need to compute one step. `steps` has planned this step."""
 
     steps: Steps | None = None
 

@@ -1,8 +1,8 @@
 """vLLM's Triton attention for NVIDIA GPUs, with our kernels for decoded tokens.
 
-K and V stay in vLLM's layout, and vLLM's own kernels write them and compute the prompts. So vLLM can compute a step
-that we do not support without any copy. Our kernels compute decoding, because decoding reads shared prefixes at every
-step.
+K and V stay in vLLM's layout, and vLLM's own kernels write them and compute the prompts. So vLLM can compute
+unsupported steps, and nothing is copied for them. Our kernels compute decoding, because decoding reads shared prefixes
+at every step.
 
 This backend has not been measured and not run on a GPU. It is tested in Triton's interpreter, with vLLM's own classes.
 """
@@ -48,7 +48,7 @@ class ChunkTritonBackend(TritonAttentionBackend):
 
 @dataclass
 class ChunkTritonMetadata(TritonAttentionMetadata):
-    """The metadata of a step for its layers. Our kernels compute rows `0 .. decoding - 1` of the step; vLLM computes
+    """What the layers need to compute one step. Our kernels compute rows `0 .. decoding - 1` of the step; vLLM computes
     the rows after them."""
 
     steps: DecodeSteps | None = None

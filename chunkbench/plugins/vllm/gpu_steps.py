@@ -30,21 +30,17 @@ class BlockPlaces:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """`[rows]` int32 on the device: tokens in the last block of each row."""
         return self._ends.device
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Places of K and V of blocks: offsets from the first K and the first V, in units of 16 bytes."""
         places = chunks * self._block_step
         return places, places
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room in `tokens` for `rows` rows."""
         if rows > len(self._ends.host):
             self._ends = Staging(self.device, rows)
 
     def follow(self, chunks: Ints, tokens: Ints) -> None:
-        """Set the number of tokens `[b]` in the last block of each row."""
         self.reserve_rows(len(tokens))
         self._ends.host[: len(tokens)] = tokens
         self._ends.send()
@@ -61,8 +57,8 @@ class DecodeSteps:
     """
 
     def __init__(self, cache: torch.Tensor, heads: int, rows: int, blocks: int, tuning: Tuning | None = None) -> None:
-        """`cache`: the K/V cache of any layer. `heads`: number of query heads. `rows`, `blocks`: maximum numbers of
-        rows of a step and of blocks that these rows hold (a shared block counts once)."""
+        """`cache`: the K/V cache of any layer. `heads`: number of query heads. `rows`: maximum number of rows of a
+        step. `blocks`: maximum number of blocks that these rows hold; a shared block counts once."""
         places = BlockPlaces(cache)
         self._forest = BlockForest(places.sizes.chunk_size)
         self._kernel = TppTriton(places, heads, tuning=tuning)
@@ -75,11 +71,12 @@ class DecodeSteps:
         return self._kernel.generation
 
     def plan(self, table: np.ndarray, lengths: Ints) -> None:
-        """Plan a step for block tables `[b, blocks]` and lengths `[b]`, the token of this step included. b may be 0."""
+        """Plan a step for block tables `[b, blocks]` and lengths `[b]`, which include the token of this step. b may be
+        0."""
         self._kernel.plan(self._forest.plan(table, lengths))
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, scale: float) -> None:
-        """Attention of q into out, both `[rows, heads, head_dim]`, in the layer with this cache.
+        """Compute attention of q in the layer with this cache, and write it to out. Both are `[rows, heads, head_dim]`.
 
         q and out may have more rows than were planned. The additional rows of out stay unchanged.
         """

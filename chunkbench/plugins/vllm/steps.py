@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
 
     @property
     def layer_bytes(self) -> int:
-        """Always 0, because each layer has its own memory, and `Steps.attend` gets its address."""
+        """Always 0. Each layer has its own memory, and `Steps.attend` gets the address of this memory."""
         return 0
 
     @property
@@ -82,7 +82,8 @@ class Steps:
         self._native.plan(self._forest.plan(table[decoding], lengths[decoding]), prompts, rows)
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, base: int, scale: float) -> None:
-        """Attention of q into out, both `[rows, heads, head_dim]`, in the layer whose blocks begin at address `base`.
+        """Compute attention of q in the layer whose blocks begin at address `base`, and write it to out. Both are
+        `[rows, heads, head_dim]`.
 
         Raises ValueError for tensors that do not fit the planned step.
         """
