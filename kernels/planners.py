@@ -1,8 +1,8 @@
 """Planners decide which segments of a forest are read together with the segments before them. Integers only.
 
-A segment is *merged* if its rows read it in one item with the segment before it, which then has no item for these rows.
-So with no segment merged there is one item per segment, and with all merged there is one item per row. Kernels and the
-cut of items for a machine are the same for all planners: they differ only in what is merged.
+A segment is *merged* if its rows read it in the same item as the segment before it. The segment before it then has no
+other item for these rows. So with no segment merged there is one item per segment, and with all merged there is one
+item per row. All planners use the same kernels and the same cut of items for a machine.
 """
 
 from __future__ import annotations

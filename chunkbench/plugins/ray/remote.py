@@ -1,5 +1,5 @@
 """Code that runs on the nodes of a cluster. Ray copies this code to the nodes, so that a node without ChunkBench can
-report that it is missing.
+report that ChunkBench is missing.
 
 So this module imports modules of ChunkBench only inside functions, and answers with plain data.
 """
