@@ -97,38 +97,6 @@ def test_a_chunk_whose_scores_are_all_minus_infinity_has_zero_weight():
     torch.testing.assert_close(instance.decode(q).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
-def test_truncate_restores_the_earlier_state(partition):
-    contexts = contexts_of(chunk_size=4, partition=partition)
-    ids = [contexts.add([*range(8), row, row]) for row in range(3)]
-    for _ in range(2):
-        for step in range(7):
-            contexts.append([step] * 3)
-        contexts.check()
-        used = contexts.attention.kv_bytes
-        for sequence in ids:
-            contexts.truncate(sequence, 10)
-        contexts.check()
-        assert contexts.attention.kv_bytes < used
-
-
-@pytest.mark.parametrize(("kernel", "dtype", "retain"), pairs(KERNELS, [torch.float32, torch.bfloat16], [False, True]))
-def test_a_cut_inside_a_shared_chunk_leaves_the_others_theirs(kernel: Kernel, dtype: torch.dtype, retain: bool) -> None:
-    contexts = layers_of(kernel, dtype, retain)
-    cut, _, alone = contexts.add(range(40)), contexts.add(range(45)), contexts.add(range(100, 140))
-    for length in (35, 31, 27, 3):  # inside its own chunk, then inside shared ones; odd lengths lose a token's partner
-        contexts.truncate(cut, length)
-        contexts.truncate(alone, length)
-        contexts.check()
-        contexts.append_to({cut: 1, alone: 17})
-        contexts.check()
-    again = contexts.add(range(100, 150), with_cached_rows=False)
-    assert contexts.attention.cached_tokens(range(100, 150)) == 48  # as `again` has them
-    contexts.remove(again)
-    assert contexts.attention.cached_tokens(range(100, 150)) == (48 if retain else 0)
-    contexts.check()
-
-
 def test_stale_values_of_a_removed_sequence_reach_no_other_sequence():
     contexts = contexts_of(chunk_size=4)
     kept = contexts.add(range(6))
@@ -152,22 +120,6 @@ def test_kv_bytes_counts_each_chunk_of_each_layer_in_full_and_once():
     for chunks in (3, 4):
         instance.join(range(17))
         assert instance.kv_bytes == chunks * LAYERS * 2 * 8 * 2 * 16 * 2
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_all_layers_have_one_plan_that_is_rebuilt_only_when_the_structure_changes(kernel: Kernel) -> None:
-    contexts = layers_of(kernel, torch.float32, False)
-    for row in range(3):
-        contexts.add([*range(16), row])
-    for step in range(15):
-        contexts.append([step] * 3)
-        contexts.attention.plan()
-        contexts.check()
-    assert contexts.attention.plan_rebuilds == 1
-    assert contexts.attention.work_items >= 2
-    contexts.append([9] * 3)
-    contexts.check()
-    assert contexts.attention.plan_rebuilds == 2
 
 
 def test_tensors_that_require_gradients_leave_no_graph():

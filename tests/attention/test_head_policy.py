@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 from typing import Any
 
@@ -31,32 +30,25 @@ FULL = ((True, False), (False, False), (True, True), (False, True))
 class HeadContexts(Contexts):
     """Knows what each head lost by the chunks that its store lacks."""
 
-    def lost(self, sequence: int) -> torch.Tensor:
-        """`[n]`: which tokens window heads lost."""
+    def lost(self, sequence: int) -> slice:
+        """Which tokens window heads lost: one run behind the sinks."""
         store = self.attention._store
         assert isinstance(store, HeadStores)
-        lacking = store.pool.places[self.attention._tree.path(sequence)] < 0
-        return torch.from_numpy(np.repeat(lacking, CHUNK))[: len(self.tokens[sequence])]
+        lacking = np.flatnonzero(store.pool.places[self.attention._tree.path(sequence)] < 0)
+        if not len(lacking):
+            return slice(0, 0)
+        first, end = int(lacking[0]), int(lacking[-1]) + 1
+        assert (first >= 1, end - first) == (True, len(lacking))
+        return slice(first * CHUNK, end * CHUNK)
 
     def expected(self, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        return torch.stack([self._row(q[row], sequence, layer) for row, sequence in enumerate(self.kv)])
-
-    def _row(self, q: torch.Tensor, sequence: int, layer: int) -> torch.Tensor:
-        policy, (k, v) = self.attention.policy, self.kv[sequence][layer].double()
+        policy = self.attention.policy
         assert policy is not None
-        lost, out = self.lost(sequence), []
-        for head, full in enumerate(policy.full[layer]):
-            queries = q[head * 2 : head * 2 + 2].double()
-            keys, values, bias = k[:, head], v[:, head], torch.zeros(len(k), dtype=torch.float64)
-            if not full:
-                keys, values, bias = keys[~lost], values[~lost], bias[~lost]
-                if lost.any() and policy.compensation != "none":
-                    weight = math.log(int(lost.sum())) if policy.compensation == "weighted" else 0.0
-                    keys = torch.cat([keys, k[lost, head].mean(0, keepdim=True)])
-                    values = torch.cat([values, v[lost, head].mean(0, keepdim=True)])
-                    bias = torch.cat([bias, torch.tensor([weight], dtype=torch.float64)])
-            out.append((queries @ keys.T * DIM**-0.5 + bias).softmax(-1) @ values)
-        return torch.cat(out)
+        rows = [
+            head_attention(q[row], *kv[layer], policy.full[layer], self.lost(sequence), policy.compensation)
+            for row, (sequence, kv) in enumerate(self.kv.items())
+        ]
+        return torch.stack(rows)
 
     def truncate(self, sequence: int, length: int) -> None:
         with contextlib.suppress(WrongTokens):  # the end may lie in what window heads lost
@@ -72,10 +64,9 @@ class HeadContexts(Contexts):
         assert policy is not None
         places: dict[int, bool] = {}
         for sequence in self.tokens:
-            path, lost = cache._tree.path(sequence), self.lost(sequence)
-            places |= {chunk: bool(lost[number * CHUNK]) for number, chunk in enumerate(path)}
-            run = np.flatnonzero([places[chunk] for chunk in path])
-            assert not len(run) or (run[0] >= 1 and run[-1] - run[0] + 1 == len(run)), "one run behind the sinks"
+            lost = self.lost(sequence)
+            path = enumerate(cache._tree.path(sequence))
+            places |= {chunk: lost.start <= number * CHUNK < lost.stop for number, chunk in path}
         heads = sum(map(sum, policy.full)), sum(map(len, policy.full))
         chunk_bytes = 2 * CHUNK * DIM * cache.dtype.itemsize
         sums = 2 * DIM * 4 if policy.compensation != "none" else 0
@@ -158,29 +149,6 @@ def test_it_follows_its_definition(kernel: Any, compensation: Compensation, dtyp
         expected = head_attention(q[0], k, v, policy.full[0], policy.lost(len(k), CHUNK), compensation)
         assert (cache.decode(q)[0].double() - expected).abs().max() <= tolerance * expected.abs().max()
     assert cache._store.pool.places[cache._tree.path(sequence)].tolist().count(-1) == 3  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("compress", ["own", "all"])
-def test_a_prefix_is_lost_for_all_or_not_at_all(compress: Compress) -> None:
-    """`own` keeps what others cover; `all` loses it, and later sequences find what is left."""
-    prompt = list(range(5 * CHUNK))
-    contexts = contexts_of(compress=compress)
-    one, two = contexts.add([*prompt, 500, 501]), contexts.add([*prompt, 600, 601])
-    contexts.append_to({one: 1, two: 1})
-    contexts.check()
-    assert contexts.lost(one).any() == (compress == "all")
-    assert contexts.attention.cached_tokens(prompt) == 5 * CHUNK
-
-
-def test_what_one_sequence_lost_is_hidden_from_others() -> None:
-    prompt = list(range(5 * CHUNK))
-    contexts = contexts_of()
-    sequence = contexts.add([*prompt, 500])
-    contexts.append_to({sequence: 1})
-    assert contexts.lost(sequence).sum() == 2 * CHUNK
-    assert contexts.attention.cached_tokens(prompt) == CHUNK  # the sinks
-    assert not contexts.lost(contexts.add([*prompt, 700])).any()
-    contexts.check()
 
 
 def test_lost_chunks_make_room_for_others() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chunkbench.attention import RaggedChunkAttention
-from chunkbench.attention.errors import PoolExhausted, UnknownSequence, WrongTokens
+from chunkbench.attention.errors import UnknownSequence, WrongTokens
 from tests.attention.contexts import KERNELS, causal_attention
 from tests.pairs import pairs
 
@@ -58,6 +58,10 @@ class Server:
         live = self.live[sequence]
         whole = live.computed == len(live.tokens)
         self.live[sequence] = Live(live.tokens[:length], min(live.computed, length if whole else length // 16 * 16))
+
+    def fork(self, sequence: int) -> None:
+        live = self.live[sequence]
+        self.live[self.attention.fork(sequence)] = Live(list(live.tokens), live.computed)
 
     def step(self, budget: int = 1000) -> list[tuple[int, int, int]]:
         done = [s for s, live in self.live.items() if live.computed == len(live.tokens)]
@@ -128,17 +132,6 @@ def test_a_shared_prompt_is_computed_once_even_in_one_step(kernel: Any, share: b
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_an_aligned_prompt_that_is_cached_whole_computes_its_last_token(kernel: Any) -> None:
-    server = Server(kernel)
-    server.join(list(range(32)))
-    server.step()
-    server.join(list(range(32)))
-    parts = server.step()
-    assert parts[1] == (1, 31, 1)
-    server.step()
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_sequence_that_leaves_half_way_leaves_the_rest_to_those_that_share_it(kernel: Any) -> None:
     server = Server(kernel)
     first = server.join(list(range(64)))
@@ -154,35 +147,8 @@ def test_a_sequence_that_leaves_half_way_leaves_the_rest_to_those_that_share_it(
     assert server.computed_tokens == 20 + (64 - 16) + 2 + 2
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_memory_that_returns_is_not_taken_for_written(kernel: Any) -> None:
-    server = Server(kernel, max_tokens=64)
-    sequence = server.join(list(range(48)))
-    server.step()
-    server.leave(sequence)
-    server.join(list(range(100, 148)))
-    assert server.attention.written(1) == 0
-    server.step()
-    with pytest.raises(PoolExhausted):
-        server.join(list(range(40)))
-    server.step()
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_written_chunk_that_is_cut_or_handed_to_a_twin_takes_new_tokens(kernel: Any) -> None:
-    server = Server(kernel, max_tokens=96)
-    gone, cut, source = (server.join([*range(100 * n, 100 * n + length)]) for n, length in enumerate((32, 32, 20)))
-    server.step()
-    server.truncate(cut, 20)
-    server.leave(gone)  # the twin gets a chunk that was full
-    twin = server.attention.fork(source)
-    server.live[twin] = Live(list(server.live[source].tokens), server.live[source].computed)
-    for _ in range(3):
-        server.step()
-
-
 @pytest.mark.parametrize(("kernel", "share", "retain"), pairs(KERNELS, [True, False], [False, True]))
-def test_sequences_are_cut_anywhere_while_others_go_on(kernel: Any, share: bool, retain: bool) -> None:
+def test_sequences_are_cut_anywhere_and_forked_while_others_go_on(kernel: Any, share: bool, retain: bool) -> None:
     server = Server(kernel, share=share, retain=retain, max_tokens=640)
     chance = random.Random(5)
     system = [chance.randrange(50) for _ in range(70)]
@@ -198,6 +164,8 @@ def test_sequences_are_cut_anywhere_while_others_go_on(kernel: Any, share: bool,
             server.truncate(sequence, length)
         if step % 9 == 8:
             server.leave(chance.choice(list(server.live)))
+        if step % 7 == 3:
+            server.fork(chance.choice(list(server.live)))
         server.step(budget=chance.choice([1, 7, 16, 30, 200]))
     assert cut_inside > 20
 

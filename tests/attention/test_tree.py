@@ -4,23 +4,10 @@ import numpy as np
 import pytest
 
 from chunkbench.attention import retention
-from chunkbench.attention.errors import EmptySequence, UnknownSequence, WrongTokens
+from chunkbench.attention.errors import EmptySequence, WrongTokens
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.kernels.changes import Copy
-
-
-def segments(tree):
-    return [(s.chunks.tolist(), s.begin, s.end) for s in tree.plan().segments]
-
-
-def test_interleaved_prefixes_are_grouped_in_depth_first_order():
-    # Added as A B A B. In depth-first order both As come first, and `order` maps positions to rows.
-    tree = PrefixTree(2)
-    for prefix, own in [(1, 11), (2, 12), (1, 13), (2, 14)]:
-        tree.join([prefix, prefix, own])
-    assert segments(tree) == [([0], 0, 2), ([1], 0, 1), ([4], 1, 2), ([2], 2, 4), ([3], 2, 3), ([5], 3, 4)]
-    assert tree.plan().order.tolist() == [0, 2, 1, 3]
 
 
 def test_the_last_chunk_of_a_cut_sequence_makes_room_for_the_copy():
@@ -43,18 +30,6 @@ def test_what_is_behind_a_truncate_stays_where_chunks_are_retained():
     for sequence in (a, b):
         tree.leave(sequence)
     assert tree.match([0, 1, 2, 3, 4, 5, 20, 21, 22, 23, 24, 25]) == 12
-
-
-@pytest.mark.parametrize("steps", [([9], [9]), ([9, 9, 8],)])
-def test_a_sequence_that_ends_where_chunks_are_retained_goes_on_beside_them(steps):
-    tree = PrefixTree(2, retain=True)
-    tree.leave(tree.join([1, 1, 2, 2]).sequence)
-    a = tree.join([1, 1]).sequence
-    for tokens in steps:
-        tree.append(tokens, [a], [len(tokens)])
-    assert [tree.match([1, 1, *own]) for own in ([2, 2], [9, 9], [9, 9, 2, 2])] == [4, 4, 4]
-    tree.leave(a)
-    assert [tree.match([1, 1, *own]) for own in ([2, 2], [9, 9], [9, 9, 2, 2])] == [4, 4, 4]
 
 
 def test_what_is_known_of_retained_chunks_does_not_grow_with_their_uses(monkeypatch):
@@ -106,18 +81,6 @@ def test_join_refuses_empty_prompts_and_wrong_tokens(tokens, error):
     with pytest.raises(error):
         tree.join(tokens)
     assert (tree.sequences, tree.pool.in_use) == ([], 0)
-
-
-def test_unknown_and_removed_sequences_are_refused():
-    tree = PrefixTree(2)
-    a = tree.join([1]).sequence
-    tree.leave(a)
-    for call in (tree.leave, tree.fork, tree.path, tree.tokens, tree.slot, tree.length, lambda s: tree.truncate(s, 1)):
-        with pytest.raises(UnknownSequence, match=r"^sequence 0 has left$"):
-            call(a)
-        with pytest.raises(UnknownSequence, match=r"^there is no sequence 5$"):
-            call(5)
-    assert tree.join([1]).sequence != a
 
 
 def test_token_ids_may_be_lists_ranges_or_arrays_of_any_integer_type():

@@ -12,17 +12,10 @@ from chunkbench.bench.analysis.statistics import (
     enough,
     interval,
     latency_us,
-    round_means,
     timed_steps,
 )
 
 times = st.floats(min_value=1e-3, max_value=1e9)
-
-
-def test_latency_is_the_median_over_rounds_of_means_over_steps() -> None:
-    samples = [[1.0, 3.0], [10.0, 30.0], [4.0, 4.0]]
-    assert round_means(samples) == [2.0, 20.0, 4.0]
-    assert latency_us(samples) == 4.0
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
@@ -99,20 +92,6 @@ def test_stop_only_when_every_case_is_narrow_enough() -> None:
     assert not enough([narrow, narrow[:2]], 3, 0.02, 0.95)
     assert not enough([[]], 0, 0.02, 0.95)
     assert enough([[*[100.0, 100.1, 99.9] * 6, 500.0]], 3, 0.02, 0.95)  # past an outlier
-
-
-@pytest.mark.parametrize(
-    ("n_c", "count", "steps"),
-    [
-        (64, 8, (1, 10, 19, 28, 37, 46, 55, 64)),
-        (1, 8, (1,)),
-        (2, 8, (1, 2)),
-        (5, 3, (1, 2, 3, 4, 5)),
-        (8, 1, (1, 2, 3, 4, 5, 6, 7, 8)),
-    ],
-)
-def test_timed_steps(n_c: int, count: int, steps: tuple[int, ...]) -> None:
-    assert timed_steps(n_c, count) == steps
 
 
 @given(st.integers(1, 5000), st.integers(0, 6000))

@@ -14,7 +14,7 @@ import pytest
 
 from chunkbench.bench.environment.cgroups import cpu_quota
 from chunkbench.bench.environment.cpu import huge_pages, read_cpu
-from chunkbench.bench.environment.gpu import Clock, Condition, Nvml, open_nvml, throttle_words
+from chunkbench.bench.environment.gpu import Clock, Condition, Nvml, open_nvml
 from chunkbench.bench.environment.memory import available_memory, memory_limit, oom_kills
 
 
@@ -282,9 +282,3 @@ def test_without_the_library_or_the_driver_there_is_no_reader(monkeypatch: pytes
     for pynvml in (None, library(nvmlInit=no_driver)):
         monkeypatch.setitem(sys.modules, "pynvml", pynvml)
         assert open_nvml() is None
-
-
-def test_throttle_reasons_are_words() -> None:
-    assert throttle_words(0) == throttle_words(1) == ()
-    assert throttle_words(0x44) == ("power cap", "heat (hardware)")
-    assert throttle_words(0x1004) == ("power cap", "reason 0x1000")

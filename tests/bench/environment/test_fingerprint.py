@@ -92,12 +92,6 @@ def test_small_differences_in_memory_size_do_not_change_the_hardware_id(here: di
     assert hardware_id(less) == hardware_id(more)
 
 
-def test_importing_chunkbench_environment_does_not_import_torch(tmp_path: Path) -> None:
-    code = "import sys, chunkbench.bench.environment; sys.exit('torch' in sys.modules)"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=False).returncode == 0
-
-
 @pytest.mark.skipif(shutil.which("gcc") is None or not torch.backends.mkl.is_available(), reason="needs gcc and MKL")
 def test_a_preloaded_library_that_turns_mkl_to_intels_path_is_noted(tmp_path: Path) -> None:
     library = tmp_path / build_chunk_attn_authors.ANY_CPU

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from fractions import Fraction
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +133,6 @@ def test_bad_overrides_are_reported(tmp_path: Path, overrides: dict[str, str], m
     assert message in refusal(tmp_path, "sweep: [{n_p: 64, n_s: 64}]\n", overrides)
 
 
-def test_a_tree_takes_the_place_of_the_axes_that_it_states() -> None:
-    (point,) = load_experiment("quick", {"tree": "[[8, [2, 3]]]"}, "--set").points("cpu", "float32")
-    assert (point.tree, point.n_s, point.batch_size) == (((8, (2, 3)),), None, 2)
-
-
 @settings(max_examples=60)
 @given(st.text(max_size=20), st.sampled_from(["n_p", "n_s", "tree", "dtype", "batch_size"]))
 def test_any_override_loads_or_is_refused(text: str, axis: str) -> None:
@@ -178,50 +173,33 @@ def test_number_of_points(tmp_path_factory: pytest.TempPathFactory, blocks: list
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("5m", 300), ("90s", 90), ("1h30m", 5400), ("0.5s", 0.5), ("250ms", 0.25), ("1h0m1s", 3601), ("2m1ms", 120.001)],
+    ("read", "values"),
+    [
+        (parse_duration, {"5m": 300, "90s": 90, "1h30m": 5400, "0.5s": 0.5, "250ms": 0.25, "2m1ms": 120.001}),
+        (parse_percent, {"2%": 0.02, "0.5 %": 0.005}),
+        (lambda text: Share.read(text).of_n_p, {"n_p": 1, "0.5 n_p": 0.5, "3/4 n_p": 0.75, "0.1n_p": 0.1}),
+    ],
+    ids=["durations", "percentages", "shares"],
 )
-def test_duration(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
+def test_values_with_a_unit(read: Callable[[str], float], values: dict[str, float]) -> None:
+    assert {text: float(read(text)) for text in values} == pytest.approx(values)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "texts", "message"),
     [
-        ("300", "write 300s for seconds or 300m for minutes"),
-        ("5min", "unknown unit 'min'"),
-        ("5 m", "is not a duration"),
-        ("30s1h", "the largest first"),
-        ("1m1m", "once"),
-        ("0s", "longer than zero"),
-        ("-5m", "is not a duration"),
-        ("", "is not a duration"),
-        ("m", "is not a duration"),
-        ("5M", "is not a duration"),
-        ("1e3s", "unknown unit 'e'"),
+        (parse_duration, ["300"], "write 300s for seconds or 300m for minutes"),
+        (parse_duration, ["5min", "1e3s"], "unknown unit"),
+        (parse_duration, ["5 m", "-5m", "", "m", "5M"], "is not a duration"),
+        (parse_duration, ["30s1h"], "the largest first"),
+        (parse_duration, ["1m1m"], "once"),
+        (parse_duration, ["0s"], "longer than zero"),
+        (parse_percent, ["two%"], "not a percentage"),
+        (Share.read, ["", "half", "0.5", "-1 n_p", "1/0 n_p", "0.5/2 n_p", "n_p n_p", "n_s"], "not a number of tokens"),
+        (Share.read, ["2 n_p"], "more than the whole prompt"),
     ],
 )
-def test_bad_duration(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_duration(text)
-
-
-def test_percent() -> None:
-    assert parse_percent("2%") == 0.02
-    assert parse_percent("0.5 %") == 0.005
-    with pytest.raises(ValueError, match="not a percentage"):
-        parse_percent("two%")
-
-
-@pytest.mark.parametrize(
-    ("text", "share"),
-    [("n_p", Fraction(1)), ("0.5 n_p", Fraction(1, 2)), ("3/4 n_p", Fraction(3, 4)), ("0.1n_p", Fraction(1, 10))],
-)
-def test_share(text: str, share: Fraction) -> None:
-    assert Share.read(text).of_n_p == share
-
-
-@pytest.mark.parametrize("text", ["", "half", "0.5", "2 n_p", "-1 n_p", "1/0 n_p", "0.5/2 n_p", "n_p n_p", "n_s"])
-def test_bad_share(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a number of tokens|more than the whole prompt"):
-        Share.read(text)
+def test_bad_values_with_a_unit(read: Callable[[str], object], texts: list[str], message: str) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match=message):
+            read(text)

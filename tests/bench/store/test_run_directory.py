@@ -168,13 +168,6 @@ def test_a_missing_run_is_reported(tmp_path: Path) -> None:
         latest_run(tmp_path)
 
 
-def test_the_latest_run_is_found_by_experiment(run: Path) -> None:
-    assert latest_run(run.parent) == run
-    assert latest_run(run.parent, "x") == run
-    with pytest.raises(RunError, match="no run of y"):
-        latest_run(run.parent, "y")
-
-
 def test_a_copy_of_an_old_run_is_not_the_latest(run: Path) -> None:
     for name, started in (
         ("new", "2026-11-02T00:00:00Z"),
