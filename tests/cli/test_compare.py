@@ -97,31 +97,6 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
         assert (done.exit_code, message in done.output) == (2, True), done.output
 
 
-def test_schema_versions(base: Path, tmp_path: Path) -> None:
-    older = write(tmp_path / "older", [case("a"), case("b")])
-    manifest = json.loads((older / "manifest.json").read_text())
-    cases = [json.loads(line) for line in (older / "cases.jsonl").read_text().splitlines()]
-    for line in cases:  # version 1 had no calibration
-        del line["calibration"]
-    (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 1}))
-    (older / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cases))
-    done = run("compare", older, base)
-    assert done.exit_code == 0, done.output
-    assert "no calibration kernels" in " ".join(done.output.split())
-    slow = write(tmp_path / "slow", [case("a", 200.0), case("b")])
-    assert run("compare", older, slow).exit_code == 1
-    (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
-    done = run("compare", older, base)
-    assert done.exit_code == 2
-    assert "schema version 99, this chunkbench reads versions 1 to 10" in done.output
-
-
-def test_the_schema_is_printed() -> None:
-    done = run("compare", "--schema")
-    assert done.exit_code == 0
-    assert json.loads(done.output)["title"] == "Comparison"
-
-
 def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
     """Also with a label and a commit in which matplotlib sees mathematics, and which no SVG can hold."""
     strange = "c0f$\\nope{$\x1b"

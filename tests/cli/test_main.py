@@ -15,10 +15,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from chunkbench.bench.experiment import Experiment, bundled_experiments, load_experiment
-from chunkbench.cli import main as module
+from chunkbench.bench.experiment import Experiment, load_experiment
 from chunkbench.cli import quick
-from chunkbench.cli.list_ import command
 from chunkbench.cli.main import cli
 from chunkbench.cli.output import (
     explain,
@@ -107,19 +105,6 @@ def test_a_name_that_is_no_utf_8_can_be_printed(tmp_path: Path) -> None:
     assert chunkbench("validate", str(path)).stdout.startswith(f"{tmp_path}/a?.yaml: valid")
 
 
-def test_the_list_of_commands_has_whole_sentences() -> None:
-    listed = CliRunner().invoke(cli, ["--help"]).output.split("Commands:")[1]
-    assert "..." not in listed
-    assert all(line.rstrip().endswith(".") for line in listed.strip().splitlines())
-
-
-@pytest.mark.parametrize("name", sorted({*module._COMMANDS} - {"run", "completion"}))
-def test_help_ends_with_examples(name: str) -> None:
-    text = CliRunner().invoke(cli, [name, "--help"]).output
-    _, examples = text[text.index("Options:") :].split("Examples:\n")
-    assert f"    chunkbench {name}" in examples
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -167,54 +152,6 @@ def test_quick_takes_lengths_from_prompts(tmp_path: Path) -> None:
     assert "--prompts states --n-p, --n-s and --batch" in refused.output
 
 
-def test_experiments() -> None:
-    rows = json.loads(CliRunner().invoke(command, ["experiments", "--format", "json"]).output)
-    points = {row["experiment"]: row["points"] for row in rows}
-    assert points.keys() == set(bundled_experiments())
-    assert (points["table1"], points["table3"], points["figure3"], points["smoke"]) == (3, 12, 12, 10)
-    assert all(row["title"] for row in rows)
-
-
-def test_axes_have_meaning_values_and_default() -> None:
-    rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
-    shape = "traffic model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim"
-    heads = "retrieval window kv_share compensation chunk_size block_size dtype"
-    requests = "load rate clients forced memory schedule samples beams ranks phase mask link threads"
-    assert " ".join(row["axis"] for row in rows) == f"{shape} {heads} {requests}"
-    assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
-    table = CliRunner().invoke(command, ["axes"]).output
-    assert all(row["axis"] in table for row in rows)
-
-
-def test_implementations_have_state_reason_and_remedy() -> None:
-    rows = json.loads(CliRunner().invoke(command, ["implementations", "--format", "json"]).output)
-    states = {row["implementation"]: row for row in rows}
-    assert states["naive"] | {"device": ""} == {
-        "implementation": "naive", "label": "Naive", "device": "", "available": True, "reason": "", "remedy": "",
-    }  # fmt: skip
-    missing = [row for row in rows if not row["available"]]
-    assert all(row["reason"] and row["remedy"] for row in missing)
-    table = " ".join(CliRunner().invoke(command, ["implementations"]).output.split())
-    assert all(row["reason"].split()[0] in table for row in missing)
-
-
-@pytest.mark.parametrize(
-    ("subject", "kind", "has", "lacks"),
-    [
-        ("experiments", "replay", "replay-paged", "table3"),
-        ("implementations", "replay", "radix_tree", "chunk_attn"),
-        ("implementations", "serving", "endpoint", "naive"),
-        ("implementations", "modules", "mlp", "naive"),
-        ("axes", "modules", "model", "n_s"),
-    ],
-)
-def test_only_those_of_a_kind(subject: str, kind: str, has: str, lacks: str) -> None:
-    rows = json.loads(CliRunner().invoke(command, [subject, "--kind", kind, "--format", "json"]).output)
-    names = [row[subject.rstrip("s").replace("axe", "axis")] for row in rows]
-    assert has in names
-    assert lacks not in names
-
-
 def test_a_closed_output_gives_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "chunkbench", "list", "axes"]
     done = subprocess.run(
@@ -236,14 +173,6 @@ def test_a_closed_output_gives_no_traceback(tmp_path: Path) -> None:
 )
 def test_failed_cases_or_none_measured_make_the_exit_code_3(statuses: str, code: int) -> None:
     assert run_exit_code(statuses.split()) == code  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("shell", "mark"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete --")])
-def test_completion(shell: str, mark: str) -> None:
-    result = CliRunner().invoke(cli, ["completion", shell])
-    assert result.exit_code == 0
-    assert mark in result.output
-    assert "_CHUNKBENCH_COMPLETE" in result.output
 
 
 def test_messages_name_the_options_that_solve_the_problem() -> None:

@@ -76,16 +76,6 @@ def test_impossible_choices_are_wrong_usage(words: tuple[str, ...], message: str
     assert message in done.output
 
 
-def test_a_cpu_has_the_mode_eager_and_a_gpu_has_all_modes_of_the_file() -> None:
-    experiment = load_experiment("table3")
-    for device, modes in (("cpu", {"eager"}), ("cuda", {"events", "graph", "eager"})):
-        (point, *_) = experiment.model_copy(update={"device": "auto"}).points(device, "float16")  # type: ignore[arg-type]
-        assert {case.mode for case in experiment.cases(point)} == modes
-    memory = load_experiment("memory")
-    (point, *_) = memory.points("cuda", "float16")
-    assert {case.mode for case in memory.cases(point)} == {"eager"}, "this experiment times nothing"
-
-
 class InterruptedRun:
     """A run of which a report is interrupted, too."""
 

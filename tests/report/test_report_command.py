@@ -50,17 +50,6 @@ def test_rebuilds_all_files_and_prints_the_table(run_directory) -> None:
     assert {path.name: path.read_bytes() for path in run_directory.iterdir()} == first
 
 
-@pytest.mark.parametrize(
-    ("form", "start"),
-    [("table", "Table 3"), ("markdown", "# Table 3"), ("latex", "% Table 3"), ("csv", "key,"), ("json", "[")],
-)
-def test_formats_do_not_write_into_the_run_directory(run_directory, form: str, start: str) -> None:
-    result = call(run_directory / "cases.jsonl", "--format", form)
-    assert result.exit_code == 0
-    assert result.stdout.startswith(start)
-    assert {path.name for path in run_directory.iterdir()} == {"manifest.json", "cases.jsonl"}
-
-
 def test_out_takes_the_place_of_standard_output(run_directory, tmp_path) -> None:
     result = call(run_directory, "--format", "json", "--out", tmp_path / "x.json")
     assert result.stdout == ""
@@ -182,11 +171,6 @@ def test_a_table_has_every_fact_and_figure(facts, tmp_path: Path) -> None:
     assert table["latency_us"][0] == 15.0
     assert table["paper_us"][0] == 198.87
     assert math.isnan(table["latency_us"][1])
-
-
-def test_the_table_of_an_empty_run_has_all_columns(tmp_path: Path) -> None:
-    RunWriter.create(tmp_path / "run", {}).close()
-    assert {"key", "latency_us"} <= set(chunkbench.load(tmp_path / "run").columns)
 
 
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,10 @@ from rich.text import Text
 from chunkbench.bench.store import Manifest
 from chunkbench.report import text_table
 from chunkbench.report.build import build
-from chunkbench.report.formats import FORMATS, render
+from chunkbench.report.formats import render
 from chunkbench.report.model import Cell, Check, Column, Output, Suite, Table
 from chunkbench.report.numbers import count, megabytes, micros, percent, significant, span, times
 from chunkbench.report.text_table import Screen
-from tests.invented_runs import POINTS
 from tests.workloads.made import drawn
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -44,27 +43,6 @@ def test_slow_noisy_machines_fit_100_columns(make_case, make_run) -> None:
     # The table is split, not cut: every number is there, and each part begins with the keys.
     assert sum(line.count("~9,877,000") for line in lines) >= 2 * len(names)
     assert any("continued" in line for line in lines)
-
-
-def test_the_baseline_comes_first_and_the_others_have_the_papers_order(table3) -> None:
-    lines = lines_of(table3)
-    start = next(i for i, line in enumerate(lines) if line.startswith("Latency"))
-    names = ["n_p", "n_s", "Attn", "Naive", "xformers", "Attn", "Attn", "Attn*", "vLLM", "vLLM*", "matmul", "no", "TPP"]
-    assert lines[start + 2].split() == names
-    assert row_after(lines, "Latency", "1024 +1024") == (
-        ["1024", "1024", "2,982", "25,870", "n/a", "106,700", "n/a", "n/a", "26,290", "6,019", "4,346", "6,982"]
-    )
-    points = [line.split()[:2] for line in lines[start + 4 : start + 18] if line.strip()]
-    assert [(int(n_p), int(n_s)) for n_p, n_s in points] == POINTS
-
-
-def test_measured_ratios_stand_above_the_papers(table3) -> None:
-    lines = lines_of(table3)
-    start = next(i for i, line in enumerate(lines) if line.startswith("Ratio to"))
-    here = next(i for i in range(start, len(lines)) if re.match(r"1024 +1024 +here", lines[i]))
-    assert lines[here].split()[3:] == ["8.67x", "n/a", "35.8x", "n/a", "n/a", "8.82x", "2.02x", "1.46x", "2.34x"]
-    # 154.46 / 56.00 = 2.76 is in the column of PagedAttn* and in that of vLLM*.
-    assert lines[here + 1].split() == ["paper", "6.46x", "6.77x", "28.3x", "6.35x", "2.76x", "6.35x", "2.76x", "-", "-"]
 
 
 def test_statuses_are_words_and_each_reason_appears_once(make_case, make_run) -> None:
@@ -123,27 +101,6 @@ def test_impossible_fractions_are_reported_as_an_error_of_the_probe(make_case, m
     )
 
 
-def test_a_partial_run_has_a_warning(table3) -> None:
-    table3.cases[:] = [case for case in table3.cases if case.n_p == 1024]
-    table3.manifest = table3.manifest.model_copy(update={"interrupted": True})
-    lines = lines_of(table3)
-    assert lines[1] == "Partial run (interrupted): 4 of 12 points; resume it to measure the others."
-    table3.cases.clear()
-    assert "0 of 12 points" in lines_of(table3)[1]
-
-
-def test_expectations_are_counted(make_case, make_run) -> None:
-    expectation = {"implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5, "aim": 3}
-    cases = [
-        make_case(name, n_s=n_s, us=[us])
-        for n_s, chunk_us, naive_us in ((0, 10.0, 9.0), (512, 10.0, 20.0), (1024, 10.0, 90.0))
-        for name, us in (("chunk_attn", chunk_us), ("naive", naive_us))
-    ]
-    lines = lines_of(make_run(cases, expect=[expectation]))
-    row = next(line for line in lines if line.startswith("speedup of ChunkAttn over Naive"))
-    assert row.split()[-9:] == [">=", "1.5", ">=", "3", "0.9000", "1", "1", "1", "0"]
-
-
 def test_colour_only_when_asked_for(table3) -> None:
     report = build(table3)
     plain, coloured = text_table.render(report), text_table.render(report, text_table.Screen(colour=True))
@@ -189,13 +146,6 @@ def test_points_of_every_kind_in_one_run(make_case, make_run) -> None:
     assert all("tree" not in title and "-" not in title for title in titles)
 
 
-@pytest.mark.parametrize(("width", "sizes"), [(200, [9]), (100, [5, 4]), (60, [3, 3, 3]), (10, [1] * 9)])
-def test_parts_of_a_table_are_equally_wide(width: int, sizes: list[int]) -> None:
-    columns = tuple(Column(f"c{number}", lambda text: text) for number in range(9))
-    table = Table("T", (Column("k", lambda _: "1"), *columns), ["x" * 12])
-    assert [len(part.columns) - 1 for part in text_table._split(table, width)] == sizes
-
-
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
@@ -238,35 +188,6 @@ COLUMNS = (
     Column[tuple[str, int]]("name", lambda item: item[0], align="left", wrap=True),
     Column[tuple[str, int]]("time (us)", lambda item: Cell(str(item[1]), "best"), ("time", "us")),
 )
-OUTPUT = Output(
-    title="Two kernels",
-    tables=(Table("Times", COLUMNS, [("a_b", 1), ("c", 2)]),),
-    data=[{"name": "a_b", "us": 1, "parts": [1, 2]}, {"name": "c", "us": float("nan")}],
-    suite=Suite("s", {}, [Check("n", "a_b", "a_b at 1", "slower", "2x", "failed")], "1 slower"),
-)
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [
-        ("table", "      time\nname    us\n──────────\na_b      1\nc        2\n"),
-        ("markdown", "| a_b | **1** |"),
-        ("latex", r"a\_b & \textbf{1} \\"),
-        ("csv", 'name,us,parts\na_b,1,"[1, 2]"\nc,nan,\n'),
-        ("json", '"us": null'),
-        ("junit", 'type="slower"'),
-        ("github", "::error title=slower%3A a_b at 1::2x"),
-    ],
-)
-def test_every_format_prints_an_output(form: str, expected: str) -> None:
-    assert expected in render(OUTPUT, form)
-    assert {"html", form} <= {known.name for known in FORMATS}
-
-
-def test_an_output_without_a_part_has_no_format_for_it() -> None:
-    for form in ("csv", "junit", "html"):
-        with pytest.raises(KeyError, match=form):
-            render(Output(title="t", data={}), form)
 
 
 def test_a_long_text_continues_on_the_next_line() -> None:

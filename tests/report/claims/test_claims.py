@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from chunkbench.bench.analysis.derive import Group, Row, derive
+from chunkbench.bench.analysis.derive import Row, derive
 from chunkbench.bench.store.results import DecodeResult
 from chunkbench.llama import SHAPES
 from chunkbench.report.claims import Claim, MachineRun, claims, differing
-from chunkbench.report.claims.document import document, measured
-from chunkbench.report.claims.evidence import Evidence, RunRows
+from chunkbench.report.claims.document import document
+from chunkbench.report.claims.evidence import RunRows
 from chunkbench.report.claims.judgement import Figure, Stated
 from chunkbench.report.claims.judges import bounded, largest, smallest
 from chunkbench.report.printed import paper_rows, table3
-from chunkbench.report.text_table import render
 from chunkbench.workloads.modules.result import ModulesResult
-from chunkbench.workloads.replay import prefill_claims as prefill
 
 Latencies = Mapping[tuple[int, int, str], float]
 
@@ -62,16 +59,6 @@ def test_without_runs_only_analytic_claims_hold() -> None:
     assert judged["PA-kv13b"].measured == 800
     assert [judged[id].measured for id in ("PA-batch", "GQA-memory", "X-weights")] == [7, 8, 350]
     assert judged["PA-memory13b"].measured == 0.65
-
-
-def test_the_longest_shared_prefix_first_computes_every_edge_once() -> None:
-    requests = [(1, 2, 3), (5,), (1, 2, 4, 4), (1, 9)]
-
-    def served(choose) -> tuple[int, int, int]:
-        return prefill._serve(requests, choose)
-
-    assert served(lambda tree, waiting: max(waiting, key=tree.match)) == (7, 4, 3)
-    assert served(lambda _, waiting: waiting[0]) == (9, 4, 1)  # (5,) evicts what the next request shares
 
 
 def test_the_papers_table_confirms_its_section_but_not_its_abstract(rows) -> None:
@@ -229,34 +216,6 @@ def test_a_peak_elsewhere_counts_where_intervals_are_apart(rates: Mapping[int, i
     assert judge(derive(cases))["F4-peak"].verdict == verdict
 
 
-def test_plans_are_compared_with_the_kernel_round_by_round(facts) -> None:
-    def at(n_s: int, *plan_us: float) -> DecodeResult:
-        samples = ((1000.0, 1000.0),) * 3
-        return facts("chunk_attn", n_p=1024, n_s=n_s, samples_us=samples, plan_samples_us=(plan_us,) * 3)
-
-    judged = judge(derive([at(0, 1.0, 1.0, 10.0), at(512, 2.0, 2.0, 11.0)]))["T3-plan"]
-    assert (judged.verdict, judged.measured) == ("holds", pytest.approx(0.005))
-    assert judge(derive([at(0, 1.0, 1.0, 58.0)]))["T3-plan"].verdict == "does not hold"
-
-
-@pytest.mark.parametrize(("best", "verdict"), [(16, "holds"), (4, "different here")])
-def test_peak_and_growth_over_the_batch_size(best: int, verdict: str, rows) -> None:
-    run = [
-        row
-        for b in (4, 16, 96)
-        for row in rows(
-            {(2048, 2048, "naive"): b * (1.0 if b == best else 1.5), (2048, 2048, "chunk_attn"): b / (1 + b / 100)},
-            batch_size=b,
-        )
-    ]
-    judged = judge(run)
-    assert judged["F4-peak"].verdict == verdict
-    assert judged["F4-peak"].measured in (None, best)  # never a batch size that nobody measured
-    assert f"Naive at {best}" in judged["F4-peak"].reason or f"naive at {best}" in judged["F4-peak"].reason
-    assert judged["F4-growth"].verdict == "holds"
-    assert judged["F4-growth"].measured == pytest.approx(1.96 / 1.16)
-
-
 def test_a_figure_below_the_papers_within_the_scatter_has_no_verdict(facts) -> None:
     def at(b: int, *samples: float) -> DecodeResult:
         return facts("chunk_attn", n_p=2048, n_s=2048, batch_size=b, samples_us=tuple((us, us) for us in samples))
@@ -309,24 +268,6 @@ def test_whole_chunks_explain_a_smaller_gain(n_c: int, verdict: str, facts) -> N
     assert (judged.verdict, judged.measured) == (verdict, pytest.approx((1024 + 32 * n_c) / (1024 + 32 * 64)))
 
 
-@pytest.mark.parametrize(("cache", "verdict"), [(1.0, "holds"), (2.0, "does not hold")])
-def test_memory_claims(facts, cache: float, verdict: str) -> None:
-    token = 2 * 32 * 128 * 2
-    tokens = {("naive", b): b * 1088 for b in (8, 32)} | {("chunk_attn", b): 960 + b * 128 * cache for b in (8, 32)}
-    judged = judge(
-        derive(
-            [
-                facts(name, n_p=1024, n_s=960, batch_size=b, samples_us=(), kv_bytes=int(held * token))
-                for (name, b), held in tokens.items()
-            ]
-        )
-    )
-    assert {judged[id].verdict for id in ("S3-waste", "S3-sharing")} == {verdict}
-    assert len(judged["S3-sharing"].rows) == 4
-    assert judged["S3-sharing"].measured == pytest.approx((960 + 32 * 128) / (960 + 32 * 128 * cache))
-    assert "times less memory, of 6.89 possible (r = 0.88)" in judged["S3-sharing"].reason or cache == 1
-
-
 @pytest.mark.parametrize(
     ("direction", "bound", "decimals", "low", "high", "verdict"),
     [
@@ -366,19 +307,6 @@ def test_the_figure_that_decides_comes_first_and_a_cause_explains_no_speed_up_be
     assert judged()[2] == "it needs rows, which `chunkbench run table3` measures"
 
 
-def test_a_run_without_a_figure_does_not_hide_an_earlier_one(rows) -> None:
-    first = rows({(1024, 0, "naive"): 1.0}, experiment="one")
-    second = rows({(1024, 0, "naive"): 2.0}, experiment="two")
-    other = rows({(1024, 0, "xformers"): 3.0}, experiment="three")
-    evidence = Evidence([RunRows(run) for run in (first, second, other)])
-
-    def latency(point: Group) -> float | None:
-        return point.rows["naive"].derived.latency_us if "naive" in point.rows else None
-
-    assert evidence.last(latency) == [2.0]
-    assert evidence.last(latency, each_experiment=True) == [1.0, 2.0]
-
-
 def test_verdicts_that_differ_between_runs_of_one_machine_are_named(rows) -> None:
     runs = {"monday": rows(table3()), "friday": rows(changed({"chunk_attn": 1.3})), "other": rows(table3())}
     found = differing([MachineRun("one", name, RunRows(run)) for name, run in runs.items()])
@@ -387,36 +315,3 @@ def test_verdicts_that_differ_between_runs_of_one_machine_are_named(rows) -> Non
     footer = dict(document({"": claims(list(runs.values()))}, list(runs), found).footer)
     assert "T3-star: holds in monday, different here in friday, holds in other" in footer["differs between runs"]
     assert "differs between runs" not in dict(document({"": []}, []).footer)
-
-
-def claim(value: float | None, low: float | None, high: float | None, unit: str, bound: str = "") -> Claim:
-    source = {"id": "X", "source": "ChunkAttention section 1", "basis": "timed", "read": "paper", "paper": "2x"}
-    words = {"statement": "It is so", "quantity": "ratio", "unit": unit, "reason": "it is"}
-    figures = {"measured": value, "low": low, "high": high, "rows": (), "bound": bound}
-    return Claim(**source, **words, verdict="holds", **figures, experiment="")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("value", "low", "high", "unit", "shown"),
-    [
-        (12.2, 9.96, 13.5, "x", "12.2x (9.96 to 13.5)"),
-        (0.676, 0.654, 0.701, "%", "68% (65 to 70)"),
-        (0.034, 0.034, 0.034, "%", "3.4%"),
-        (None, 2.0, 48.0, "sequences", "2 to 48 sequences"),
-        (800.0, None, None, "KB", "800 KB"),
-        (4.5, None, None, "MB", "4.50 MB"),
-        (71461.3, None, None, "tokens", "71,461 tokens"),
-        (None, None, None, "x", "-"),
-    ],
-)
-def test_a_figure_has_its_unit(
-    value: float | None, low: float | None, high: float | None, unit: str, shown: str
-) -> None:
-    assert measured(claim(value, low, high, unit)) == shown
-
-
-def test_a_lower_bound_is_called_one_and_a_claim_without_a_clear_answer_says_so() -> None:
-    assert measured(claim(4.5, 4.5, 4.5, "x", "at least")) == "at least 4.50x"
-    text = render(document({"": [replace(claim(1.9, 1.7, 2.1, "x"), verdict="cannot tell")]}, []))
-    assert "Of the paper's 1 timed claim 1 cannot tell." in text
-    assert "X (ChunkAttention section 1): It is so. These runs cannot tell: it is." in text

@@ -232,12 +232,6 @@ def test_the_process_is_the_unit_from_five_on_either_side(make: RunMaker) -> Non
     assert any("so rounds are the unit: no interval covers the differences" in text for text in comparison.warnings)
 
 
-def test_too_few_rounds_are_inconclusive(make: RunMaker) -> None:
-    case = only(compare(make.runs(1, rounds=3), make.runs(1, 2.0, rounds=3), Options()))
-    assert (case.verdict, case.low) == ("inconclusive", None)
-    assert case.reason == "3 and 3 rounds are too few for this confidence"
-
-
 @pytest.mark.parametrize("looks", [1, 3])
 def test_interleaved_pairs_are_compared_and_looks_share_the_error_probability(make: RunMaker, looks: int) -> None:
     mark = {"interleaved_with": "x", "environment": ENVIRONMENT}

@@ -87,16 +87,6 @@ def test_a_figure_of_zero_has_a_history_without_changes(facts: MakeFacts) -> Non
     assert (series.levels, series.changes) == ([1.5], ())
 
 
-def test_finds_levels_and_their_shifts() -> None:
-    rng = np.random.default_rng(1)
-    series = np.r_[rng.normal(0.0, 0.02, 12), rng.normal(0.1, 0.02, 10), rng.normal(0.03, 0.02, 9)]
-    points = change_points(series.tolist(), 0.01, math.log(1.05))
-    assert [point.place for point in points] == [12, 22]
-    assert points[0].shift > 0.08
-    assert points[1].shift < -0.05
-    assert all(point.chance <= 0.01 for point in points)
-
-
 NORMAL = np.random.default_rng(3).normal
 
 
@@ -196,10 +186,3 @@ def test_many_values_use_the_normal_approximation_without_a_jump() -> None:
     assert large.high - large.low < exact.high - exact.low
     expected = 2 * 1.96 * math.sqrt(2 / 60)
     assert large.high - large.low == pytest.approx(expected, rel=0.35)
-
-
-def test_nothing_to_compare_is_an_error() -> None:
-    with pytest.raises(ValueError, match="both sides"):
-        between([], [1.0], 0.95)
-    with pytest.raises(ValueError, match="at least one"):
-        centre([], 0.95)
