@@ -1,4 +1,4 @@
-"""`chunkbench serve`: a server for one model that speaks OpenAI's protocol."""
+"""`chunkbench serve`: runs a server for one model, which speaks OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -40,30 +40,31 @@ Examples:
     type=click.Choice(["two-phase", "sequence-first", "no-sharing"]),
     default="two-phase",
     show_default=True,
-    help="Our engine's attention: two-phase partition, the same cache without this partition, or no shared chunks.",
+    help="Our engine's attention. two-phase: shared chunks are read once for all sequences; sequence-first: every"
+    " sequence reads them separately; no-sharing: no chunks are shared.",
 )
 @click.option(
     "--cache",
     type=click.Choice(["radix", "live"]),
-    help="Our engine's cache. radix: keeps chunks for later requests until their memory is needed; live: holds only the"
-    " chunks of running requests, as in the paper.  [default: radix; live with --attention no-sharing]",
+    help="Our engine's cache. radix: keeps chunks for later requests until their memory is needed; live: keeps only the"
+    " chunks of running requests, as in the paper.  [default: radix; with no-sharing: live]",
 )
 @click.option(
     "--schedule",
     type=click.Choice(["fcfs", "prefix"]),
     default="fcfs",
     show_default=True,
-    help="Our engine's order of the queue: by arrival, or longest cached prefix first.",
+    help="Order of our engine's queue. fcfs: by arrival; prefix: longest cached prefix first.",
 )
 @click.option(
     "--constrained",
     type=click.Choice(["mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"]),
     default="mask",
     show_default=True,
-    help="Our engine's way to make answers follow a constraint. mask: the model cannot choose tokens that break the"
-    " constraint. The other ways also append text without a choice at once, without the model. interleaved appends the"
-    " fixed texts of a template; jump appends bytes without a choice, as their canonical tokens; jump-retokenize does"
-    " the same, then tokenises the whole answer again; forced-tokens appends the tokens that llguidance finds.",
+    help="How our engine makes answers follow a constraint. mask: the model cannot choose tokens that break it. The"
+    " other methods also append text without the model, where the constraint allows only one text. interleaved: the"
+    " fixed texts of a template; jump: forced bytes, as their canonical tokens; jump-retokenize: like jump, then the"
+    " whole answer is tokenised again; forced-tokens: the tokens that llguidance finds.",
 )
 @click.option(
     "--compiled",
@@ -75,8 +76,8 @@ Examples:
 @click.option(
     "--heads",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Our engine: a file that `chunkbench find-heads` wrote. Its retrieval heads keep all K/V; the other"
-    " heads keep a few first tokens, a window, and one token in place of the rest (RazorAttention).",
+    help="Our engine: a file of `chunkbench find-heads`. The retrieval heads in it keep all K/V. The other heads keep"
+    " a few first tokens, a window of last tokens, and one token in place of the rest (RazorAttention).",
 )
 @click.option(
     "--window",
@@ -88,8 +89,8 @@ Examples:
     type=click.Choice(["own", "all"]),
     default="own",
     show_default=True,
-    help="With --heads: the tokens that the other heads lose. own: only tokens of a single sequence, so prompts are"
-    " computed exactly. all: also tokens of shared prefixes; a later prompt then sees only the remaining tokens.",
+    help="With --heads: which tokens the other heads drop. own: only tokens that no other sequence uses, so prompts"
+    " are computed exactly. all: also tokens of shared prefixes, so later prompts see only the kept tokens.",
 )
 @click.option(
     "--layers", type=click.IntRange(1), help="For a shape without checkpoint: number of layers.  [default: the shape's]"
@@ -102,7 +103,7 @@ Examples:
 @click.option(
     "--max-length",
     type=click.IntRange(2),
-    help="For a shape without checkpoint: most tokens of a sequence.  [default: 16384]",
+    help="For a shape without checkpoint: maximum tokens of a sequence.  [default: 16384]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights.")
 @click.option(
@@ -113,15 +114,17 @@ Examples:
     help="Dtype of weights and K/V.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Device of the model: cpu or cuda.")
-@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Most sequences in a step.")
+@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Maximum sequences in a step.")
 @click.option(
     "--prompt-budget",
     type=click.IntRange(1),
     default=2048,
     show_default=True,
-    help="Most prompt tokens in a step, besides the tokens of sequences that decode.",
+    help="Maximum prompt tokens in a step. Tokens of decoding sequences do not count.",
 )
-@click.option("--kv-memory", default="1GiB", show_default=True, metavar="SIZE", help="Memory for K and V, all layers.")
+@click.option(
+    "--kv-memory", default="1GiB", show_default=True, metavar="SIZE", help="Memory for K and V of all layers."
+)
 @click.option(
     "--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Number of tokens of a chunk."
 )
@@ -130,7 +133,7 @@ Examples:
     type=click.IntRange(1),
     default=1024,
     show_default=True,
-    help="Most requests in the queue; further requests get status 429.",
+    help="Maximum requests in the queue; further requests get status 429.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -138,16 +141,22 @@ Examples:
     type=click.IntRange(0, 65535),
     default=8000,
     show_default=True,
-    help="Port to listen on; 0 takes a free port.",
+    help="Port to listen on; 0: a free port.",
 )
 @click.option(
     "--shutdown-timeout",
     type=click.IntRange(1),
     default=30,
     show_default=True,
-    help="Most seconds that the server still answers running requests after SIGTERM or Ctrl-C.",
+    help="Maximum seconds for running requests to finish after SIGTERM or Ctrl-C.",
 )
 @click.option("--served-name", help="The model's name in requests.  [default: MODEL, or its folder's name]")
+@click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin send requests, such as http://localhost:3000; * allows all. Repeatable.",
+)
 @click.option(
     "--log",
     type=click.Path(file_okay=False, path_type=Path),
@@ -160,7 +169,7 @@ def command(context: click.Context, options: ServeOptions) -> None:
 
     MODEL is the folder of a checkpoint (Llama, Qwen, Mistral and others that transformers loads), or smollm2-135m, a
     small trained model. The name of another shape, or the path of a config.json, gets random weights. Routes:
-    /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
+    /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /ping, /version, /metrics.
 
     On SIGTERM or Ctrl-C the server finishes running requests, as long as --shutdown-timeout says, then exits. Exit
     code 1 if the engine breaks.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from chunkbench.server.constrained import Matcher
 from chunkbench.server.engine import Generated, Request
 from chunkbench.server.engine.logprobs import TokenLogprobs
+from chunkbench.server.engine.request import Finish
 from chunkbench.server.protocol import usage
 from chunkbench.server.text import StopSearch, TextStream
 
@@ -34,7 +34,10 @@ class Choice:
     cached: int | None = None
     first: float | None = None
     """Time of the first token, in seconds of `time.perf_counter`."""
-    finished: bool = False
+    last: float | None = None
+    """Time of the latest token."""
+    finish: Finish | None = None
+    """Why the answer ended; None while it goes on."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of characters `[begin, end[` of the text that the constraint forced."""
     tokens: list[Generated] = field(default_factory=list)
@@ -46,11 +49,16 @@ class Choice:
     """Position, in characters, of the next token in the list of log-probabilities."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
-    def take(self, token: Generated) -> tuple[Generated, str]:
-        """Add a token to the answer. Returns the token, whose `finish` may have changed, and the text to send."""
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
+        return self.finish is not None
+
+    def take(self, token: Generated, now: float) -> tuple[Generated, str]:
+        """Add a token that arrived at the time `now`. Returns the token, whose `finish` may have changed, and the text to send."""
         self.count += 1 - token.replaces
         self.cached = token.cached_tokens
-        self.first = self.first or time.perf_counter()
+        self.first, self.last = self.first or now, now
         self.prompt_logprobs = token.prompt_logprobs or self.prompt_logprobs
         last = token.finish is not None
         added = self.stream.add(token.token, last, token.replaces)
@@ -58,8 +66,8 @@ class Choice:
         if token.forced and piece:
             self.spans.append((self.length, self.length + len(piece)))
         self.length += len(piece)
-        self.finished = stopped or last
-        return (replace(token, finish="stop") if stopped else token), piece
+        self.finish = "stop" if stopped else token.finish
+        return replace(token, finish=self.finish), piece
 
     def keep(self, token: Generated, piece: str) -> str:
         """Store a token until it is sent. Returns the text to send; the first text begins with the echo."""
@@ -99,9 +107,10 @@ class Form:
     event: str
     """Value of the field `object` in the events of a stream."""
     text: Callable[[str], dict[str, Any]]
-    """Function: text of a complete answer -> fields of the JSON object that hold this text."""
+    """Function that makes the fields with the text of a complete answer."""
     piece: Callable[[str, bool], dict[str, Any]]
-    """Function: (text of an event, whether the event is the first) -> fields of the event that hold this text."""
+    """Function that makes the fields with the text of an event. The second argument says whether the event is the
+    first."""
     logprobs: Callable[[Choice, TokenText], dict[str, Any]]
     """Function that makes the JSON of the log-probabilities of the tokens to send now."""
 

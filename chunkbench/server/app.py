@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -27,8 +29,10 @@ from chunkbench.server.protocol import (
     ApiError,
     ChatBody,
     CompletionBody,
+    DetokenizeBody,
     RequestBody,
     StreamOptions,
+    TokenizeBody,
     parse,
 )
 from chunkbench.server.records import Log, Metrics
@@ -39,6 +43,7 @@ T = TypeVar("T")
 
 DEFAULT_MAX_TOKENS = 16
 """Maximum number of tokens of a completion if the client sends no `max_tokens`, as in OpenAI's API."""
+ANYTHING: Any = {"allow_methods": ["*"], "allow_headers": ["*"]}
 SMALL_BODY = 32 << 10
 """A body of at most this many bytes is parsed on the event loop, which takes about a millisecond."""
 
@@ -55,6 +60,8 @@ class ServerOptions:
     """Maximum number of requests in the queue. Further requests get status 429."""
     constrained: Method = "mask"
     """Method that makes answers follow a constraint; `constrained.matchers` has a class for each."""
+    origins: tuple[str, ...] = ()
+    """Web pages from these origins may send requests, such as http://localhost:3000; `*`: all."""
     compiled: int = MOST_COMPILED
     """Maximum number of compiled constraints that are kept for later requests."""
 
@@ -76,7 +83,7 @@ class Server:
         self._text = text
         self._log = log
         self._ended = ended
-        self._metrics = Metrics(backend.load)
+        self._metrics = Metrics(backend.load, backend.facts()["kv_bytes"], options.model)
         self._numbers = itertools.count()
         self._created = int(time.time())
         self.failure: BackendFailed | None = None
@@ -154,7 +161,37 @@ class Server:
 
     async def metrics(self, http: HttpRequest) -> Response:
         """Answer /metrics, for Prometheus."""
-        return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        page, kind = self._metrics.page(http.headers.get("accept", ""))
+        return Response(page, headers={"content-type": kind})
+
+    async def version(self, http: HttpRequest) -> Response:
+        """Answer /version."""
+        return JSONResponse({"version": __version__})
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        """Answer /tokenize: the token ids of a text or of a chat."""
+        return JSONResponse(await self._read(http, self._tokenized))
+
+    def _tokenized(self, data: bytes) -> dict[str, Any]:
+        body = parse(TokenizeBody, data)
+        self._check_name(body.model or self.options.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError("give one of prompt and messages", param="prompt")
+        if body.prompt is not None:
+            ids = self._text.encode(body.prompt, body.add_special_tokens)
+        else:
+            ids = self._text.encode_chat([message.plain() for message in body.messages or ()])
+        texts = [self._text.token_text(token) for token in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": self.options.max_length, "tokens": ids, "token_strs": texts}
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        """Answer /detokenize: the text of token ids."""
+        return JSONResponse(await self._read(http, self._detokenized))
+
+    def _detokenized(self, data: bytes) -> dict[str, Any]:
+        body = parse(DetokenizeBody, data)
+        self._check_name(body.model or self.options.model)
+        return {"prompt": self._text.decode(body.tokens)}
 
     async def _read(self, http: HttpRequest, read: Callable[[bytes], T]) -> T:
         """Read the body and return `read(body)`. Raises ApiError."""
@@ -276,7 +313,12 @@ class Server:
                 choice = choices[token.request]
                 if choice.finished:  # by a stop string; the engine did not know it yet
                     continue
-                token, piece = choice.take(token)
+                now, before = time.perf_counter(), choice.last
+                if before is None:
+                    self._metrics.first_tokens.observe(now - received)
+                else:
+                    self._metrics.gaps.observe(now - before)
+                token, piece = choice.take(token, now)
                 if token.finish is not None:
                     self.backend.drop(token.request)
                 yield choice, token, piece
@@ -294,6 +336,9 @@ class Server:
         request, outcome = choice.request, "finished" if choice.finished else outcome
         self.backend.drop(request.id)
         self._metrics.requests.labels(outcome).inc()
+        if choice.finish is not None:
+            self._metrics.answers.labels(choice.finish).inc()
+            self._metrics.times.observe(time.perf_counter() - received)
         if choice.first_of_prompt:
             self._metrics.prompt_tokens.inc(len(request.prompt))
             self._metrics.cached_tokens.inc(choice.cached or 0)
@@ -355,10 +400,15 @@ def application(server: Server) -> Starlette:
             Route("/v1/models", server.models),
             Route("/v1/models/{id:path}", server.model),
             Route("/health", server.health),
+            Route("/ping", server.health, methods=["GET", "POST"]),
+            Route("/version", server.version),
             Route("/metrics", server.metrics),
+            Route("/tokenize", server.tokenize, methods=["POST"]),
+            Route("/detokenize", server.detokenize, methods=["POST"]),
         ],
         exception_handlers={ApiError: _refuse, HTTPException: _no_route, ClientDisconnect: _gone, Exception: _broken},
         lifespan=lifespan,
+        middleware=[Middleware(CORSMiddleware, allow_origins=server.options.origins, **ANYTHING)],
     )
 
 

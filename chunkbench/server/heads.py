@@ -17,8 +17,7 @@ REPEATS = 4
 """The test repeats the random tokens until they occur this many times."""
 PAPERS_TOKENS = 2500
 INDUCTION_SHARE, ECHO_SHARE = 0.14, 0.01
-"""The share of KV heads with the best induction scores, and the share with the best echo scores, that are retrieval
-heads."""
+"""Retrieval heads are these shares of the KV heads: the best by induction, and the best by echo."""
 
 Scores = tuple[tuple[FiniteFloat, ...], ...]
 """`[layer][head]`: one score per head."""
@@ -38,7 +37,7 @@ class HeadScores(BaseModel):
 
     model: str
     tokens: PositiveInt
-    """Number of different positions of random tokens. The model reads `REPEATS` times this number of tokens."""
+    """Number of random tokens. The model reads all of them `REPEATS` times."""
     kv_heads: PositiveInt
     echo: Scores
     """How much attention goes to earlier occurrences of the same token, from 0 to 1."""

@@ -212,6 +212,7 @@ class RequestBody(Fields):
     ignore_eos: bool = False
     return_token_ids: bool = False
     prompt_logprobs: TopCount | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     response_format: ResponseFormat = ResponseFormat(type="text")
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
@@ -266,6 +267,7 @@ class RequestBody(Fields):
             self.min_tokens,
             self.logprobs_of_answer,
             self.logprobs_of_prompt,
+            self.cache_salt or "",
             matcher,
         )
 
@@ -320,7 +322,26 @@ class ChatBody(RequestBody):
         return self.top_logprobs if self.logprobs else None
 
 
-B = TypeVar("B", bound=RequestBody)
+class TokenizeBody(Fields):
+    """Body of /tokenize, as in vLLM."""
+
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_generation_prompt": (True,)}
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Fields):
+    """Body of /detokenize, as in vLLM."""
+
+    model: str | None = None
+    tokens: list[NonNegativeInt]
+
+
+B = TypeVar("B", bound=Fields)
 
 
 def parse(kind: type[B], data: bytes) -> B:

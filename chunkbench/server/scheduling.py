@@ -23,8 +23,8 @@ class Entry(ABC):
     computed: int = 0
     """Number of leading tokens whose K and V are in the cache at the end of the current step."""
     joined: int = 0
-    """Number of tokens of the request when it was last admitted, or when several tokens were last appended at once.
-    After a preemption, the answer so far is included."""
+    """Number of tokens when the request was last admitted, or when several tokens were last appended at once. It
+    includes the answer so far."""
     cached_tokens: int | None = None
     """Number of prompt tokens that were not computed; None until the first part of the prompt is computed."""
     preempted: int = 0
@@ -176,7 +176,7 @@ class Step(Generic[E]):
     """What one step computes."""
 
     decoding: list[E] = field(default_factory=list)
-    """Sequences that decode: the step computes their last token. In order of admission."""
+    """Sequences for which the step computes one token, in order of admission."""
     prompts: list[Piece[E]] = field(default_factory=list)
     preempted: int = 0
     swapped_tokens: int = 0

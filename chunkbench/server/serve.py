@@ -123,7 +123,8 @@ def build(options: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, S
     backend, room = build_backend(choice, options.engine, limits, say, check)
     text = CheckpointTokenizer(choice.folder)
     name = text_of(options.served_name or choice.name)
-    return backend, ServerOptions(name, room, options.max_waiting, options.constrained, options.compiled), text
+    served = ServerOptions(name, room, options.max_waiting, options.constrained, options.allow_origin, options.compiled)
+    return backend, served, text
 
 
 def run(

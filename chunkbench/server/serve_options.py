@@ -42,6 +42,7 @@ class ServeOptions:
     port: int
     shutdown_timeout: int
     served_name: str | None
+    allow_origin: tuple[str, ...]
     log: Path | None
 
     @property

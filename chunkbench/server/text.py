@@ -37,11 +37,12 @@ class CheckpointTokenizer:
             cleaned = getattr(tokenizer, "clean_up_tokenization_spaces", False)
             self._cleaned = cleaned and type(getattr(fast, "model", None)).__name__ != "BPE"
 
-    def encode(self, text: str) -> list[int]:
-        """Convert a prompt to token ids, and add the special tokens that the model expects. Raises ApiError."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Convert a prompt to token ids. `special`: whether to add the special tokens that the model expects. Raises
+        ApiError."""
         if self._tokenizer is None:
             raise ApiError(NO_TOKENIZER, param="prompt")
-        return self._encode("prompt", text)
+        return self._encode("prompt", text, add_special_tokens=special)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Convert the messages of a chat to token ids, with the model's chat template. Raises ApiError."""
@@ -163,10 +164,9 @@ class TextStream:
         return self._given
 
     def add(self, token: int, last: bool, replaces: int = 0) -> str:
-        """Add a token. Returns the text that is certain now; after the last token, all remaining text.
+        """Add a token. Returns the text that later tokens cannot change. The last token returns all remaining text.
 
-        The last `replaces` tokens are removed first. Their text, which this token and later ones write again, is not
-        returned twice.
+        The last `replaces` tokens are removed before. Text that was returned for them is not returned again.
         """
         piece = self._piece(token, last, replaces)
         self._all_given += piece

@@ -31,8 +31,9 @@ class Served:
     url: str
     log: Path
 
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+    def get(self, path: str, **headers: str) -> str:
+        asked = urllib.request.Request(self.url + path, headers=headers)
+        with urllib.request.urlopen(asked, timeout=30) as answer:
             return str(answer.read().decode())
 
     def post(self, path: str, body: object) -> tuple[int, Any]:

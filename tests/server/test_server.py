@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import socket
 import subprocess
 import threading
@@ -12,13 +13,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
 
 import openai
 import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
+import chunkbench
 from chunkbench.cli.main import cli
 from chunkbench.server.build import ModelChoice
 from chunkbench.workloads.serving.servers.vllm import vllm_python
@@ -29,6 +35,7 @@ from tests.torture.soak import Soak
 from tests.torture.trials import Trial
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+ORIGIN = "http://pages.example"
 POISON = VOCABULARY - 1
 """A token of which the served model makes NaN. Other prompts lead to it with no probability that counts."""
 TEMPLATE = "{% for m in messages %}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"
@@ -57,7 +64,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("log")
-    with serve(log, str(checkpoint), "--served-name", "sharp", "--dtype", "float32", "--kv-memory", "4MiB") as server:
+    options = ["--served-name", "sharp", "--dtype", "float32", "--kv-memory", "4MiB", "--allow-origin", ORIGIN]
+    with serve(log, str(checkpoint), *options) as server:
         yield server
 
 
@@ -69,7 +77,7 @@ def client(served: Served) -> openai.OpenAI:
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     body = {"model": "sharp", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, **fields}
     own = ("ignore_eos", "min_tokens", "return_token_ids", "stop_token_ids")
-    extra = {name: body.pop(name) for name in own if name in body}
+    extra = {name: body.pop(name) for name in own if name in body} | body.pop("extra_body", {})
     return client.completions.create(**body, extra_body=extra)
 
 
@@ -345,6 +353,68 @@ def test_prompt_logprobs_and_those_of_a_chat(served: Served, client: openai.Open
     assert status == 200
     assert [len(one) for one in body["choices"][0]["prompt_logprobs"][1:]] == [1, 1]
     assert completion.choices[0].logprobs is None
+
+
+def test_metrics_have_the_names_of_vllm_too(served: Served, client: openai.OpenAI) -> None:
+    ask(client)
+    page = served.get("/metrics")
+    labels = '{engine="0",model_name="sharp"}'
+    for theirs, own in [
+        ("num_requests_running", "requests_running"),
+        ("num_requests_waiting", "requests_waiting"),
+        ("kv_cache_usage_perc", "kv_usage"),
+        ("prompt_tokens_total", "prompt_tokens_total"),
+        ("prefix_cache_queries_total", "prompt_tokens_total"),
+        ("prefix_cache_hits_total", "cached_tokens_total"),
+        ("generation_tokens_total", "generated_tokens_total"),
+        ("num_preemptions_total", "preemptions_total"),
+        ("time_to_first_token_seconds_count", "first_token_seconds_count"),
+        ("inter_token_latency_seconds_sum", "gap_seconds_sum"),
+        ("e2e_request_latency_seconds_count", "request_seconds_count"),
+    ]:
+        (value,) = re.findall(rf"^vllm:{theirs}{re.escape(labels)} (.*)$", page, re.MULTILINE)
+        assert f"chunkbench_{own} {value}\n" in page
+    assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="sharp"}' in page
+    assert 'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.05",model_name="sharp"}' in page
+    asked = served.get("/metrics", accept="application/openmetrics-text")
+    families = {family.name: family for family in openmetrics(asked)}
+    assert families["vllm:generation_tokens"].samples[0].value > 0
+
+
+def test_tokens_of_a_text_and_back(served: Served) -> None:
+    told = served.post("/tokenize", {"model": "sharp", "prompt": "w3 w1", "return_token_strs": True})[1]
+    assert told == {"count": 2, "max_model_len": 2048, "tokens": [3, 1], "token_strs": [" w3", " w1"]}
+    assert served.post("/tokenize", {"messages": [{"role": "user", "content": "w8"}]})[1]["tokens"] == [1, 8]
+    assert served.post("/detokenize", {"tokens": [3, 1]}) == (200, {"prompt": "w3 w1"})
+    for path, body, param in [
+        ("/tokenize", {"prompt": "w3", "messages": []}, "prompt"),
+        ("/tokenize", {"model": "other", "prompt": "w3"}, "model"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ]:
+        status, answer = served.post(path, body)
+        assert (status // 100, answer["error"]["param"]) == (4, param)
+    assert json.loads(served.get("/version")) == {"version": chunkbench.__version__}
+    assert json.loads(served.get("/ping")) == {"status": "ok"}
+
+
+def test_a_salt_separates_prefixes(client: openai.OpenAI) -> None:
+    prompt = [(11 * n) % 250 for n in range(200)]
+
+    def cached(**salt: str) -> int:
+        usage = ask(client, prompt=prompt, extra_body=salt).usage
+        return int(usage.prompt_tokens_details.cached_tokens)
+
+    salted: dict[str, str] = {"cache_salt": "one"}
+    assert [cached(), cached(**salted), cached(cache_salt="two"), cached(**salted), cached()] == [0, 0, 0, 192, 192]
+
+
+def test_pages_of_an_allowed_origin_may_send_requests(served: Served) -> None:
+    headers = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    url = f"{served.url}/v1/completions"
+    with urlopen(HttpRequest(url, headers={"origin": ORIGIN, **headers}, method="OPTIONS"), timeout=30) as answer:
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+    with pytest.raises(HTTPError, match="400"):
+        urlopen(HttpRequest(url, headers={"origin": "http://others.example", **headers}, method="OPTIONS"), timeout=30)
 
 
 def test_several_answers_of_a_chat(served: Served, client: openai.OpenAI) -> None:

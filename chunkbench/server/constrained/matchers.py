@@ -142,9 +142,9 @@ class ForcedTokensMatcher(Matcher):
 class JumpMatcher(Matcher):
     """Appends forced bytes as their canonical tokens.
 
-    Bytes are forced where each state of the constraint's automaton has only one edge: a compressed edge in SGLang's
-    paper (section 4 and appendix B). If the text may end in a state, the end counts as an edge. llguidance builds
-    this automaton step by step while an answer grows.
+    A byte is forced if the constraint's automaton has no other edge from its state. Consecutive forced bytes are a
+    compressed edge in SGLang's paper (section 4 and appendix B). If the text may end in a state, the end counts as
+    an edge. llguidance builds the automaton while an answer grows.
     """
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:

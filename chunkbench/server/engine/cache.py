@@ -22,7 +22,7 @@ class _Live:
     """Id of the sequence in `RaggedChunkAttention`."""
     text: Text
     reached: int = 0
-    """Number of leading tokens of the sequence that steps have computed or will compute next."""
+    """Number of leading tokens that are computed once the next step has ended."""
 
 
 class Stopwatch:

@@ -1,4 +1,4 @@
-"""The engine: takes requests, and computes their answers step by step. A step gives each answer one token."""
+"""The engine: takes requests, and computes their answers step by step."""
 
 from __future__ import annotations
 

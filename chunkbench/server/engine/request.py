@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -109,6 +110,8 @@ class Request:
     prompt_logprobs: int | None = None
     """Number of most probable tokens to list for each token of the prompt; None: no log-probabilities. With a
     number, cached tokens of the prompt are computed again."""
+    cache_salt: str = ""
+    """Prompts share K/V only with prompts that have the same salt."""
     matcher: Matcher | None = field(default=None, compare=False, repr=False)
     """Keeps the answer within its constraint. No other request may use this object."""
 
@@ -163,21 +166,32 @@ class GrowingText:
     prompt: int
     total: int
     """Maximum number of tokens of prompt and answer together."""
+    salt: int = 0
+    """Number that is added to the first token id. So the cache finds only prompts with the same salt."""
     whole: bool = False
     """If True, cached tokens are computed again, because the request needs the logits of its prompt."""
 
     def keys(self, block_tokens: int) -> Ints:
-        return TokenText(self.ids, self.prompt, self.total).keys(block_tokens)
+        salted = [self.ids[0] + self.salt, *self.ids[1:]]
+        return TokenText(salted, self.prompt, self.total).keys(block_tokens)
 
     def tokens(self, first: int, last: int) -> Ints:
         if (first, last) == (0, self.prompt):
             return self._prompt_ids
-        return np.array(self.ids[first:last], np.int64)
+        tokens = np.array(self.ids[first:last], np.int64)
+        if first == 0:
+            tokens[0] += self.salt
+        return tokens
 
     @cached_property
     def _prompt_ids(self) -> Ints:
         # A scheduler that looks up prompts asks for them at every step.
-        return np.array(self.ids[: self.prompt], np.int64)
+        return self.tokens(0, self.prompt + 1)[: self.prompt]
+
+
+def _number_of(salt: str) -> int:
+    """A number above all token ids for a salt; 0 without a salt."""
+    return 2**61 + int.from_bytes(sha256(salt.encode()).digest()[:7]) if salt else 0
 
 
 @dataclass(eq=False)
@@ -205,7 +219,8 @@ class Sequence(Entry):
         """The token ids for the cache manager."""
         prompt = len(self.request.prompt)
         whole = self.request.prompt_logprobs is not None
-        return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens, whole)
+        salt = _number_of(self.request.cache_salt)
+        return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens, salt, whole)
 
     @property
     def length(self) -> int:

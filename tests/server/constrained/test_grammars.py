@@ -104,14 +104,6 @@ def test_forced_tokens_leave_greedy_answers_as_they_are_and_save_steps(kv_bytes:
     assert all(bool(found.preempted) == (kv_bytes < 1 << 20) for found in (masked, jumped))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_answer_that_is_cut_says_length(method: Method) -> None:
-    for regex in ("[a-z]{100}", "a[b]{100}"):  # also within a forced piece
-        found = answers([Constraint.of_regex(regex)], 7, method)
-        assert (len(found.written[0]), found[0][1]) == (7, "length")
-        assert re.fullmatch(regex.replace("{100}", "{1,99}"), found[0][0])
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -139,14 +131,6 @@ def test_a_hostile_regular_expression_costs_little(regex: str) -> None:
     with contextlib.suppress(ConstraintRefused):
         answers([Constraint.of_regex(regex)], most=20)
     assert time.monotonic() - began < 20
-
-
-def test_a_constraint_is_kept_until_many_follow() -> None:
-    small = Grammars(byte_tokenizer(MERGES).to_str(), VOCABULARY, {END}, most_compiled=2)
-    one, two, three = (Constraint.of_regex(f"once{n}") for n in range(3))
-    for constraint in (one, two, one, three):
-        small.matcher(constraint)
-    assert [small.known(constraint) is not None for constraint in (one, two, three)] == [True, False, True]
 
 
 def test_constraints_that_take_much_memory_are_not_kept_together() -> None:

@@ -37,13 +37,6 @@ def test_jumps_are_compressed_edges(regex: str, jumps: dict[str, str]) -> None:
     assert {text: jump_after(regex, text) for text in jumps} == jumps
 
 
-@pytest.mark.parametrize(
-    ("text", "whole"), [(b"a\xc3", "a"), (b"\xa9z", ""), ("éz".encode(), "éz"), (b"", ""), (b"\xe2\x82", "")]
-)
-def test_whole_characters(text: bytes, whole: str) -> None:
-    assert whole_characters(text).decode() == whole
-
-
 def test_it_walks_exactly_the_texts_that_can_still_match() -> None:
     """Also out of states in which the text may end."""
     rng = random.Random(0)

@@ -36,36 +36,6 @@ def engine(chunks: int = 32, **options: Any) -> Engine:
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def test_an_answer_has_max_tokens_and_says_why_it_ends() -> None:
-    served = engine()
-    served.add(Request("a", PROMPT, 3))
-    made = [token for _ in range(3) for token in served.step().generated]
-    assert [token.finish for token in made] == [None, None, "length"]
-    assert served.idle
-    assert served.kv_bytes == 0
-
-
-def test_stop_ids_and_end_of_sequence() -> None:
-    tokens = answers_of(engine(), Request("a", PROMPT, 8))["a"]
-    place = next(i for i in range(1, 8) if tokens[i] not in tokens[:i])
-    stopped = answers_of(engine(), Request("a", PROMPT, 8, stop_ids=frozenset([tokens[place]])))["a"]
-    assert stopped == tokens[: place + 1]
-    served = engine()
-    served.model.eos_ids = frozenset([tokens[place]])
-    try:
-        assert answers_of(served, Request("a", PROMPT, 8))["a"] == tokens[: place + 1]
-        assert answers_of(engine(), Request("a", PROMPT, 8, ignore_eos=True))["a"] == tokens
-    finally:
-        served.model.eos_ids = frozenset()
-
-
-def test_options_and_memory_are_checked() -> None:
-    with pytest.raises(ValueError, match="max_batch must be at least 1"):
-        EngineOptions(max_batch=0)
-    with pytest.raises(ValueError, match="does not hold one chunk"):
-        Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES - 1))
-
-
 def test_only_what_is_not_cached_is_computed() -> None:
     served = engine()
     served.add(Request("a", list(range(130)), 9))
@@ -86,20 +56,6 @@ def test_the_time_of_the_tree_is_a_part_of_the_overhead(monkeypatch: pytest.Monk
         begun, decoded, ended = (served.step() for _ in range(3))
         assert all(0 < report.tree_s < report.schedule_s - 0.05 for report in (begun, decoded))
         assert 0 < ended.tree_s < ended.overhead_s - 0.05
-
-
-def test_a_client_that_goes_away_frees_its_chunks() -> None:
-    served = engine()
-    for name in "abc":
-        served.add(Request(name, list(range(100)), 9))
-    served.step()
-    served.drop(["a", "b", "unknown"])
-    held = served.kv_bytes
-    assert {token.request for token in served.step().generated} == {"c"}
-    assert held == 2 * CHUNK_BYTES
-    served.drop(["c"])
-    assert served.idle
-    assert served.kv_bytes == 0
 
 
 def test_a_seed_gives_the_same_tokens_beside_any_others() -> None:
