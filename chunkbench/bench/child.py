@@ -54,8 +54,8 @@ class ChildProcess(Popen[bytes]):
         return "" if self.poll() is None else in_words(self.returncode)
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Wait at most `patience_s` seconds, then kill the program and all processes that it started. A polite program
-        first gets SIGTERM."""
+        """Wait at most `patience_s` seconds, then kill the program and its child processes. A polite program first gets
+        SIGTERM."""
         if self._polite:
             with suppress(OSError):  # all have ended
                 os.killpg(self.pid, signal.SIGTERM)

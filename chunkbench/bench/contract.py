@@ -54,7 +54,7 @@ class Inputs(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Number of tokens in the longest sequence at the end: its prompt and n_c completion tokens."""
+        """Number of tokens of the longest prompt, plus n_c completion tokens."""
         ...
 
     def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,8 +120,8 @@ class Implementation(ABC, Generic[PointT, InputsT]):
     label: str
     """Name in tables and figures."""
     style: Style = Style()
-    """Heading, column order, colour and marker in reports. The default heading is the label; the default colour is one
-    that no other implementation has."""
+    """Heading, column order, colour and marker in reports. By default, the heading is the label, and no other
+    implementation has the colour."""
     note: str = ""
     """A footnote for tables: what a reader must know before comparing numbers."""
     shares_storage: bool = False
@@ -133,12 +133,12 @@ class Implementation(ABC, Generic[PointT, InputsT]):
 
     @abstractmethod
     def availability(self, device: str) -> Answer:
-        """Whether the implementation can run on this machine's `device` (`cpu` or `cuda`); if not, the reason and the
-        remedy."""
+        """Whether the implementation can run on this machine's `device` (`cpu` or `cuda`). If not, the answer has the
+        reason and the remedy."""
 
     def supports(self, point: PointT) -> Answer:
-        """Whether the implementation can compute this point; if not, the reason (head size, dtype, grouped heads,
-        ragged prompts)."""
+        """Whether the implementation can compute this point. If not, the answer has the reason, such as head size,
+        dtype or grouped heads."""
         return YES
 
     @abstractmethod

@@ -94,8 +94,8 @@ class Registry(Generic[ListedT]):
         return instance
 
     def style(self, implementation: str) -> Style:
-        """How reports show an implementation; the default style if the implementation is not registered here or does
-        not load."""
+        """How reports show an implementation. If the implementation is not registered or does not load, the default
+        style."""
         try:
             style: Style = self._provider(implementation).style
         except Exception:
@@ -107,7 +107,8 @@ class Registry(Generic[ListedT]):
         return {name: self.style(name).model_dump() for name in implementations}
 
     def availability(self, implementation: str, device: str) -> tuple[str, Answer]:
-        """Label and availability of one implementation; an adapter that fails to import gives a "no", not an error."""
+        """Label and availability of one implementation. If its adapter fails to import, the answer is no, without an
+        error."""
         try:
             loaded = self.load(implementation)
             answer = loaded.availability(device)  # before the label, which may depend on the device

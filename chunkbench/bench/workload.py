@@ -43,7 +43,7 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
 
     @property
     def point(self) -> type[PointT]:
-        """The class of the kind's points; its fields are the axes."""
+        """The class of the kind's points. The fields of this class are the axes."""
         return cast("type[PointT]", self.experiment.POINT)
 
     @abstractmethod

@@ -32,7 +32,7 @@ class Derived:
     bandwidth_fraction: float | None = None
     probe_error: str | None = None
     ratio_to_baseline: float | None = None
-    """Latency divided by the baseline's latency; above 1, the case is slower than the baseline."""
+    """Latency divided by the baseline's latency. Above 1, the case is slower than the baseline."""
     ratio_low: float | None = None
     ratio_high: float | None = None
     ratio_kind: IntervalKind | None = None

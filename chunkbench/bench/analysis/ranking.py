@@ -15,7 +15,7 @@ CLOSE = 0.97
 
 @dataclass(frozen=True)
 class Standing:
-    """How one implementation ranks over all points where it was measured beside the baseline."""
+    """How one implementation ranks over all points where it was measured together with the baseline."""
 
     implementation: str
     ratios: Sequence[Ratio]
@@ -49,7 +49,7 @@ def is_close(over: float) -> bool:
 
 @dataclass(frozen=True)
 class Contest:
-    """The rows of a point that were measured side by side with the baseline."""
+    """The rows of a point that were measured together with the baseline."""
 
     group: Group
     fastest: str
@@ -58,7 +58,7 @@ class Contest:
 
 
 def contests(groups: Iterable[Group], confidence: float) -> list[Contest]:
-    """Every point with rows that were measured side by side with the baseline."""
+    """Every point with rows that were measured together with the baseline."""
     found = []
     for group in groups:
         ratios = {name: row.derived.ratio_to_baseline for name, row in group.rows.items()}

@@ -1,4 +1,4 @@
-"""The latency ratio of two cases, formed only from rounds that ran side by side."""
+"""The latency ratio of two cases, formed only from rounds of the same memory group."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Ratio(NamedTuple):
 
 
 def ratio(case: Result, base: Result, confidence: float) -> Ratio | None:
-    """Latency of `case` divided by latency of `base`. None if one was not measured, or if they share no memory group.
+    """Latency of `case` divided by latency of `base`. None if a case was not measured, or if they share no memory
+    group.
 
     In each memory group, the r-th round of `case` is paired with the r-th round of `base`. A disturbance of the machine
-    slows both rounds of a pair. So their ratio varies less than each latency.
+    slows both rounds of a pair. So the ratio of a pair varies less than a latency.
     """
     if not (measured(case) and measured(base)):
         return None
@@ -40,7 +41,7 @@ def ratio(case: Result, base: Result, confidence: float) -> Ratio | None:
 
 
 def paired_ratios(case: Result, base: Result) -> list[float]:
-    """For each pair of rounds that ran side by side: the latency of `case` divided by the latency of `base`. Both cases
+    """For each pair of rounds of a memory group: the latency of `case` divided by the latency of `base`. Both cases
     must be measured."""
     return _paired(_by_group(case), _by_group(base))
 

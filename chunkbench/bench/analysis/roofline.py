@@ -47,8 +47,8 @@ def mean_roofline_us(case: TimedResult) -> float | None:
 def roofline_fraction(case: TimedResult) -> float | None:
     """Shortest possible time divided by measured time. None without samples or peaks.
 
-    A round gives the sum of `roofline_us` divided by the sum of latencies, over its timed steps, with the peaks that
-    were probed in this round. The result is the median over rounds.
+    Each round gives the sum of `roofline_us` over its timed steps, divided by the sum of their latencies. The round's
+    own peaks are used. The result is the median over rounds.
     """
     return _fraction(case, case.unique_bytes, case.flops)
 

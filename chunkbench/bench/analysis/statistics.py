@@ -43,9 +43,9 @@ def interval(means: Sequence[float], confidence: float) -> Interval:
     """Confidence interval for the median of the distribution from which the round means come.
 
     With n sorted means, the median lies between the j-th smallest and the j-th largest mean with probability 1 - 2
-    P(Binomial(n, 1/2) < j). The function takes the largest j that keeps `confidence`. If no j keeps it, or with fewer
-    than 6 means, the result is the interval from the smallest to the largest mean, labelled `range`. Raises
-    `ValueError` when `means` is empty or `confidence` is not inside (0, 1).
+    P(Binomial(n, 1/2) < j). The function takes the largest j with at least the probability `confidence`. Without such a
+    j, or with fewer than 6 means, the interval goes from the smallest to the largest mean. Its kind is then `range`.
+    Raises `ValueError` when `means` is empty or `confidence` is not inside (0, 1).
     """
     if not means:
         raise ValueError("no rounds: an interval needs at least one")
@@ -74,7 +74,7 @@ def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float,
     """Whether every case has at least `min_rounds` rounds and a narrow enough interval.
 
     `rounds`: the round means of each case that is still measured. A noisy machine may never reach `precision`, so the
-    caller must also stop when its time is over.
+    caller must also have a time limit.
     """
     return all(
         len(means) >= max(min_rounds, 1) and relative_half_width(means, confidence) <= precision for means in rounds

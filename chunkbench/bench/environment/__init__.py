@@ -1,4 +1,4 @@
-"""The environment of a run: hardware, software, free memory, noise, git revision; and the checks of `chunkbench
+"""The environment of a run (hardware, software, free memory, noise, git revision) and the checks of `chunkbench
 doctor`."""
 
 from chunkbench.bench.environment.cgroups import usable_threads

@@ -44,7 +44,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def usable_threads(root: Path = Path("/")) -> int:
-    """Number of logical CPUs that this process may use. The affinity and the quota limit it; a quota is rounded up."""
+    """Number of logical CPUs that this process may use: the lower of affinity and quota. A quota is rounded up."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(root)
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))

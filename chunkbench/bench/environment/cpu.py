@@ -1,5 +1,5 @@
-"""Reads what the operating system knows about the CPU: from /proc and /sys on Linux; elsewhere many fields stay
-None."""
+"""Reads what the operating system knows about the CPU, from /proc and /sys. On systems other than Linux, many fields
+stay None."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Cpu(BaseModel):
     threads: int
     """Logical CPUs of the machine."""
     usable_threads: int
-    """Logical CPUs that this process may use: limited by affinity and the control group's quota, rounded up."""
+    """Logical CPUs that this process may use: the lower of affinity and the control group's quota, which is rounded
+    up."""
     smt: bool
     l1d_bytes: int | None
     l2_bytes: int | None

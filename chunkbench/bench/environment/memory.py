@@ -14,7 +14,7 @@ NO_LIMIT = 1 << 60
 
 
 class ControlGroup(NamedTuple):
-    """A control group with a memory limit; all numbers are bytes."""
+    """A control group with a memory limit. All numbers are bytes."""
 
     limit: int
     used: int

@@ -70,8 +70,8 @@ def heavy_processes(exclude_pids: Iterable[int] = (), interval_s: float = 0.2) -
     """Names of foreign processes that keep more than a fifth of a CPU busy, the busiest first.
 
     Watches for `interval_s` seconds. This process, its descendants and `exclude_pids` do not count. Gives only names,
-    no paths or arguments. Several processes of one name are one entry `name (3)`; all workers of the kernel
-    (`kworker/0:1`, `kworker/1:0`) have one name.
+    no paths or arguments. Several processes of one name are one entry, such as `name (3)`. Workers of the kernel
+    (`kworker/0:1`, `kworker/1:0`) count as processes of one name.
     """
     ours = {os.getpid(), *exclude_pids, *(child.pid for child in psutil.Process().children(recursive=True))}
     before = {pid: _cpu_seconds(pid, children=False) for pid in psutil.pids() if pid not in ours}

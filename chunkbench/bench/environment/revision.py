@@ -70,7 +70,7 @@ _DATA = ("__pycache__", "experiments", "results")
 
 
 class GitState(TypedDict):
-    """A commit, and whether any file differs from it."""
+    """A commit, and whether files differ from this commit."""
 
     commit: str
     dirty: bool

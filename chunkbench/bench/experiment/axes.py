@@ -42,7 +42,7 @@ class Axis:
     """Description of the values that a file may give."""
     default_words: str
     read: Callable[[object], AxisValue]
-    """Reads one plain value from a file; raises `Findings`."""
+    """Reads one plain value from a file. Raises `Findings`."""
     schema: Mapping[str, Any]
     """JSON schema of one value."""
     label: str

@@ -45,7 +45,7 @@ class Problem:
 
 
 class ExperimentError(ValueError):
-    """An experiment cannot be used; `problems` holds all problems in the order of the file."""
+    """An experiment cannot be used. `problems` holds all problems in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sorted(dict.fromkeys(problems), key=lambda p: (p.line, p.column))

@@ -13,7 +13,7 @@ from chunkbench.bench.experiment.tree import Forest, are_sequences, has_lengths,
 from chunkbench.bench.experiment.values import LengthRange, Share
 
 MAX_INDEX = (1 << 31) - 1
-"""Largest number of tokens of all sequences: kernels count tokens in 32 bits."""
+"""Largest number of tokens of all sequences together, because kernels count tokens in 32 bits."""
 
 
 class PromptSegment(NamedTuple):
@@ -24,7 +24,7 @@ class PromptSegment(NamedTuple):
 
 
 def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> list[int]:
-    """Tokens of each sequence's prompt. The lengths of a range are drawn from the seed; both ends can occur."""
+    """Tokens of each sequence's prompt. The lengths of a range are drawn from the seed. Both ends can occur."""
     if isinstance(n_p, int):
         return [n_p] * batch_size
     low, high = n_p

@@ -1,4 +1,5 @@
-"""A point: one combination of axes, resolved to plain values; and a case: an implementation at a point."""
+"""Points and cases. A point is one combination of axes, resolved to plain values. A case is an implementation at a
+point."""
 
 from __future__ import annotations
 
@@ -181,7 +182,7 @@ class Case(Generic[PointT]):
 
     @property
     def key(self) -> str:
-        """SHA-256 of exactly the resolved values; it does not depend on environment, seed or budget."""
+        """SHA-256 of the resolved values. The environment, the seed and the budget do not change it."""
         values = self.point.as_json() | {
             "implementation": self.implementation,
             "protocol": self.protocol,
@@ -214,7 +215,7 @@ class ModelPoint(Point):
 
 
 class RequestPoint(ModelPoint):
-    """Requests that arrive one by one; `batch_size` is the largest number of sequences in a step."""
+    """Requests that arrive one by one. `batch_size` is the largest number of sequences in a step."""
 
     n_s: Count | None = None
     prompts: Size = 1

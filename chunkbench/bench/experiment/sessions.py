@@ -1,4 +1,4 @@
-"""Models of experiments that are measured in sessions, that time calls, or whose points are sequences of requests."""
+"""Models of experiments that measure sessions, that time calls, or that send requests."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("
 Metric = Literal["speedup", "latency_ratio", "roofline_fraction", "append_us", "plan_us"]
 COMPARING: tuple[Metric, ...] = ("speedup", "latency_ratio")
 AT_MOST: tuple[Metric, ...] = ("latency_ratio", "append_us", "plan_us")
-"""Metrics whose bar is an upper bound; for the other metrics it is a lower bound."""
+"""The bar of these metrics is an upper bound. The bar of all other metrics is a lower bound."""
 
 
 class Expectation(BaseModel):
-    """The points that `where` selects must reach `bar` and should reach `aim`.
+    """A condition: the points that `where` selects must reach `bar` and should reach `aim`.
 
-    `speedup` (at least): latency of `against` over latency of `implementation`; `latency_ratio` (at most): its inverse;
-    `roofline_fraction` (at least); `append_us`, `plan_us` (at most): microseconds.
+    Lower bounds: `speedup` (latency of `against` divided by latency of `implementation`) and `roofline_fraction`. Upper
+    bounds: `latency_ratio` (1 / speedup), `append_us` and `plan_us` (microseconds).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,7 +72,7 @@ class Expectation(BaseModel):
     where: Axes = Field(default_factory=dict, description="axis filter; a list means any of its values")
     implementation: ImplementationId = "chunk_attn"
     metric: Metric
-    against: str | None = Field(None, description="an implementation, or roofline")
+    against: str | None = Field(None, description="what to compare with: an implementation, or roofline")
     bar: Positive
     aim: Positive | None = None
 
@@ -123,7 +123,9 @@ class Expectation(BaseModel):
 class TimedExperiment(SessionExperiment[PointT]):
     """An experiment that times the calls of implementations, round by round."""
 
-    protocols: Protocols = Field(("strict",), description="strict: interleaved rounds; paper: as its authors timed")
+    protocols: Protocols = Field(
+        ("strict",), description="strict: interleaved rounds; paper: the timing of the paper's authors"
+    )
     caches: Caches | None = Field(
         None, description="hardware caches before a call: cold, warm; default: cold for strict, warm for paper"
     )
@@ -134,9 +136,11 @@ class TimedExperiment(SessionExperiment[PointT]):
     precision: Fraction01 = Field(
         0.02, description="a point ends when the half-width of every interval is below this share of the latency"
     )
-    min_rounds: Whole = Field(3, ge=3, description="fewest rounds of strict")
-    max_rounds: Whole = Field(50, ge=3, validate_default=True, description="most rounds of strict")
-    expect: tuple[Expectation, ...] = Field((), description="what points must reach; reports show bar and aim")
+    min_rounds: Whole = Field(3, ge=3, description="smallest number of rounds in strict")
+    max_rounds: Whole = Field(50, ge=3, validate_default=True, description="largest number of rounds in strict")
+    expect: tuple[Expectation, ...] = Field(
+        (), description="conditions that points must meet; reports show bar and aim"
+    )
 
     @classmethod
     def nested_keys(cls) -> tuple[str, ...]:
@@ -191,12 +195,13 @@ class TimedExperiment(SessionExperiment[PointT]):
         return expect
 
     def in_full(self) -> Self:
-        """The same experiment with exactly `min_rounds` rounds, and with every step timed, however long that takes."""
+        """The same experiment with exactly `min_rounds` rounds and practically no time limit, so that every step is
+        timed."""
         day = 86400.0
         return self.model_copy(update={"budget_s": day, "case_limit_s": day, "max_rounds": self.min_rounds})
 
     def cases(self, point: PointT) -> tuple[Case[PointT], ...]:
-        """All cases of a point: protocols x caches x modes x implementations, the last varying fastest."""
+        """One case for each protocol, cache, mode and implementation. The implementation varies fastest."""
         modes = ("eager",) if point.device == "cpu" else self.modes or DEVICE_MODES[point.device]
         return tuple(
             Case(point, implementation, protocol, cache, mode)
@@ -213,11 +218,15 @@ class RequestExperiment(Experiment[PointT]):
     confidence: Confidence = 0.95
     case_limit_s: Seconds = Field(600.0, alias="case_limit", description=CASE_LIMIT)
     requests: Annotated[Whole, Field(ge=1)] = Field(24, description=REQUESTS)
-    arrival_seeds: Annotated[Whole, Field(ge=1)] = Field(3, description="sequences of due times and requests")
+    arrival_seeds: Annotated[Whole, Field(ge=1)] = Field(
+        3, description="number of seeds; each draws its own due times and requests"
+    )
 
 
 def request_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Conflicts among prompts and sharing. There may be more or fewer requests than prefixes, because requests are not
-    a batch."""
+    """Contradictions among the axes that describe prompts.
+
+    The number of requests may differ from the number of prefixes, because requests are not a batch.
+    """
     sequences = sequences_in(given["tree"]) if "tree" in given else values["prompts"]
     yield from prompt_conflicts({**given, "n_c": values["n_c"]}, sequences, values["prompts"])

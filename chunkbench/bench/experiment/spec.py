@@ -51,11 +51,11 @@ FROM_MODEL = dict.fromkeys(("heads", "kv_heads", "head_dim"), "follows from mode
 
 
 class Experiment(BaseModel, ABC, Generic[PointT]):
-    """One experiment as its file states it, with defaults filled in; durations are in seconds.
+    """One experiment as its file states it, with defaults filled in.
 
-    A file writes `budget` and `case_limit` (`5m`); the model calls them `budget_s` and `case_limit_s`. This class has
-    the fields of all kinds of work; each kind adds its own fields in a subclass. All problems of a file are found at
-    once: `Findings` with their paths.
+    Durations are in seconds: the keys `budget` and `case_limit` (such as `5m`) become `budget_s` and `case_limit_s`.
+    Each kind of work adds its own fields in a subclass. All problems of a file are raised together, as `Findings` with
+    their paths.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
@@ -65,8 +65,8 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     REQUIRED: ClassVar[tuple[Required, ...]] = ()
     """Axes that a file must give."""
     REFUSED: ClassVar[Mapping[str, str]] = {}
-    """Key or axis of other kinds -> the message that refuses it. Without an entry, the message names the kinds that
-    have the key."""
+    """Key or axis that this kind refuses -> message. Without an entry, the message names the kinds that have the
+    key."""
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="name of the run directory; default: the file's name"
@@ -86,7 +86,7 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     seed: Whole = Field(0, ge=0, description="decides token ids, values, lengths, and the order inside rounds")
     paper: Literal["table1", "table3", "figure3", "figure4"] | None = Field(
         None,
-        description="part of the paper to reproduce: table1, table3, figure3, figure4; a figure shows token rates",
+        description="part of the paper to reproduce: table1, table3, figure3, figure4 (figures show token rates)",
     )
     implementations: Implementations = Field(
         description="what is measured: ids of `chunkbench list implementations`; for modules by default all three"
@@ -94,9 +94,9 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     baseline: ImplementationId = Field("chunk_attn", validate_default=True, description=BASELINE)
     budget_s: Seconds = Field(300.0, alias="budget", description="approximate wall time of the whole run")
     case_limit_s: Seconds = Field(60.0, alias="case_limit", description=CASE_LIMIT)
-    defaults: Axes = Field(default_factory=dict, description="axes of all blocks that do not set them")
-    sweep: Blocks = Field(description="blocks of axes: blocks add up, the lists of one block multiply")
-    exclude: tuple[Axes, ...] = Field((), description="filters: a combination that matches one is left out")
+    defaults: Axes = Field(default_factory=dict, description="axes for blocks that do not set them")
+    sweep: Blocks = Field(description="list of blocks; a block gives all combinations of its values")
+    exclude: tuple[Axes, ...] = Field((), description="filters; combinations that match a filter are left out")
     source: str = Field("", exclude=True, repr=False)
     """Text of the file."""
     path: str = Field("", exclude=True, repr=False)
@@ -105,10 +105,9 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
-        """Conflicts in one combination of axes. `given` has the axes of the file, `values` also the defaults
-        (`Point.completed`).
+        """Contradictions in one combination of axes. The path of a finding begins with the axis to blame.
 
-        A finding's path begins with the axis to blame.
+        `given` has only the axes of the file, `values` also the defaults (`Point.completed`).
         """
         return iter(())
 
@@ -166,9 +165,9 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
         return baseline
 
     def points(self, device: Device, dtype: Dtype) -> tuple[PointT, ...]:
-        """All points in the order of the file, each once; `device` and `dtype` replace auto.
+        """All points in the order of the file, without repetitions. `device` and `dtype` replace `auto`.
 
-        Blocks keep their order; inside a block the axes vary in the order of `AXES`, the first axis slowest.
+        Blocks keep their order. Inside a block, the first axis of `AXES` varies slowest.
         """
         resolved: Device = device if self.device == "auto" else self.device
         usual = dtype if self.dtype == "auto" else self.dtype

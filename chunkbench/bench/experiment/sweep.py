@@ -37,7 +37,7 @@ class Required(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Requirements of a kind of work on the axes of its experiments (`Experiment` explains the fields)."""
+    """What a kind of work requires of the axes in its experiments. `Experiment` explains the fields."""
 
     required: Sequence[Required]
     refused: Mapping[str, str]
@@ -93,8 +93,8 @@ def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
 def merged(defaults: _Located, block: _Located) -> _Located:
     """Add the defaults to the axes of a block.
 
-    A `tree` in the block removes the defaults of n_s and prompts. If the tree lists private tokens, it also removes the
-    default of n_p. In turn, n_s or prompts in the block removes a default tree.
+    A `tree` in the block removes the defaults of n_s and prompts. A tree that lists private tokens also removes the
+    default of n_p. n_s or prompts in the block removes a default tree.
     """
     displaced: set[str] = set()
     if "tree" in block:
@@ -117,7 +117,7 @@ class Sweep:
     filters: dict[int, Filter] = field(default_factory=dict)
     """Index in `exclude` -> filter, for the filters that could be read."""
     combinations: list[dict[str, Any]] = field(default_factory=list)
-    """The combinations, each with the values of all axes; the dtype may be auto."""
+    """The combinations, each with the values of all axes. The dtype may be `auto`."""
     findings: list[Finding] = field(default_factory=list)
     """The path of a finding begins with `defaults`, `sweep` or `exclude`."""
 
@@ -217,7 +217,8 @@ class Sweep:
     def points(self, device: Device, auto: Dtype, usual: Dtype) -> Iterator[Point]:
         """The points on a device, in the order of the file.
 
-        `auto` replaces the dtype `auto`. `usual` is the dtype of combinations without a dtype.
+        `auto` is the dtype for combinations with the dtype `auto`. `usual` is the dtype for combinations without a
+        dtype.
         """
         for values in self.combinations:
             dtype = {None: usual, "auto": auto}.get(values["dtype"], values["dtype"])

@@ -34,22 +34,22 @@ class Style(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     heading: tuple[str, ...] = ()
-    """Lines of the column heading, at most nine letters each; if empty, the label is the heading."""
+    """Lines of the column heading, at most nine letters each. If empty, the label is the heading."""
     name: str = ""
-    """Name in running text; if empty, the label is the name."""
+    """Name in running text. If empty, the label is the name."""
     meaning: str = ""
     """How the implementation differs from others of its family, for the legend of tables."""
     column_order: int = Field(default=500, validation_alias=AliasChoices("column_order", "place"))
-    """Position among the columns of a table; the baseline is always first. The paper's columns have 100 to 400,
+    """Position among the columns of a table. The baseline is always first. The paper's columns have 100 to 400,
     ablations 900 to 990. Columns with the same number keep the order of the experiment. Older runs call this field
     `place`."""
     colour: str = ""
-    """Colour in figures, as #RRGGBB; if empty, a colour that no other implementation has. Variants of an implementation
-    have its colour."""
+    """Colour in figures, as #RRGGBB. If empty, a colour that no other implementation has. A variant has the same colour
+    as its original."""
     marker: str = ""
-    """Marker in figures, as matplotlib names it; each variant of an implementation has its own marker."""
+    """Marker in figures, by its name in matplotlib. Each variant of an implementation has a marker of its own."""
     line: Line = "solid"
-    """Line in figures; variants of an implementation have its colour and another line."""
+    """Line style in figures. Each variant of an implementation has a line style of its own."""
     ablation_of: str = ""
-    """Id of the implementation of which this one is a variant. A variant does not count as a competitor of that
-    implementation."""
+    """Id of the original, if this implementation is a variant. A variant does not count as a competitor of its
+    original."""

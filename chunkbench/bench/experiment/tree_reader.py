@@ -17,7 +17,7 @@ from chunkbench.text_file import TextError, from_json, read_text
 
 MAX_NODES = 1 << 16
 _MAX_BYTES = 1 << 22
-"""Largest size of a JSON file in bytes. YAML is read much more slowly, so a YAML file has the lower limit of
+"""Largest size of a JSON file in bytes. YAML files are slower to read, so their limit is smaller: the limit of
 experiments."""
 _YAML = (".yaml", ".yml")
 _FORM = (
@@ -225,7 +225,7 @@ TREE_SCHEMA: dict[str, Any] = {
         ],
     },
 }
-"""Schema of a forest as nested lists; it refers to itself as `#/$defs/tree`."""
+"""Schema of a forest as nested lists. The schema refers to itself as `#/$defs/tree`."""
 TREES_SCHEMA: dict[str, Any] = {
     "anyOf": [{"$ref": "#/$defs/tree"}, _TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1}]
 }

@@ -1,4 +1,4 @@
-"""Values of experiments as users write them, with their units."""
+"""Reads and shows values of experiments as users write them: durations, percentages, lengths, shares."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p"
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of one prompt or completion."""
 MAX_NAME = 4096
-"""Largest number of characters of a name or path; Linux has the same limit."""
+"""Largest number of characters of a name or path. Linux has the same limit."""
 MAX_SEQUENCES = 1 << 16
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 

@@ -35,7 +35,7 @@ _HINTS = {
 _REFUSED = "refused"
 """Tag of the node that replaces an alias, because aliases are refused."""
 _KEY = -1
-"""Last step of a path that leads to a key, or to a value whose key is refused."""
+"""Stands for the key as the last step of a path. If a key is refused, its value has the same path."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(text: str, path: str, *, line: int | None = None) -> YamlDocument:
-    """Read one YAML document. Never raises; the result lists the problems.
+    """Read one YAML document. Never raises: the result lists the problems.
 
     If `line` is given, all positions get this line, such as 0 for a command-line option.
     """

@@ -1,4 +1,4 @@
-"""Times fixed pieces of work beside every round. Their times show the current speed of the machine.
+"""Times fixed pieces of work with every round. Their times show the current speed of the machine.
 
 On a shared machine, other tenants slow down a core or the memory for seconds. No counter shows this to a guest, but
 fixed work then takes longer. Comparisons of runs use only rounds with similar calibration times
@@ -29,7 +29,7 @@ class CalibrationMeter:
         self._memory_us: list[float] = []
 
     def arithmetic(self) -> None:
-        """Time the matrix products; takes 0.1 to 0.5 ms."""
+        """Time the matrix products. This takes 0.1 to 0.5 ms."""
         for _ in range(_CALLS):
             started = perf_counter_ns()
             torch.bmm(self._factor, self._factor, out=self._product)

@@ -1,4 +1,4 @@
-"""The clock guard: it discards a sample that a GPU took below its usual clock, and takes it again."""
+"""The clock guard. It discards a sample that was taken below the GPU's usual clock, and takes the sample again."""
 
 from __future__ import annotations
 

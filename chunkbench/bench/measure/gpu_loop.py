@@ -22,7 +22,7 @@ MOST_COPIES = 32
 """Largest number of copies. If more are needed, a sweep clears the cache instead, because appends to many copies take
 too long."""
 FEWEST_CALLS = 8
-"""Smallest number of calls between the two CUDA events of a sample: events have a resolution of half a microsecond, and
+"""Smallest number of calls between the two CUDA events of a sample. Events have a resolution of half a microsecond, and
 a kernel may take only ten microseconds."""
 
 

@@ -49,7 +49,7 @@ def run_round(
 ) -> Round:
     """Run one round: rewind, then append and plan at each step 1..n_c. Time a decode at the steps in `timed`.
 
-    `sweep` clears the caches before each timed call; without it the caches stay warm. The queries depend only on
+    `sweep` clears the caches before each timed call. Without `sweep` the caches stay warm. The queries depend only on
     `nonce` and the step, so all implementations of a round get the same queries.
     """
     result = Round()
@@ -80,7 +80,7 @@ def run_round(
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Switch the garbage collector off: a collection inside a timed call would add its time to the sample."""
+    """Switch the garbage collector off, because a collection inside a timed call would add its time to the sample."""
     if not gc.isenabled():
         yield
         return

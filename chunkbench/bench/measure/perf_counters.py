@@ -18,7 +18,7 @@ _END_S = 10.0
 
 
 class NoCounters(Exception):
-    """This machine has no usable hardware counters; the message says why."""
+    """This machine has no usable hardware counters. The message says why."""
 
 
 def counted(pid: int, work: Callable[[], int], events: Sequence[str] = EVENTS) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One attempt at a point: prepare, check, interleaved rounds, check again; one memory group at a time."""
+"""Measures one point: prepare, check, interleaved rounds, check again. The memory groups follow each other."""
 
 from __future__ import annotations
 

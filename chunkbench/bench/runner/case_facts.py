@@ -38,7 +38,7 @@ class Failable:
         return self.status is not None
 
     def fail(self, status: Status, reason: str) -> None:
-        """Record the first failure; later failures are its consequences."""
+        """Record a failure. Only the first one is kept, because later failures are its consequences."""
         if self.status is None:
             self.status, self.reason = status, reason
 

@@ -26,14 +26,14 @@ from chunkbench.bench.workers.protocol import OUT_OF_MEMORY, PROTOCOL
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0
 _LONGEST_WAIT_S = 0.5
-"""If a wait takes longer, the runner itself was suspended. Time limits do not count such a wait."""
+"""If a wait takes more seconds than this, the runner itself was suspended. Time limits do not count such a wait."""
 
 
 class WorkerError(RuntimeError):
     """The worker answered with an error.
 
-    `kind`: `error`, `oom`, `unsupported` (no graph can capture the call) or `lost` (an error has destroyed the GPU's
-    context, so this worker can compute nothing more).
+    `kind`: `error`, `oom`, `unsupported` or `lost`. `unsupported`: no graph can capture the call. `lost`: an error has
+    destroyed the GPU's context, so this worker can compute nothing more.
     """
 
     def __init__(self, kind: str, message: str) -> None:

@@ -96,7 +96,7 @@ def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: i
 
 
 def one_by_one(sizes: Mapping[str, int], order: Sequence[str], room: int) -> Grouping:
-    """One group for each implementation, for work that is not measured side by side."""
+    """One group for each implementation, for work without interleaved rounds."""
     too_large = _too_large(sizes, order, room)
     return Grouping(tuple((name,) for name in order if name not in too_large), too_large)
 

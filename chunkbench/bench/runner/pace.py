@@ -14,8 +14,8 @@ if the budget is too small for the minimum number of rounds."""
 class Pace:
     """Divides the budget of a run among its passes, in proportion to their weights.
 
-    Several machines can measure at the same time. The budget is the sum of their times, so with two machines, a run
-    ends after about half of the budget.
+    Several machines can measure at the same time. The time of each machine counts, so with two machines, a run ends
+    after about half of the budget.
     """
 
     def __init__(self, weights: Mapping[Pass, int], pending: Iterable[Pass], budget_s: float) -> None:

@@ -76,7 +76,8 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
         budget: Budget,
         announce: Callable[[str], None],
     ) -> Mapping[PointT, Sequence[MeasuredT]]:
-        """Measure all cases of the points of a pass. Keep about to the budget, and keep `budget.share_done` up to date.
+        """Measure all cases of the points of a pass, in about the time of the budget. Update `budget.share_done`
+        meanwhile.
 
         `announce` receives a text about the current work.
         """

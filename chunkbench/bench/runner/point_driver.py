@@ -193,8 +193,8 @@ class PointDriver(Generic[ExperimentT]):
         state.deviation = reply.get("deviation")
 
     def check_bytes(self, name: str) -> None:
-        """Compare the K/V bytes that an implementation reports with the bytes of its visible tensors and with the least
-        that it needs."""
+        """Fail an implementation that reports fewer K/V bytes than the least possible, or more than its visible tensors
+        hold."""
         state = self.states[name]
         least = self.work.least_kv_bytes(self.point, self.experiment.seed, name)
         if state.failed or state.kv_bytes is None or not least:

@@ -30,8 +30,7 @@ _MOST_LISTED = 40
 
 
 def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: str) -> AttentionPoint:
-    """The only point that matches a filter. Raises `RunError` if the filter does not leave exactly one point; the
-    message lists the points that are left."""
+    """The only point that matches a filter. Raises `RunError` if no point or several points match."""
     kind = type(points[0])
     axes = {point: {axis: getattr(point, axis) for axis in kind.axes()} for point in points}
     left = [point for point in points if selects(accepted, axes[point])]

@@ -1,4 +1,4 @@
-"""Runs the paper's experiments one after the other, each as its own run; skips those that are finished."""
+"""Runs the paper's experiments one after the other, each as a run of its own. Finished runs are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures points whose implementations are sessions in a worker; replaces the worker when it is lost."""
+"""Measures points whose implementations are sessions in a worker. A lost worker is replaced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RESERVE_LIMIT_S = 300.0
 
 
 class SessionMeasurer(Generic[PointT, ResultT]):
-    """Measures the points of a run. It keeps its worker between points; `close` ends the worker."""
+    """Measures the points of a run. The worker stays alive between points, and `close` ends it."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
 
     @property
     def timed(self) -> bool:
-        """Whether calls are timed, and the machine's peaks probed in the same rounds."""
+        """Whether calls are timed. If so, each round also probes the machine's peaks."""
         return issubclass(self.result, TimedResult)
 
     @abstractmethod
@@ -71,7 +71,7 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
     def amounts(
         self, point: PointT, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """Bytes and FLOPs of the calls at these steps."""
+        """Bytes and FLOPs of the call at each of these steps."""
 
     @abstractmethod
     def inputs(self, point: PointT, seed: int) -> InputsT: ...

@@ -39,7 +39,7 @@ class Traits:
 def survey(
     implementations: Sequence[str], device: str, start: Callable[[], WorkerClient]
 ) -> tuple[WorkerClient, dict[str, Traits]]:
-    """Start a worker and ask it for the traits of each implementation. If the worker is lost, `start` replaces it."""
+    """Start a worker and ask it for the traits of each implementation. `start` also replaces a lost worker."""
     worker = start()
     traits: dict[str, Traits] = {}
 

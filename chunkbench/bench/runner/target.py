@@ -20,7 +20,7 @@ _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @dataclass(frozen=True)
 class Target:
-    """This machine, and the device and dtype after `auto` is resolved."""
+    """A machine, and the device and dtype after `auto` is resolved."""
 
     device: Device
     dtype: Dtype

@@ -118,7 +118,7 @@ class GitFacts(_Part):
 
 
 class Manifest(_Part):
-    """`manifest.json`. Schema versions before 5 have one `environment`; later versions have `machines` instead."""
+    """The contents of `manifest.json`. Schema versions before 5 have `environment` instead of `machines`."""
 
     schema_version: int
     chunkbench_version: str = "?"

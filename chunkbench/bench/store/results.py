@@ -56,7 +56,7 @@ class Noise(Facts):
 
 
 class Calibration(Facts):
-    """Times of the calibration kernels: fixed pieces of work, measured beside one round of one case."""
+    """Times of the calibration kernels: fixed pieces of work, measured with one round of one case."""
 
     arithmetic_us: Positive
     """Microseconds of matrix products that stay in a core's own cache, on every thread."""
@@ -71,8 +71,7 @@ class GpuState(Facts):
     """Median clock of the multiprocessors in MHz, read after every kept sample."""
     sm_mhz_lowest: Count | None = None
     slow_samples: Count = 0
-    """Number of samples that were kept although the clock was below 75% of its usual value, because repeats were not
-    better."""
+    """Number of samples that were kept with a clock below 75% of the usual clock, because repeats were not better."""
     memory_mhz: Count | None = None
     power_w: float | None = None
     temperature_c: Count | None = None
@@ -170,7 +169,7 @@ class Result(Facts):
 
 
 class SessionResult(Result):
-    """The result of a session in a worker: its memory and its error."""
+    """The result of a session in a worker: its memory and its error against the reference."""
 
     noise: Noise | None = None
     kv_bytes: Count | None = None

@@ -54,7 +54,7 @@ class Run:
     manifest: Manifest
     cases: list[Result] = field(default_factory=list)
     torn: bool = False
-    """Whether the last line is incomplete (after a power cut); `cases` leaves it out."""
+    """Whether the last line is incomplete (after a power cut). `cases` does not contain this line."""
     part: str = ""
     """The kind of machine, if this object is one of the parts that `by_machine_kind` makes; else empty."""
 

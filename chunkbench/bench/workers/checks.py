@@ -12,8 +12,8 @@ from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels.reference import attention, head_attention
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
-"""Largest number of K and V elements that one check converts to float64 (128 MB), and the same for a sample (a few
-milliseconds of work)."""
+"""Limits for K and V elements that are converted to float64: for a check (128 MB), and for a sample (a few
+milliseconds)."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class GpuRounds:
         self._device, self._guard, self._l2_bytes, self._free_bytes = device, guard, l2_bytes, free_bytes
 
     def room(self) -> dict[str, Any]:
-        """Free memory and L2 size of the device, in bytes. Call it after the sessions of the last point are
+        """Free memory and L2 size of the device, in bytes. Call this method after the sessions of the last point are
         released."""
         gc.collect()
         return {"free_bytes": self._free_bytes(), "l2_bytes": self._l2_bytes}

@@ -1,8 +1,9 @@
 """Keeps the memory of a worker.
 
 The worker reserves its heap once. Freed memory stays in the heap, and returns to the system only when memory is short.
-On a virtual machine, the first touch of a page can cost seconds per gigabyte. It costs less than half of that if two
-threads let the kernel populate whole ranges, a fifth if the page's mapping was kept, and nothing if the page was kept.
+On a virtual machine, the first touch of a page can cost seconds per gigabyte. With two threads that let the kernel
+populate whole ranges, it costs less than half. If the page's mapping was kept, it costs a fifth. If the page was kept,
+it costs nothing.
 
 `visible_bytes` adds up the tensors of a session, to check its `kv_bytes`.
 """
@@ -89,8 +90,8 @@ def _lacking(libc: ctypes.CDLL, size: int) -> int:
 
 _DEPTH = 8
 _NO_HOLDERS = (str, bytes, int, float, type(None), type, ModuleType, FunctionType)
-"""Types whose attributes are not searched for tensors: numbers and texts hold no tensors; modules, classes and
-functions lead to everything."""
+"""Types whose attributes are not searched for tensors. Numbers and texts hold no tensors. From modules, classes and
+functions, everything can be reached."""
 
 
 def visible_storages(root: object) -> dict[int, int]:

@@ -45,7 +45,7 @@ def _pool(seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 class PooledInputs:
-    """The inputs of a point of attention; the same seed gives the same values in every process."""
+    """The inputs of a point of attention. The same seed gives the same values in every process."""
 
     def __init__(self, point: AttentionPoint, seed: int) -> None:
         self.point = point

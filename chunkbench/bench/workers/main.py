@@ -1,4 +1,4 @@
-"""A worker's loop: read a request, let the worker answer it, write the reply; fork on request."""
+"""A worker's loop: read a request, let the worker answer it, write the reply. A special request makes it fork."""
 
 from __future__ import annotations
 

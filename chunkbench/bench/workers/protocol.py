@@ -10,8 +10,8 @@ PROTOCOL = 3
 `fork`. Version 3 added `warm`, and samples in `check`."""
 
 TIMED = frozenset({"check", "round", "gpu_round", "peaks", "profile"})
-"""Requests that time something. The reply says `suspended` if the worker was stopped meanwhile, because its times are
-then wrong."""
+"""Requests that time something. The reply says `suspended` if the worker was stopped meanwhile. The times are then
+wrong."""
 
 OUT_OF_MEMORY = 12
 """Exit code of a worker that could not even read a request or write a reply."""

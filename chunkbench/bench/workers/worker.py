@@ -1,4 +1,5 @@
-"""The worker's state and requests: it holds the inputs and sessions of one point; a public method answers a request."""
+"""The worker's state and requests. It holds the inputs and sessions of one point. Each public method answers a
+request."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ class Worker:
         return {}
 
     def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
-        """Make the inputs of a point; drop those of the last point."""
+        """Make the inputs of a point. The inputs of the last point are dropped."""
         self.close()
         opened = self._work.point.from_json(point)
         threads = opened.threads or self._threads
@@ -215,7 +216,8 @@ class Worker:
     def gpu_round(
         self, implementation: str, timed: list[int], nonce: int, mode: Mode, copies: int, sweep: bool
     ) -> dict[str, Any]:
-        """Run a round on a GPU: the first `copies` sessions take turns; `sweep` clears the cache before each call."""
+        """Run a round on a GPU. The first `copies` sessions take turns. If `sweep`, the cache is cleared before each
+        call."""
         inputs, sessions = self._opened(), self._copies[implementation][:copies]
         sweeps = self._sweep_of(inputs.point.device) if sweep else None
         return self._gpu_rounds().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweeps)
