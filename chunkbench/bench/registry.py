@@ -21,8 +21,6 @@ class UnknownImplementation(LookupError):
 
 
 class Surveyed(NamedTuple):
-    """An implementation and its availability on this machine."""
-
     id: str
     label: str
     answer: Answer
@@ -51,7 +49,7 @@ class Loadable(Protocol):
     """An entry point, or a row of our own. The module of the implementation is imported only in `load`."""
 
     def load(self) -> Any:
-        """Import and return a class, or an implementation."""
+        """Import the module and return the implementation or its class."""
 
 
 class Registry(Generic[ListedT]):

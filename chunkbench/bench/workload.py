@@ -129,5 +129,4 @@ def implementations(name: str | None = None) -> tuple[str, ...]:
 
 
 def of(experiment: Experiment[PointT]) -> Workload[Experiment[PointT], PointT, Result]:
-    """The kind of an experiment."""
     return cast("Workload[Experiment[PointT], PointT, Result]", get(experiment.kind))

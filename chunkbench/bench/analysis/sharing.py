@@ -20,7 +20,6 @@ class Sharing:
     group: str
     prompts: int
     tokens_mean: float
-    """Mean number of tokens of a prompt."""
     shared_mean: float
     """Mean number of leading tokens that a prompt has in common with the most similar other prompt of the group."""
     shared_max: int

@@ -44,7 +44,6 @@ class Axis:
     read: Callable[[object], AxisValue]
     """Reads one plain value from a file. Raises `Findings`."""
     schema: Mapping[str, Any]
-    """JSON schema of one value."""
     label: str
     """The axis in words, for figures."""
     symbol: str = ""

@@ -1,4 +1,4 @@
-"""Types of an experiment's fields. Each type says how a file is read, and has a JSON schema."""
+"""Types of an experiment's fields. Each type reads its field from a file, and has a JSON schema."""
 
 from __future__ import annotations
 

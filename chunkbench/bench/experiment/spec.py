@@ -61,7 +61,6 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
     POINT: ClassVar[type[Point]]
-    """The class of the experiment's points."""
     REQUIRED: ClassVar[tuple[Required, ...]] = ()
     """Axes that a file must give."""
     REFUSED: ClassVar[Mapping[str, str]] = {}
@@ -98,7 +97,6 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     sweep: Blocks = Field(description="list of blocks; a block gives all combinations of its values")
     exclude: tuple[Axes, ...] = Field((), description="filters; combinations that match a filter are left out")
     source: str = Field("", exclude=True, repr=False)
-    """Text of the file."""
     path: str = Field("", exclude=True, repr=False)
     """The file as the caller named it."""
     _sweep: Sweep = PrivateAttr()
@@ -174,7 +172,6 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
         return cast("tuple[PointT, ...]", tuple(dict.fromkeys(self._sweep.points(resolved, dtype, usual))))
 
     def cases(self, point: PointT) -> tuple[Case[PointT], ...]:
-        """All cases of a point: one for each implementation."""
         return tuple(Case(point, name) for name in self.implementations)
 
 

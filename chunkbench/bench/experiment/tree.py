@@ -37,7 +37,6 @@ class Leaf(NamedTuple):
 
 
 def are_sequences(children: Children) -> TypeIs[int | tuple[int, ...]]:
-    """Whether the children of a node are sequences, not nodes."""
     return isinstance(children, int) or isinstance(children[0], int)
 
 

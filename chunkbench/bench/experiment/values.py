@@ -148,7 +148,6 @@ def read_shared_length(raw: object) -> int | Share:
 
 
 def read_dtype(raw: object) -> str:
-    """A dtype, which has to be one of `DTYPES`."""
     if isinstance(raw, str) and raw in DTYPES:
         return raw
     short = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}

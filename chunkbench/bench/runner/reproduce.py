@@ -76,7 +76,6 @@ def reproduce(
 
 
 def finished(folder: Path) -> bool:
-    """Whether the folder holds a run that is complete."""
     recorded = _open(folder)
     return recorded is not None and recorded.manifest.interrupted is False
 

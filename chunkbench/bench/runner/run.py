@@ -161,8 +161,6 @@ def _finished(
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C during a run."""
-
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -179,7 +179,6 @@ class RunWriter:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest as it is on disk."""
         return Manifest.model_validate(self._values)
 
     @classmethod
@@ -239,7 +238,6 @@ class RunWriter:
         self.cases[:] = [*kept, *cases]
 
     def update_manifest(self, **values: Any) -> None:
-        """Change values of the manifest on disk."""
         self._values |= values
         self._write_manifest()
 
