@@ -1,6 +1,4 @@
-"""Figure of answers: the share of needles found and of equal next tokens, over the length of the context or the
-window.
-"""
+"""Figure of answers: needles found and equal next tokens, over the length of the context or over the window."""
 
 from __future__ import annotations
 

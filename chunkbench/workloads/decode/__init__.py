@@ -49,8 +49,8 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return memory_guard.touched_bytes(point, seed, shares_storage)
 
     def definition(self, implementation: str) -> str:
-        """The name of an implementation of `head_methods`, which does not compute attention over all tokens. Empty for
-        other implementations.
+        """The implementation's name if it is one of `head_methods`, which compute attention over fewer tokens.
+        Otherwise empty.
         """
         from chunkbench.baselines.head_methods import METHODS
 

@@ -57,8 +57,8 @@ class Panel:
 
 
 def x_axis(report: Report) -> str:
-    """The numeric axis with the most values. For `n_s / n_p`, the values at one n_p count. Between axes with equally
-    many values, `n_s / n_p` wins, then the last one.
+    """The numeric axis with the most values. For `n_s / n_p`, the values at one n_p count. If several axes have equally
+    many values, it is `n_s / n_p`, or else the last of them.
     """
     shares: dict[object, set[object]] = {}
     for group in report.groups:
@@ -84,7 +84,7 @@ def undrawn(report: Report) -> int:
 
 
 def panels(report: Report) -> list[Panel]:
-    """One panel for each combination of the other axes for which there are curves."""
+    """A panel for each combination of the axes that are not on the x-axis. Panels without curves are left out."""
     axis = x_axis(report)
     panel_axes = [a for a in report.varying if a != axis and not (axis == SHARE and a == "n_s")]
     drawn = by_values((group for group in report.groups if _x(group, axis) is not None), panel_axes)

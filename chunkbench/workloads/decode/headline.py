@@ -61,7 +61,7 @@ def matches(groups: Sequence[Group], baseline: str, columns: Columns) -> list[Ma
 
 
 def baseline_losses(compared: Sequence[Match], label: str, varying: Sequence[str], columns: Columns) -> str:
-    """One line that names the points where the baseline is slower; empty if there are none."""
+    """A line that names the points where the baseline is slower. Empty if there are none."""
     lost = [match for match in compared if match.speedup < 1]
     if not lost:
         return ""
@@ -101,7 +101,7 @@ def _place(match: Match, varying: Sequence[str], columns: Columns) -> str:
 
 
 _ALONE = "paged_attn"
-"""An implementation that keeps every sequence in blocks of its own, so that nothing is shared."""
+"""An implementation that shares no blocks between sequences."""
 
 
 def gains(report: Report, shape: LlamaShape) -> list[str]:

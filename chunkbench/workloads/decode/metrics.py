@@ -38,4 +38,4 @@ METRICS = HELD | by_name(
     Metric("roofline_fraction", "roofline", one(roofline_fraction), SHARE, "higher"),
     Metric("bandwidth_fraction", "bandwidth", one(bandwidth_fraction), SHARE, "higher"),
 )
-"""Metrics of sessions whose calls are timed, besides those of `HELD`."""
+"""The metrics of `HELD`, and those of timed calls."""

@@ -69,8 +69,8 @@ def middle(traces: Sequence[TraceFacts]) -> TraceFacts:
 
 
 def phases(trace: TraceFacts) -> list[Phase]:
-    """The sums of shared units, of private units, and of all units. A sum without units is left out. If only one
-    remains, the sum of all units is left out too.
+    """The sums of shared units, of private units, and of all units. A sum without units is left out. If all units are
+    of one type, the sum of all units is left out too.
     """
     parts = (_phase(name, [unit for unit in trace.units if unit.shared == (name == "shared")]) for name in _NAMES)
     found = [part for part in parts if part.units]

@@ -14,8 +14,8 @@ _WIDEST = 4.0
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw a line for each implementation (Dolan, More 2002). y is the share of points at which it takes at most x
-    times as long as the fastest one.
+    """Draw a line for each implementation (Dolan, More 2002). y is the share of points at which the implementation
+    takes at most x times as long as the fastest one.
     """
     ranked = standings(contests(report.groups, manifest.experiment.confidence))
     if len(ranked) < 2:

@@ -1,4 +1,4 @@
-"""Tables of decode attention: token rates, latencies, ratios here and in the paper, details, expectations."""
+"""Tables of decode attention: token rates, latencies, measured and printed ratios, details, and expectations."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> list[State
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw the figure; None if no token rate is known."""
+    """Draw the figure. Returns None if no token rate is known."""
     all_panels = panels(report, manifest.experiment.paper)
     if not all_panels:
         return None

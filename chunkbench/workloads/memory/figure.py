@@ -31,7 +31,7 @@ _GREY = "#777777"
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw bytes along each of n_s, batch size and n_p that varies, then savings and empty slots. Returns None if no
+    """Draw bytes against n_s, batch size and n_p, if they vary. Then draw savings and empty slots. Returns None if no
     bytes are known.
     """
     sized = [group for group in report.groups if any(row.kv_bytes for row in group.rows.values())]

@@ -1,4 +1,4 @@
-"""The report of K/V memory: bytes of each implementation, savings of sharing, empty slots of chunks."""
+"""The report of K/V memory: bytes of each implementation, saving by shared prefixes, and empty slots of chunks."""
 
 from __future__ import annotations
 

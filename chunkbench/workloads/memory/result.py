@@ -63,7 +63,7 @@ def saving(contiguous: DecodeResult | MemoryResult | None, cache: DecodeResult |
 
 
 def saving_of(group: Group) -> Saving | None:
-    """The saving of the prefix-aware cache at a point; None if its bytes are unknown."""
+    """The saving of the prefix-aware cache at a point. None if its bytes are unknown."""
     cache, contiguous = group.rows.get(PAKV), group.rows.get(CONTIGUOUS)
     if cache is None or cache.kv_bytes is None or not isinstance(cache.facts, MemoryResult):
         return None

@@ -27,7 +27,7 @@ from chunkbench.report.layout import Report
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each model, context and data type; None if nothing was measured."""
+    """Draw a panel for each model, context and data type. Returns None if nothing was measured."""
     panel_axes = [axis for axis in report.varying if axis != "batch_size"]
     drawn = {
         title: [row for group in groups for row in group.rows.values() if row.derived.latency_us and _facts(row).peaks]

@@ -58,7 +58,7 @@ class MlpSession(_Stateless):
 
 
 class SelfAttentionSession(NaiveSession):
-    """Attention of one new token over n_p earlier tokens and itself; every call does the same work."""
+    """Attention of one new token over n_p earlier tokens and itself. Every call does the same work."""
 
     def __init__(self, inputs: ModulesInputs) -> None:
         super().__init__(inputs)

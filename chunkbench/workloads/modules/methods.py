@@ -1,4 +1,4 @@
-"""The modules of a decoder layer that experiments can name, like implementations."""
+"""The registry of the modules of a decoder layer."""
 
 from __future__ import annotations
 

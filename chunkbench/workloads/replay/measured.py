@@ -130,11 +130,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def non_negative(columns: Floats, target: Floats) -> Floats:
-    """Coefficients x >= 0 with the smallest sum of squares of `columns @ x - target`; `columns` is [rows, columns],
+    """Coefficients x >= 0 with the smallest sum of squares of `columns @ x - target`. `columns` is [rows, columns],
     with few columns.
 
-    The best x is the plain least-squares solution over the columns where x is not 0. So all sets of columns are tried;
-    five columns have 31 sets. Columns of zeros get 0.
+    The best x is the plain least-squares solution over the columns where x is not 0. So all sets of columns are tried.
+    Five columns have 31 sets. Columns of zeros get 0.
     """
     scale = np.abs(columns).max(axis=0)
     scale[scale == 0] = 1.0

@@ -15,7 +15,7 @@ SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system in the paper's Table 4 that uses such a manager."""
 
 REPLAYED_AS = {"wmt16": "alpaca"}
-"""Texts whose lengths the PagedAttention paper does not print -> the traffic whose lengths replace them."""
+"""Traffic whose lengths the PagedAttention paper does not print -> the traffic whose lengths are used."""
 
 
 def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
@@ -56,7 +56,8 @@ def printed(group: Group, row: Row, column: str) -> str | None:
 
 
 OBJECTIVE_S = 0.1
-"""A rate of generated or recorded traffic is sustained up to this number of seconds per token.
+"""A rate of generated or recorded traffic counts as sustained if its requests take at most this number of seconds per
+token.
 
 The value is our choice. The PagedAttention paper compares rates at similar latencies, on axes up to 1 s. At 0.1 s some
 requests already wait. At much longer latencies, the rate depends on how long the traffic lasts.

@@ -68,7 +68,7 @@ class ReplaySeed(Facts):
     arrival_seed: Count
     requests: Count
     refused: Count
-    """Requests that never fit into the memory; latencies do not contain them."""
+    """Number of requests that never fit into the memory. Latencies do not contain them."""
     prompt_tokens: Count
     """Prompt tokens of the requests that were answered."""
     cached_tokens: Count

@@ -32,7 +32,7 @@ class Replayed(Entry):
     """Time of the first token of the answer."""
     last: float | None = None
     refused: str = ""
-    """Why the request never fits into the memory; empty if it fits."""
+    """Why the request never fits into the memory. Empty if it fits."""
 
     @property
     def text(self) -> Text:
@@ -81,11 +81,11 @@ def replay(
     step_time: StepTime,
     answers: int = 1,
 ) -> Replay:
-    """Replay requests, which must be in order of due time. Each request has `answers` answers. If there are several,
-    `manager` is an `AnswerGroups`, and the budget of a step counts the tokens of one answer per request.
+    """Replay requests, which must be in order of due time. Each request has `answers` answers.
 
-    A request joins the queue at the first step that begins at or after its due time. A step takes the time that
-    `step_time` gives; its tokens appear at its end. Raises Stuck.
+    With several answers, `manager` is an `AnswerGroups`, and the budget of a step counts one answer per request. A
+    request joins the queue at the first step that begins at or after its due time. A step takes the time that
+    `step_time` gives. Its tokens appear at its end. Raises Stuck.
     """
     entries = [
         Replayed(number, request, request.text.prompt, request.text.total) for number, request in enumerate(requests)

@@ -26,8 +26,7 @@ class StepShape:
     prompt_tokens: int = 0
     """Prompt tokens that the step computes, over all prompts."""
     prompt_reads: int = 0
-    """For each computed prompt token, the number of tokens that it attends to, summed: `i + 1` for token `i` of a
-    prompt.
+    """Sum over the computed prompt tokens: `i + 1` for token `i` of a prompt, because it attends to that many tokens.
     """
     sampled: int = 0
     """Number of rows whose logits are needed: decoding sequences, and prompts that end in this step."""
@@ -41,7 +40,7 @@ class StepShape:
 
     @property
     def read_again(self) -> int:
-        """Number of reads of shared tokens after the first read of each."""
+        """Number of reads of shared tokens, without the first read of each token."""
         return self.reads.shared_covered - self.reads.shared if self.decoding else 0
 
 
@@ -54,13 +53,13 @@ class StepTime(Protocol):
 
     @property
     def words(self) -> str:
-        """The source of the numbers, in one line for reports."""
+        """The source of the times, in one line for reports."""
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Every step takes the same time. Raises ValueError unless that time is above 0."""
+    """Every step takes the same time. Raises ValueError if the time is not above 0."""
 
     step_s: float
 
@@ -95,15 +94,15 @@ class WithSwaps:
 
 
 _BYTES = 1 << 28
-"""Bytes of the memory that copies are read from. Most machines have smaller caches."""
+"""Bytes of the memory that is copied from. Most machines have smaller caches."""
 _COPIED = 1 << 26
 _TIMES = 5
 
 
 @cache
 def copy_rate(piece_bytes: int) -> float:
-    """Bytes per second at which pieces of this size are copied from random places into one contiguous area: median of 5
-    copies.
+    """Bytes per second at which pieces of this size are copied from random places into one contiguous area, as a median
+    of 5 copies.
 
     One thread makes one copy for each piece, as a server moves blocks between two memories. The time of Python's call
     is included. Each size is measured once per process.

@@ -27,7 +27,7 @@ class Heads(NamedTuple):
 
 
 class BlockKernel(Protocol):
-    """A kernel that computes attention over a block. A block is one tensor, which is sent between ranks unchanged."""
+    """A kernel that computes attention over a block. A block is one tensor, so ranks can send it as it is."""
 
     def block(self, tokens: int) -> torch.Tensor:
         """Allocate an empty block for K and V of this number of tokens."""
@@ -79,7 +79,7 @@ class NativeBlocks:
 
     def add_sequences(self, q: torch.Tensor, block: torch.Tensor, tokens: int, rows: Ints, running: Running) -> None:
         """Add the attention of these rows to `running`. Each row attends to one sequence of a block that `sequences`
-        built; every sequence has `tokens` tokens.
+        built. Every sequence has `tokens` tokens.
         """
         each = -(-tokens // CHUNK_SIZE)
         store, chunks = self._chunks(block, len(rows) * each * CHUNK_SIZE)
@@ -129,10 +129,11 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tu
 
 
 def rectangles(seen: Ints) -> Iterator[tuple[slice, slice, bool]]:
-    """Split attention into calls that are full or causal. `seen[i]` is the number of leading keys that row i sees.
-    Yields (rows, keys, whether the call is causal).
+    """Split attention into full and causal calls. Row i sees the first `seen[i]` keys. Yields (rows, keys, whether the
+    call is causal).
 
-    Consecutive rows must see equally many keys, or each row one key more than the row before.
+    Rows that see no key must come first. A run of rows with equal `seen` takes one call. A run in which `seen` grows by
+    one takes at most two.
     """
     first = int(np.argmax(seen > 0)) if seen.any() else len(seen)
     while first < len(seen):

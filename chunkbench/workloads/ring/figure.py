@@ -1,4 +1,4 @@
-"""Figure of a ring: the activities of each rank over time, and the share of transfers that a slow link exposes."""
+"""Figure of a ring: the activities of each rank over time, and the exposed share of transfers on a slow link."""
 
 from __future__ import annotations
 

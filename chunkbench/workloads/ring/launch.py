@@ -26,7 +26,7 @@ _SETTLE_S = 1.0
 
 
 class RankLostError(Exception):
-    """A rank died, hangs or failed. The message names the rank; `status` is the status of the case."""
+    """A rank died, hangs or failed. The message names the rank. `status` is the status of the case."""
 
     def __init__(self, message: str, status: Literal["crashed", "timeout", "error"] = "error") -> None:
         super().__init__(message)
@@ -219,7 +219,7 @@ def share_of_cpus(rank: int, ranks: int) -> tuple[int, ...]:
 
 
 def world_from_environment() -> GivenWorld | None:
-    """The world that the environment describes; None without RANK or WORLD_SIZE. Raises `ValueError` if other variables
+    """The world that the environment describes. None without RANK or WORLD_SIZE. Raises `ValueError` if other variables
     are missing or are not numbers.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -1,4 +1,4 @@
-"""The schemes that experiments of `kind: ring` can name: our own, and those of other libraries."""
+"""The schemes that experiments of `kind: ring` can name. Some are our own, others belong to other libraries."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Peer(NamedTuple):
     install: str = ""
 
     def missing(self) -> str:
-        """How to install the missing module; empty if it is installed."""
+        """How to install the missing module. Empty if it is installed."""
         return "" if importlib.util.find_spec(self.module) else self.install
 
 

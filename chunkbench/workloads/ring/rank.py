@@ -31,7 +31,7 @@ START_S = 120.0
 """Seconds that ranks and their leader wait for each other at the start."""
 BEAT_S = 0.2
 END = "end"
-"""First message to the ranks if there is no job. Otherwise the first message is the name of the device."""
+"""First message to the ranks if there is no job. If there are jobs, the first message is the name of the device."""
 _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
 """Largest number of tokens in the probed block."""
@@ -133,10 +133,9 @@ def is_loopback(host: str, port: int) -> bool:
 
 
 def interface_to(host: str, port: int) -> str:
-    """The network interface that leads to rank 0. Raises OSError if GLOO_SOCKET_IFNAME names an interface that this
-    machine lacks.
+    """The network interface that leads to rank 0. Gloo's own choice may be the loopback.
 
-    Without this choice Gloo takes the interface of the machine's name, which may be the loopback.
+    Raises OSError if GLOO_SOCKET_IFNAME names an interface that this machine lacks.
     """
     addresses = psutil.net_if_addrs()
     if chosen := os.environ.get("GLOO_SOCKET_IFNAME"):

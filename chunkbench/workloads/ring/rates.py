@@ -46,7 +46,7 @@ def break_even(facts: RingResult) -> float | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a causal prefill of one layer, whose times are computed from rates."""
+    """Shape of a causal prefill of one layer."""
 
     tokens: int
     heads: int

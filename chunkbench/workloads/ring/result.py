@@ -16,7 +16,7 @@ class RingPoint(Point):
     """A context of n_p tokens over several ranks: the prefill of one sequence, or a decode step of `batch_size`
     sequences.
 
-    Sequences that decode share their first n_s tokens, which are split over the ranks. `link` is in bytes per second;
+    Sequences that decode share their first n_s tokens, which are split over the ranks. `link` is in bytes per second.
     `threads` is the number of threads of each rank.
     """
 
@@ -61,7 +61,7 @@ class RankFacts(Facts):
     """Facts about one rank that are the same in all rounds."""
 
     sent_bytes: Count | None
-    """Bytes sent in one pass; None where another library moves the bytes."""
+    """Bytes sent in one pass. None if another library moves the bytes."""
     peak_bytes: Count | None
     """Peak memory of the rank's session, with its inputs, in bytes. None if the system does not report memory."""
     pairs: Count
@@ -84,7 +84,7 @@ class RingResult(RingPoint, Result):
     flops_per_s: PositiveFloat | None = None
     """Probed rate of the block kernel on one rank while all ranks compute."""
     bytes_per_s: PositiveFloat | None = None
-    """Probed rate of a transfer around the ring, `link` included; None for one rank."""
+    """Probed rate of a transfer around the ring, with the limit of `link`. None for one rank."""
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
     hosts: Count = 1

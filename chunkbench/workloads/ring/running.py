@@ -9,10 +9,8 @@ import torch.distributed as dist
 
 
 class Running:
-    """Partial results. `outputs` `[rows, h, d]`: sums of weights times V; `stats` `[rows, h, 2]`: largest score m and
-    sum of weights n.
-
-    Both are float32. A weight is exp(scale (score - m)), with scale 1/sqrt(d).
+    """Partial results in float32. `outputs` `[rows, h, d]` are sums of weights times V. `stats` `[rows, h, 2]` are the
+    largest score m and the sum of weights n. A weight is exp(scale (score - m)), with scale 1/sqrt(d).
     """
 
     def __init__(self, rows: int, heads: int, head_dim: int, device: str = "cpu") -> None:

@@ -19,7 +19,7 @@ from chunkbench.workloads.ring.world import World
 
 
 def missing(scheme: Scheme) -> str:
-    """How to install the module that a scheme lacks; empty if it lacks none."""
+    """How to install the module that a scheme needs. Empty if it is installed, or if the scheme needs none."""
     if scheme.kernel == "native":
         return why_missing()
     return PEERS[scheme.kernel].missing() if scheme.kernel in PEERS else ""

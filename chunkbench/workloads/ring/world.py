@@ -55,7 +55,7 @@ class World:
             return Transfer(self, block, incoming)
 
     def all_gather(self, blocks: Sequence[torch.Tensor]) -> None:
-        """Fill `blocks`, which has one block per rank; this rank's own block must be filled already."""
+        """Fill `blocks`, which has one block per rank. This rank's own block must be filled already."""
         with self._collective((self.size - 1) * blocks[0].nbytes):
             dist.all_gather(list(blocks), blocks[self.rank])
 

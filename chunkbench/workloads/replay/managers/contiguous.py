@@ -24,9 +24,9 @@ class _Live:
 class Contiguous(AccountedManager):
     """Each sequence reserves all its slots when it is allocated. Nothing is shared, and a reservation never grows.
 
-    `reserve` sets the number of tokens. "max": as many as the server's longest sequence has; "pow2": the prompt, and
-    the answer's length rounded up to a power of two; "exact": prompt and answer, which a real server cannot know. The
-    pieces come from a buddy allocator (see `Buddy`), which rounds each reservation up to a power of two.
+    `reserve` is the number of reserved tokens. "max": the length of the server's longest sequence. "pow2": the prompt,
+    plus the answer's length rounded up to a power of two. "exact": prompt and answer, which a real server cannot know.
+    A `Buddy` allocator rounds each reservation up to a power of two.
     """
 
     _live: LiveSequences[_Live]

@@ -120,7 +120,7 @@ class Paged(AccountedManager):
         return True
 
     def accounts(self) -> Accounts:
-        """How the slots are used. A partial block that forks share is counted as filled up to the longest fork."""
+        """How the slots are used. A partial block that forks share counts as filled up to the longest fork."""
         covered = sum(entry.tokens for entry in self._live.values())
         used = covered - self._shared_covered + self._shared
         reserved: dict[int, int] = {}  # last block of a table -> tokens that will still come

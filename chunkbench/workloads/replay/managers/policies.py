@@ -30,7 +30,7 @@ class _Ranked(Policy):
 
     @abstractmethod
     def rank(self, key: int) -> tuple[int, int]:
-        """The block with the smallest pair is taken first."""
+        """Two numbers that order the free blocks. The block with the smallest pair is taken first."""
 
     def freed(self, key: int) -> None:
         self._free[key] = place = (*self.rank(key), key)
