@@ -1,5 +1,5 @@
-"""Traffic: when requests are due, their prompts, and the lengths of their answers. Traffic is drawn or read from a
-file."""
+"""Requests for a server or a replay: due times, prompts and lengths of answers. They are drawn at random or read
+from files."""
 
 from chunkbench.traffic.arrivals import Arrivals, due_times
 from chunkbench.traffic.formats import read_traffic

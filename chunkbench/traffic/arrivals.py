@@ -1,4 +1,4 @@
-"""Random distributions of the times at which requests are due, and of their lengths."""
+"""Random due times of requests, and random lengths of prompts and answers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The distribution of the gaps between requests. All distributions have the same mean.
+    """The distribution of the gaps between the due times of requests.
 
-    poisson: exponential gaps, as in section 4.2 of the paper; gamma: gaps of the given spread; constant: equal gaps.
+    poisson: exponential gaps, as in section 4.2 of the paper; gamma: gamma-distributed gaps; constant: equal gaps.
+    The request rate sets the mean gap.
     """
 
     kind: Literal["poisson", "gamma", "constant"] = "poisson"
     spread: float = 1.0
-    """gamma only: standard deviation of the gaps divided by their mean. 1 is the same as poisson; above 1 requests come
-    in bursts."""
+    """For gamma: standard deviation of the gaps divided by their mean. 1 equals poisson; a larger value gives bursts
+    of requests."""
 
     def __post_init__(self) -> None:
         if not 1e-3 <= self.spread <= 1e3:  # beyond, gaps of the gamma law overflow
@@ -29,9 +30,10 @@ class Arrivals:
 
 
 def due_times(arrivals: Arrivals, rate: float, count: int, seed: int | str) -> list[float]:
-    """Seconds at which `count` requests are due, at `rate` requests per second in the mean. The first one is due at 0.
+    """Draw the due times of `count` requests, in seconds. The first is 0; `rate` is the mean number of requests per
+    second.
 
-    The same seed gives the same sequence of gaps in units of 1 / rate at every rate. Raises ValueError.
+    With the same seed, another rate only stretches the times. Raises ValueError.
     """
     if not rate > 0:
         raise ValueError(f"the rate must be above 0 requests per second, not {rate}")
@@ -52,16 +54,15 @@ def _gap(arrivals: Arrivals, chance: random.Random) -> float:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A distribution of numbers of tokens from 1 to `most`: a log-normal number is rounded, then limited to this range.
+    """A distribution of numbers of tokens. A log-normal number is rounded, then limited to the range from 1 to `most`.
 
     Raises ValueError.
     """
 
     mean: float
-    """Mean of the draws, after rounding and limiting."""
+    """Mean of the drawn numbers of tokens, after rounding and limiting."""
     sigma: float
-    """Standard deviation of the logarithm before rounding. The median of the draws is about
-    `mean * exp(-sigma**2 / 2)`."""
+    """Standard deviation of the number's logarithm before rounding. The median is about `mean * exp(-sigma**2 / 2)`."""
     most: int
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class LogNormal:
             raise ValueError(f"a length needs 1 < mean < most and sigma > 0, not {self}")
 
     def draw(self, chance: random.Random) -> int:
-        """Draw one length, in tokens."""
+        """Draw a number of tokens."""
         return min(max(round(chance.lognormvariate(self._mu, self.sigma)), 1), self.most)
 
     @cached_property
@@ -89,7 +90,7 @@ class LogNormal:
 
 
 class Lengths(NamedTuple):
-    """The distributions of prompt and answer lengths of a workload."""
+    """The distributions of prompt lengths and answer lengths."""
 
     prompt: LogNormal
     answer: LogNormal
@@ -99,6 +100,6 @@ LENGTHS: Mapping[str, Lengths] = {
     "sharegpt": Lengths(LogNormal(161, 1.0, 2048), LogNormal(338, 1.0, 2048)),
     "alpaca": Lengths(LogNormal(19, 1.0, 2048), LogNormal(58, 1.0, 2048)),
 }
-"""Lengths of ShareGPT and Alpaca. The means are those of the PagedAttention paper. The rest is our choice: the
-log-normal form, sigma = 1 (half of the lengths lie within a factor of 2 of the median), and at most 2048 tokens, the
-context of the models in that paper."""
+"""Lengths like those of ShareGPT and Alpaca. The means come from the PagedAttention paper. We chose the rest: a
+log-normal distribution, sigma = 1 (half of the lengths lie within a factor of 2 of the median), and at most 2048
+tokens, the context of that paper's models."""

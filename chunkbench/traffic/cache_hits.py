@@ -1,4 +1,4 @@
-"""Compares the tokens that a server found in its cache with the tokens that the requests share."""
+"""Counts the prompt tokens that a server found in its cache, and those that it could have found."""
 
 from __future__ import annotations
 
@@ -11,61 +11,58 @@ from chunkbench.attention.tokens import alike
 from chunkbench.traffic.request_result import RequestResult
 
 SLACK_TOKENS = 64
-"""Number of cached tokens of a request to ignore: a chat template begins all prompts with the same tokens, and a cache
-rounds to whole blocks."""
+"""This number of cached tokens per request proves nothing: a chat template begins all prompts with the same tokens."""
 _BY_CHANCE_TOKENS = 4
-"""Number of first tokens of a request that may be equal to those of a warm-up by chance."""
+"""The first tokens of a request and of a warm-up request may be equal by chance, up to this number."""
 _LENGTHS_DIFFER = 1.1
-"""Texts differ by up to this factor in tokens per character. A comparison of tokens with characters allows for it."""
+"""The number of tokens per character differs by up to this factor between texts."""
 
 
 class Exchange(NamedTuple):
-    """A request that has ended, with its prompt and answer as token ids or text."""
+    """A request that has ended. `prompt` and `whole` are token ids or text."""
 
     request: RequestResult
     prompt: Sequence[Any]
     whole: Sequence[Any]
-    """The prompt and the part of its answer that a later prompt may repeat."""
+    """The prompt, and as much of the answer as a later prompt may repeat."""
 
 
 @dataclass(frozen=True)
 class CacheHits:
-    """Counts the prompt tokens of the answered requests that were found in the server's cache, and those that were
-    computed."""
+    """The prompt tokens of all answered requests, and how many of them the server found in its cache."""
 
     requests: int
     prompt_tokens: int
-    """All prompt tokens. A server that shares nothing computes all of them."""
+    """Number of prompt tokens. A server without sharing computes all of them."""
     cached_tokens: int | None
-    """Prompt tokens that the server found in its cache; None if the server does not say."""
+    """Number of prompt tokens that the server found in its cache; None if the server does not say."""
     source: Literal["usage", "metrics"] | None
-    """Source of `cached_tokens`: the usage of each answer, or the server's metrics, which count all its clients."""
+    """Where `cached_tokens` comes from: the `usage` of each answer, or the server's metrics, which include other
+    clients."""
     most_cached: int | None
-    """Largest number of cached tokens of one request; None if the usage of answers does not say."""
+    """Largest number of cached tokens of a single request; None if the answers have no such number."""
     shared: float
-    """Share of the prompts that earlier prompts or answers contain. A cache without limit that was empty at first finds
-    this share."""
+    """Share of the prompts, from 0 to 1, that repeats the beginning of an earlier request. An unlimited cache that
+    is empty at first finds this share."""
     unit: Literal["tokens", "characters"]
-    """The unit in which `shared` was counted."""
+    """Whether `shared` was computed from tokens or from characters."""
 
     @property
     def computed_tokens(self) -> int | None:
-        """Prompt tokens that the server computed."""
         return None if self.cached_tokens is None else self.prompt_tokens - self.cached_tokens
 
     @property
     def warm(self) -> bool:
-        """Whether the server found more tokens than these requests can have left in the cache: then the cache was not
-        empty at first."""
+        """Whether the server found more tokens than these requests share. Then the cache was not empty at first."""
         most, slack = self.shared * self.prompt_tokens, _BY_CHANCE_TOKENS
         if self.unit == "characters":
             most, slack = most * _LENGTHS_DIFFER, SLACK_TOKENS
         return (self.cached_tokens or 0) > most + slack * self.requests
 
     def doubt(self, control: bool) -> str:
-        """Why latencies may depend on the earlier contents of the cache; empty if they do not.
+        """Text that says why the cache's earlier contents may have changed latencies; empty if they did not.
 
-        `control`: whether these are control requests, which share nothing (`chunkbench load --control`).
+        `control`: whether the requests share nothing (`chunkbench load --control`).
         """
         if control and (self.most_cached or 0) > SLACK_TOKENS:
             most = f"{self.most_cached} tokens of a request were found in the cache"
@@ -79,9 +76,9 @@ class CacheHits:
 
 
 def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> CacheHits | None:
-    """The cache hits of requests; None if no request with a known length was answered.
+    """Count the cache hits of requests. None if no request was answered, or no prompt has a known length.
 
-    `counted`: tokens that the server found in its cache meanwhile, according to its metrics.
+    `counted`: number of cached tokens by the server's metrics. It is used if no answer reports its own number.
     """
     sent = [exchange for exchange in ended if exchange.request.sent is not None]
     sent.sort(key=lambda exchange: exchange.request.sent or 0.0)

@@ -1,4 +1,4 @@
-"""Conversations of several turns. Each prompt repeats all earlier prompts and answers."""
+"""Draws conversations of several turns. Each prompt repeats all earlier prompts and answers of its conversation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from chunkbench.traffic.replayed import ReplayRequest, replay_request
 
 @dataclass(frozen=True)
 class Conversations:
-    """Conversations that all have the same number of turns.
+    """Describes conversations that all have `turns` turns.
 
-    The prompt of a turn is the system prompt, all earlier prompts and answers of the conversation, and new text of the
-    user. So a cache that keeps answers finds all of it except the new text. Raises ValueError.
+    The prompt of a turn is the system prompt, all earlier texts and answers of the conversation, and new text of the
+    user. A cache that keeps answers finds everything but the new text. Raises ValueError.
     """
 
     turns: int
     lengths: Lengths
-    """Lengths of the user's new text, and of an answer."""
+    """Lengths of the user's new text in a turn, and of an answer."""
     think_s: float
-    """Mean pause between the due times of two turns; pauses are exponential. A turn does not wait for the answer before
-    it. With a slow server it may be due before that answer ends, which is impossible for a real client."""
+    """Mean of the exponential pauses between the due times of two turns, in seconds. A turn does not wait for the
+    answer to the turn before. With a slow server it may be due before that answer ends, unlike with real users."""
     system_prompt: int = 0
-    """Tokens of a system prompt."""
+    """Number of tokens of a system prompt."""
     system_prompts: int = 1
     """Number of different system prompts; conversation i has system prompt i modulo this number."""
 
@@ -38,10 +38,11 @@ class Conversations:
 
 
 def from_conversations(conversations: Conversations, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
-    """The first `count` requests, in order of due time. Conversations start by a Poisson process.
+    """Draw conversations, and return their first `count` requests in order of due time. Conversations start by a
+    Poisson process.
 
-    `rate` is the number of requests per second once as many conversations end as begin. Before, for about the first
-    `turns * think_s` seconds, fewer requests are due. A larger count extends the same sequence. Raises ValueError.
+    `rate` is the number of requests per second after about `turns * think_s` seconds. Before, fewer requests are
+    due. A larger count extends the same sequence. Raises ValueError.
     """
     starts = due_times(Arrivals(), rate / conversations.turns, count, f"{seed} conversations")
     turns = [

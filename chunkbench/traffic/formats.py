@@ -1,4 +1,4 @@
-"""Files of real traffic, in the formats in which they are published."""
+"""Reads files of real traffic in their published formats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from chunkbench.traffic.trace import MOST_TOKENS, Trace, TraceError, TraceReques
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 _MOST_BAD_LINES = 5
-"""Reading stops after this number of bad lines and names them."""
+"""Reading stops after this number of bad lines. The error lists them."""
 _OWN_BLOCK = 16
 _MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16
-"""Tokens of a block in the traces of Mooncake and of Bailian."""
+"""Number of tokens of a block in traces of Mooncake, and of Bailian."""
 _TEXTS = {"conversations", "messages", "text_input", "text", "turns"}
-"""Keys that show that a line holds texts."""
+"""A line with one of these keys holds texts."""
 
 
 class _OwnLine(BaseModel):
@@ -34,19 +34,19 @@ class _OwnLine(BaseModel):
 
 
 Parse = Callable[[Any], TraceRequest | None]
-"""Reads one line. Returns None for a failed request, which is left out. Raises ValueError or KeyError."""
+"""A function that reads one line. It returns None for a failed request. Raises ValueError or KeyError."""
 
 
 def read_traffic(path: Path) -> Trace:
-    """Read a trace. The first line decides which format it has.
+    """Read a trace. Its first line decides the format.
 
-    Mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. AIPerf: the same, with
-    turns of conversations (`MooncakeLines`). Bailian: the same with `chat_id`, in seconds and blocks of 16 tokens.
-    Azure: CSV with `TIMESTAMP` (UTC where it names no zone), `ContextTokens`, `GeneratedTokens`. BurstGPT: CSV with
-    `Timestamp` (s), `Request tokens`, `Response tokens`. The load's own: JSON lines with `prompt` (token ids),
-    `max_tokens` and, in all lines or in none, `due` (s after the start).
+    Mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. AIPerf: Mooncake's format
+    with turns of conversations (`MooncakeLines`). Bailian: Mooncake's format with `chat_id`, times in seconds and
+    blocks of 16 tokens. Azure: CSV with `TIMESTAMP` (UTC if it has no time zone), `ContextTokens`, `GeneratedTokens`.
+    BurstGPT: CSV with `Timestamp` (s), `Request tokens`, `Response tokens`. ChunkBench: JSON lines with `prompt` (token
+    ids), `max_tokens` and, in all lines or in none, `due` (s after the start).
 
-    Raises TraceError, which names the bad lines; a file with a bad line is not read at all.
+    If a line is bad, nothing is returned. Raises TraceError, which lists the bad lines.
     """
     try:
         text = read_text(path)
@@ -133,7 +133,7 @@ def _own_line(line: Any) -> _OwnLine:
 
 
 def validated(kind: type[M], line: Any) -> M:
-    """A line as a model. Raises ValueError that names the field."""
+    """Check a line against a pydantic model, and return the model. Raises ValueError that names the wrong field."""
     try:
         return kind.model_validate(line)
     except ValidationError as error:
@@ -159,8 +159,8 @@ def _trace(
 
 
 def parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
-    """The requests that `parse` makes of the lines, and the number of lines that it left out. Raises TraceError if a
-    line is bad, or all are left out."""
+    """Call `parse` for each numbered line. Returns the requests, and the number of lines for which `parse` returned
+    None. Raises TraceError if a line is bad or no request is left."""
     requests: list[T] = []
     problems: list[str] = []
     failed = 0
@@ -188,7 +188,8 @@ def parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any
 
 
 def json_lines(text: str) -> Iterator[tuple[int, Any]]:
-    """Number of each line and its value, or the error if the line is not a JSON object."""
+    """Number of each line, with its JSON object. A line that is not a JSON object gives a ValueError in place of the
+    object."""
     for number, line in lines(text):
         try:
             value = from_json(line)

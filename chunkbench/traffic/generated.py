@@ -1,4 +1,4 @@
-"""Generated traffic, which experiments name instead of a file, and requests drawn for traces that hold only lengths."""
+"""Makes the traffic that experiments name, such as `chat`. Also draws tokens for traces that hold only lengths."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from chunkbench.traffic.trace import Trace, TraceRequest
 
 CHAT_TURNS = 6
 CHAT_THINK_S = 30.0
-"""Number of turns of a conversation of `chat`, and mean pause between two turns in seconds. We chose both; no source
-states them."""
+"""Mean pause between two turns of a conversation of `chat`, in seconds. This number and `CHAT_TURNS` are our choice."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The requirements of an experiment on generated traffic. The last five names are axes; None if the experiment does
-    not set the axis."""
+    """The traffic that an experiment asks for. `n_p` to `tree` are axes; None if the experiment does not set the
+    axis."""
 
     rate: float
-    """Requests per second in the mean; they arrive by a Poisson process."""
+    """Mean number of requests per second."""
     count: int
-    """Number of requests."""
     seed: int | str = 0
     n_p: int | None = None
     n_s: int | None = None
@@ -39,12 +37,12 @@ class Demand:
 
     @property
     def due(self) -> list[float]:
-        """Seconds at which the requests are due: Poisson arrivals."""
+        """Due times of the requests in seconds, by a Poisson process."""
         return due_times(Arrivals(), self.rate, self.count, self.seed)
 
 
 Generate = Callable[[Demand], list[ReplayRequest]]
-"""Makes requests in order of due time. Raises ValueError for axes that it cannot use."""
+"""A function that makes requests in order of due time. Raises ValueError if it cannot use an axis that is set."""
 
 
 def _fixed(demand: Demand) -> list[ReplayRequest]:
@@ -91,11 +89,11 @@ GENERATED: Mapping[str, Generate] = {
     "chat": _chat,
     "conversations": _conversations,
 }
-"""Name of generated traffic -> its function. `fixed` needs n_p and n_c, and takes n_s and prompts, or tree.
-`conversations` takes none of these axes. The others draw lengths (`LENGTHS`) and take n_s and prompts, for their system
-prompts."""
+"""Name of traffic -> function that makes it. `fixed` needs n_p and n_c; it takes n_s and prompts, or tree.
+`conversations` takes no axis. The others draw their lengths from `LENGTHS`, and take n_s and prompts for their
+system prompts."""
 DRAWN_SYSTEM_PROMPTS = ("fixed", "sharegpt", "alpaca", "chat")
-"""Names of the traffic whose system prompts are described by n_s and prompts."""
+"""Names of traffic whose system prompts are set by n_s and prompts."""
 
 
 def _number(value: int | None, default: int) -> int:
@@ -111,13 +109,13 @@ def _refuse(name: str, demand: Demand, *unused: str, why: str = "") -> None:
 def draw_traffic(
     trace: Trace, count: int, vocabulary: int, seed: int | str, longest: int | None = None
 ) -> list[PlannedRequest]:
-    """The first `count` requests of a trace that have at most `longest` tokens, with drawn token ids. The first is due
-    at 0 s.
+    """Take the first `count` requests of a trace that have at most `longest` tokens, and draw their token ids below
+    `vocabulary`. The first request is due at 0 s.
 
-    A turn of a conversation that has a delay is sent that long after the answer before it.
+    A turn of a conversation with a delay is sent that long after the answer to the turn before.
 
-    Blocks with equal ids get equal tokens; other blocks get different tokens if the vocabulary is large enough. A trace
-    that says nothing about sharing gets prompts that share nothing. Raises ValueError if no request is short enough.
+    Blocks with equal ids get equal tokens. Other blocks get different tokens if the vocabulary is large enough. If
+    the trace says nothing about sharing, prompts share nothing. Raises ValueError if no request is short enough.
     """
     fitting = trace.first(count, longest)
     start = fitting[0].due

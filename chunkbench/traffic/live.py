@@ -1,4 +1,4 @@
-"""The requests that are live at an instant of a trace, and the forest that their prompts form."""
+"""Finds the requests of a trace that are answered at one instant, and the forest of their prompts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ class LiveRequest(NamedTuple):
     """A request that is being answered at a given instant."""
 
     blocks: tuple[int, ...]
-    """Blocks of the prompt, as in `TraceRequest`."""
+    """Block numbers of the prompt, as in `TraceRequest`."""
     prompt: int
     generated: int
-    """Tokens of the prompt, and tokens of the answer so far."""
+    """Number of answer tokens so far."""
 
 
 def live_at(
     requests: Sequence[TraceRequest], token_s: float, at: float | None = None, most: int | None = None
 ) -> tuple[float, list[LiveRequest]]:
-    """The instant in seconds, and the first `most` requests that are live at that instant, in the order of `requests`.
+    """Find the requests that are answered at the instant `at`. Returns this instant in seconds, and the first `most`
+    requests.
 
-    A request is live from its due time on, for `token_s` seconds per token of its answer. `requests` must be in order
-    of due time. The default of `at` is the first arrival at which the largest number of requests is live. Raises
+    A request is live from its due time on, for `token_s` seconds per token of its answer. `requests` must be in
+    order of due time. By default, `at` is the first instant with the largest number of live requests. Raises
     ValueError if no request is live.
     """
     if not 0 < token_s < math.inf:
@@ -63,11 +64,11 @@ def _busiest(requests: Iterable[TraceRequest], token_s: float) -> float:
 
 
 def cut_forest(live: Sequence[LiveRequest], block_tokens: int) -> Forest:
-    """The forest of these sequences. It has a node wherever sequences branch, and the number of private tokens of each
-    sequence.
+    """Build the forest of shared prefixes. It has a node wherever sequences branch, and the number of private tokens of
+    each sequence.
 
-    Prompts share their leading blocks with equal ids, each as far as its own length reaches; answers share nothing.
-    Sequences without blocks keep their order. Raises ValueError if the forest has more than `MAX_LEVELS` levels.
+    Prompts share equal leading blocks, up to the end of the shorter prompt. Answers share nothing. Sequences without
+    blocks keep their order. Raises ValueError if the forest has more than `MAX_LEVELS` levels.
     """
     ordered = sorted(live, key=lambda one: (one.blocks, one.prompt if one.blocks else 0))
     common = [_common(one, other, block_tokens) for one, other in pairwise(ordered)]
@@ -76,8 +77,8 @@ def cut_forest(live: Sequence[LiveRequest], block_tokens: int) -> Forest:
 
 
 def forest_of(prompts: Iterable[Sequence[int]]) -> Forest:
-    """The forest of these prompts of token ids, in which each shared prefix occurs once. Raises ValueError like
-    `cut_forest`."""
+    """Build the forest of prompts of token ids. Each shared prefix occurs once. Raises ValueError if the forest has
+    more than `MAX_LEVELS` levels."""
     return cut_forest([LiveRequest(tuple(prompt), len(prompt), 0) for prompt in prompts], 1)
 
 

@@ -1,4 +1,4 @@
-"""Plans the requests of a load: drawn requests, those of a trace, or those of a file of texts."""
+"""Plans the requests of `chunkbench load`: drawn at random, or from a trace or a file of texts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from chunkbench.traffic.texts import control, read_texts
 
 _ANSWER_TOKENS = 64
 _MOST_WAIT_S = 86_400.0
-"""Seconds. If the first request of a trace is due later than this, its times are probably those of a clock."""
+"""If a trace's first request is due after more than this number of seconds, its times are probably clock times."""
 
 
 class LoadPlan(NamedTuple):
-    """All requests of a load."""
+    """The requests that `chunkbench load` sends."""
 
     requests: list[PlannedRequest]
     warm_up: list[PlannedRequest]
-    """Requests for the warm-up: as long as those of the plan, with other tokens or another first word."""
+    """Requests to send before the measurement. They are as long as the measured ones, but begin with other tokens."""
     notes: tuple[str, ...] = ()
-    """Notes on the trace that a reader needs to know."""
+    """Facts about the trace that the output should mention."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of `chunkbench load` that decide what requests ask for and when they are due. `--help` explains each
-    field."""
+    """The options of `chunkbench load` that describe the requests. `--help` explains each."""
 
     rate: float | None
     clients: int | None
@@ -51,7 +50,7 @@ class PlanOptions:
     warm_up: int
 
     def plan(self) -> LoadPlan:
-        """The requests by these options. Raises ValueError, and TraceError for a bad trace or file of texts."""
+        """Make the requests. Raises ValueError, and TraceError for a bad trace or file of texts."""
         notes: tuple[str, ...] = ()
         if self.texts:
             texts = read_texts(self.texts)

@@ -1,4 +1,4 @@
-"""Reads lines of traces in Mooncake's format: lengths and ids of blocks, also as turns of conversations."""
+"""Reads traces in Mooncake's format, which hold lengths and block ids. Also reads AIPerf's conversations."""
 
 from __future__ import annotations
 
@@ -8,44 +8,42 @@ from typing import Any
 from chunkbench.traffic.trace import TraceRequest, count, seconds
 
 Piece = tuple[int, int, int]
-"""A piece of a text: index of the text, position of the piece's first token in the text, and position after its last
-token."""
+"""(index of a text, position of the piece's first token in this text, position after its last token)."""
 
 
 @dataclass(frozen=True)
 class _Turn:
     due: float
     first_id: int | None
-    """The id of the conversation's first block."""
+    """Id of the first block of the conversation."""
     pieces: tuple[Piece, ...]
-    """Pieces of the prompt and of the answer."""
+    """Pieces of the texts that form the prompt and the answer."""
 
 
 class MooncakeLines:
     """Reads the lines of a trace, in their order.
 
-    A line with the `session_id` of an earlier one is the next turn of that conversation, as AIPerf sends it. The
-    `input_length` and `hash_ids` of such a turn describe only its new text; its prompt is all earlier texts of the
-    conversation and the new text. There is one exception: if the ids begin with the conversation's first id, or
-    `context_mode` is `message_array_with_responses`, the line describes the whole prompt. Without a `timestamp`, a
-    later turn comes `delay` after the answer to the turn before.
+    A line with the `session_id` of an earlier line is the next turn of that conversation, as AIPerf sends it. Its
+    `input_length` and `hash_ids` describe only the new text. The prompt is all earlier texts and answers of the
+    conversation, then the new text. Exception: the line describes the whole prompt if its ids begin with the
+    conversation's first id, or `context_mode` is `message_array_with_responses`. Without a `timestamp`, a later turn
+    is due `delay` after the answer to the turn before.
     """
 
     def __init__(self, block_tokens: int, per_second: float) -> None:
         self.block_tokens, self._per_second = block_tokens, per_second
         self._numbers: dict[object, int] = {}
-        """Id of a block, or the pieces of text in the block -> number of the block. So ids of any size become numbers
-        from 0 on."""
+        """Id of a block, or the pieces of text in a block -> number of the block. The numbers begin at 0."""
         self._last: dict[object, _Turn] = {}
         self.timed: bool | None = None
-        """Whether first turns have a `timestamp`; None before the first line."""
+        """Whether the first turns have a `timestamp`; None before the first line is read."""
         self.delayed = False
-        """Whether a line has a `delay`."""
+        """Whether any line has a `delay`."""
         self.later_turns = 0
         self.tells_sharing = False
 
     def read(self, line: Any) -> TraceRequest:
-        """Read one line as a request. Raises ValueError or KeyError."""
+        """Convert a line to a request. Raises ValueError or KeyError."""
         tokens = count(line["input_length"], "input_length")
         answer = count(line["output_length"], "output_length")
         session, ids = line.get("session_id"), self._ids(line.get("hash_ids"), tokens)

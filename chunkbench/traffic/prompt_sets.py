@@ -1,4 +1,4 @@
-"""Reads sets of real prompts (texts, chats or token ids) from files, and converts them to token ids. Works offline."""
+"""Reads real prompts (texts, chats or token ids) from files, and converts them to token ids. Needs no network."""
 
 from __future__ import annotations
 
@@ -18,29 +18,32 @@ _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 class PromptsError(ValueError):
-    """A file or a tokenizer cannot be used; the message says where, what, and how to fix it."""
+    """A file or a tokenizer cannot be used. The message says where, why, and how to fix it."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its text, or its token ids if the file gives them."""
+    """One prompt, as text or as token ids."""
 
     group: str
     text: str = ""
     tokens: tuple[int, ...] | None = None
     place: str = ""
-    """Origin of the prompt: the file, `file:line` or `file[index]`."""
+    """Where the prompt comes from: a file, `file:line` or `file[index]`."""
 
 
 def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
-    """All prompts of the files, in order. Raises `PromptsError`.
+    """Read all prompts of the files, in order. Raises `PromptsError`.
 
-    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt. A pipe
-    has no suffix; its first line decides. A prompt is a text, a list of token ids, a list of chat messages (`role`,
-    `content`), or an object with one of these fields: `prompt`, `text` or `text_input`; `token_ids` (or `input_ids`,
-    `prompt_token_ids`, `tokens`); `messages`; ShareGPT's `conversations` (messages of `from`, `value`), which is left
-    out if it is empty. The value of the field `group_by` (default: `group`) is the prompt's group. Without that field,
-    the group is the file's name for JSON and the folder's name for text.
+    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt. For a
+    pipe, the first line decides.
+
+    A prompt is a text, a list of token ids, a list of chat messages (`role`, `content`), or an object with one of these
+    fields: `prompt`, `text` or `text_input`; `token_ids`, `input_ids`, `prompt_token_ids` or `tokens`; `messages`;
+    ShareGPT's `conversations` (messages of `from`, `value`). An empty `conversations` is left out.
+
+    The field `group_by` (default: `group`) holds the prompt's group. Without this field, the group is the file's
+    name for JSON and the folder's name for text.
     """
     prompts: list[Prompt] = []
     for path in paths:
@@ -143,9 +146,9 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[int, ...]]:
-    """Token ids of each prompt: those of the file, or those that `tokenizer` makes from the text.
+    """The token ids of each prompt, from the file or from its text.
 
-    `tokenizer` is the path of a Hugging Face `tokenizer.json`, a tiktoken encoding (`cl100k_base`), or the name of a
+    `tokenizer`: path of a Hugging Face `tokenizer.json`, name of a tiktoken encoding (`cl100k_base`), or name of a
     model on Hugging Face. Raises `PromptsError`.
     """
     texts = [prompt for prompt in prompts if prompt.tokens is None]
@@ -166,7 +169,7 @@ def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[in
 
 
 def grouped(prompts: Sequence[Prompt], tokenizer: str | None) -> dict[str, list[tuple[int, ...]]]:
-    """Group -> token ids of each of its prompts, in order. Raises `PromptsError` like `tokenized`."""
+    """Name of each group -> token ids of its prompts, in order. Raises `PromptsError`."""
     groups: dict[str, list[tuple[int, ...]]] = {}
     for prompt, tokens in zip(prompts, tokenized(prompts, tokenizer), strict=True):
         groups.setdefault(prompt.group, []).append(tokens)

@@ -1,4 +1,4 @@
-"""Prompts of token ids that share prefixes as in the experiments on kernels."""
+"""Draws prompts of token ids with shared prefixes, as the experiments on kernels use them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from chunkbench.traffic.texts import TextIds
 
 @dataclass(frozen=True)
 class Prompts:
-    """Lengths and sharing of prompts. The fields have the names of axes of experiments."""
+    """Length of prompts, and the prefixes that they share. The fields are named like the axes of experiments."""
 
     n_p: int
-    """Tokens of a prompt."""
+    """Number of tokens of a prompt."""
     n_s: int = 0
-    """Leading tokens that requests share."""
+    """Number of leading tokens that prompts share."""
     prompts: int = 1
     """Number of different shared prefixes; request i has prefix i modulo `prompts`."""
     tree: tuple[TreeNode, ...] | None = None
-    """A forest of prefixes instead of `n_s` and `prompts`. The requests take the sequences of the forest in turns."""
+    """A forest of shared prefixes, in place of `n_s` and `prompts`. Requests take its sequences in turn."""
 
     def __post_init__(self) -> None:
         if self.n_p < 1 or self.n_s < 0 or self.prompts < 1:
@@ -33,7 +33,7 @@ class Prompts:
             raise ValueError(f"{longest} shared tokens do not fit into prompts of n_p = {self.n_p} tokens")
 
     def paths(self) -> list[Sequence[PromptSegment]]:
-        """Paths of shared segments; request i has path i modulo the number of paths."""
+        """The shared segments of each sequence, from the root on. Request i uses path i modulo the number of paths."""
         if self.tree is None:
             return [[PromptSegment(root, self.n_s)] for root in range(self.prompts)]
         ids = count_from()
@@ -43,10 +43,11 @@ class Prompts:
 def draw_prompts(
     prompts: Prompts, count: int, vocabulary: int, seed: int | str, texts: TextIds | None = None
 ) -> list[tuple[int, ...]]:
-    """Token ids of `count` prompts: random ones below `vocabulary`, or cut from texts.
+    """Draw the token ids of `count` prompts: random ids below `vocabulary`, or ids of `texts`.
 
-    Another seed also gives other shared tokens, so a server that keeps prefixes of earlier measurements finds nothing.
-    The first private token of request i is i modulo the vocabulary, so that requests do not share more than asked for.
+    Another seed also changes the shared tokens. So a server that keeps prefixes of an earlier measurement finds
+    none. The first private token of request i is i modulo `vocabulary`, so that requests do not share more than they
+    should.
     """
 
     def draw(purpose: str, tokens: int, shared: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""Requests for a replay: drawn ones, those of texts, and those of files of real traffic."""
+"""Makes requests for replays: drawn at random, from texts, or from files of real traffic."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from chunkbench.traffic.texts import Texts
 from chunkbench.traffic.trace import TraceRequest
 
 _CUT = 1 << 37
-"""Ids of segments of cut prompts begin here, far above all other ids."""
+"""First segment id of shortened prompts, above all other ids."""
 
 
 class ReplayRequest(NamedTuple):
     """A request of a replay."""
 
     due: float
-    """Seconds after the start."""
+    """Due time, in seconds after the start."""
     text: Text
-    """Prompt and answer. Two requests share a prefix if their leading segments have equal ids, or their leading tokens
-    are equal."""
+    """The tokens of prompt and answer. Requests share a prefix if their leading segments have equal ids, or if their
+    leading tokens are equal."""
 
     @property
     def answer(self) -> int:
-        """Tokens to generate."""
+        """Number of tokens to generate."""
         return self.text.total - self.text.prompt
 
 
 def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[ReplayRequest]:
-    """Requests with prompts of one length that share as `prompts` describes, and answers of `answer` tokens.
+    """Make one request for each due time. All prompts have the same length and share as `prompts` says. Answers have
+    `answer` tokens.
 
-    Requests i and j share the segments that paths i and j of `prompts.paths()` share, both modulo the number of paths.
-    Raises ValueError.
+    Request i uses path i modulo the number of paths of `prompts.paths()`. Raises ValueError.
     """
     paths = prompts.paths()
     fresh = count_from(1 + max(segment.id for path in paths for segment in path))
@@ -58,8 +58,8 @@ def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[Re
 def from_lengths(
     lengths: Lengths, due: Sequence[float], seed: int | str, n_s: int = 0, prompts: int = 1
 ) -> list[ReplayRequest]:
-    """Requests with drawn lengths. Request i begins with system prompt i modulo `prompts`; its `n_s` tokens (0: no
-    system prompt) add to the drawn length. Raises ValueError."""
+    """Make one request with drawn lengths for each due time. Request i begins with the `n_s` tokens of system prompt
+    i modulo `prompts`. The drawn prompt follows. Raises ValueError."""
     if n_s < 0 or prompts < 1:
         raise ValueError(f"n_s must be at least 0 and prompts at least 1, not {n_s} and {prompts}")
     chance = random.Random(f"lengths of requests {seed}")
@@ -73,7 +73,7 @@ def from_lengths(
 
 
 def replay_request(due: float, prompt: Sequence[PromptSegment], answer: PromptSegment) -> ReplayRequest:
-    """A request made of segments. Empty segments are left out. Raises ValueError if prompt or answer has no token."""
+    """Make a request from segments. Empty segments are left out. Raises ValueError if prompt or answer has no token."""
     tokens = sum(segment.tokens for segment in prompt)
     if tokens < 1 or answer.tokens < 1:
         raise ValueError(f"a request needs tokens in prompt and answer, not {tokens} and {answer.tokens}")
@@ -82,10 +82,9 @@ def replay_request(due: float, prompt: Sequence[PromptSegment], answer: PromptSe
 
 
 def truncated(requests: Sequence[ReplayRequest], tokens: int) -> list[ReplayRequest]:
-    """The requests with at most the last `tokens` tokens of their prompts.
+    """Shorten prompts to at most their last `tokens` tokens.
 
-    The tokens of a cut prompt have other positions than before. So no other request has the same K and V, and a cut
-    prompt shares nothing.
+    The remaining tokens have new positions, and therefore other K and V. So a shortened prompt shares nothing.
     """
     fresh = count_from(_CUT)
 
@@ -102,12 +101,12 @@ _BYTES = 256
 
 
 def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
-    """The first `count` requests of texts, in order of due time; fewer if the texts have fewer.
+    """Make the first `count` requests of texts, in order of due time. There are fewer if the texts have fewer.
 
-    Tokens are the bytes of the text in UTF-8, about four times as many as with a model's tokenizer. An answer has
-    `MOST_ANSWER_TOKENS` tokens, which no other request has. A later turn repeats all earlier texts and answers, and is
-    due its delay after the turn before was due. Conversations start by a Poisson process, so that `rate` requests per
-    second are due in the mean. Raises ValueError.
+    Each byte of a text in UTF-8 is a token: about four times as many tokens as a model's tokenizer gives. An answer
+    has `MOST_ANSWER_TOKENS` tokens, which no other answer has. A later turn repeats all earlier texts and answers.
+    It is due its delay after the due time of the turn before. Conversations start by a Poisson process, with `rate`
+    requests per second in the mean. Raises ValueError.
     """
     turns = sum(map(len, texts.lines))
     starts = due_times(Arrivals(), rate * len(texts.lines) / turns, len(texts.lines), f"{seed} conversations")
@@ -128,14 +127,15 @@ def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[R
 def read_replayed(
     path: Path, count: int, longest: int | None = None, rate: float | None = None, seed: int | str = 0
 ) -> list[ReplayRequest]:
-    """The first `count` requests of a file that have at most `longest` tokens in prompt and answer, in order of due
-    time.
+    """Read the first `count` requests of a file that have at most `longest` tokens in prompt and answer. They are in
+    order of due time.
 
-    Prompts share as their token ids or the blocks of the trace say; without either, they share nothing. The text of
-    answers is not known. So an answer gets tokens that no other request has, and no later prompt finds them in a cache,
-    although in reality the next prompt of the conversation contains them. `rate`: requests per second of Poisson
-    arrivals, drawn by `seed`; None: the times of the file, shifted to begin at 0 s. Raises TraceError, and ValueError
-    if all requests are longer.
+    Prompts share what their token ids or their blocks have in common. If the file has neither, they share nothing. The
+    answers' texts are unknown, so each answer gets tokens of its own. Later prompts do not find these in a cache,
+    unlike in real conversations.
+
+    `rate`: draw due times by a Poisson process with this number of requests per second. None: use the file's times,
+    shifted to begin at 0 s. Raises TraceError, and ValueError if no request is short enough.
     """
     trace = read_traffic(path)
     kept = trace.first(count, longest)

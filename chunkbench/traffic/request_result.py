@@ -1,4 +1,4 @@
-"""Results of requests: the facts about each request, and the numbers of a measurement (`docs/design.md`)."""
+"""The result of each request, and the figures of a measurement (`docs/design.md`)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class RequestResult(Facts):
     """The result of one request. Times are in seconds after the start of the measurement, on the client's clock."""
 
     due: NonNegativeFloat
-    """Time at which the request should be sent. With closed-loop clients: time at which the client was free."""
+    """Time at which the request should be sent. In a closed loop: time at which its client was free."""
     sent: NonNegativeFloat | None = None
-    """Time at which the request left the client; None if no connection was made."""
+    """Time at which the request was sent; None if there was no connection."""
     first: NonNegativeFloat | None = None
     """Time at which the first token arrived."""
     last: NonNegativeFloat | None = None
     """Time at which the last token arrived."""
     prompt_tokens: Count | None
-    """Tokens of the prompt; None if the prompt is text and the server does not report its tokens."""
+    """Number of prompt tokens; None for a text whose tokens the server does not report."""
     asked_tokens: Count
-    """Tokens that the request asks for; the largest number if the model may end the answer earlier."""
+    """Number of answer tokens that the request asks for; a maximum if the model may end the answer earlier."""
     tokens: Count = 0
-    """Tokens that arrived."""
+    """Number of answer tokens that arrived."""
     cached_tokens: Count | None = None
-    """Prompt tokens that the server did not compute; None if it does not say."""
+    """Number of prompt tokens that the server found in its cache; None if the server does not say."""
     status: RequestStatus = "ok"
-    """ok: answered; wrong: the server's token counts are not those asked for; refused: an answer of status 4xx;
-    error: another failure; timeout: no whole answer in time; cancelled: the client was interrupted."""
+    """ok: answered; wrong: the server's token counts do not fit the request; refused: HTTP status 4xx; error:
+    another failure; timeout: no complete answer in time; cancelled: the client was interrupted."""
     reason: str = ""
 
 
 LATE_SHARE = 0.01
-"""A client delays requests if its mean sending delay is above this share of the mean latency."""
+"""The client is late if its mean sending delay is more than this share of the mean latency."""
 
 
 @dataclass(frozen=True)
@@ -57,43 +57,44 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class LoadNumbers:
-    """The numbers of one measurement of a server. Times are in seconds. A number is None if no request has it."""
+    """The figures of one measurement of a server. Times are in seconds. A figure is None if no request has it."""
 
     requests: int
     answered: int
     failed: int
     cancelled: int
-    """Requests that were cut by an interrupt of the client. They count neither as answered nor as failed."""
+    """Number of requests that were interrupted at the client. They count neither as answered nor as failed."""
     seconds: float
     """Seconds from the first request's due time to the last token."""
     normalized_latency: Quantiles | None
-    """(last token - due) / tokens, as in the paper (section 4.2). Time in the queue counts."""
+    """(last token - due time) / number of answer tokens, as in section 4.2 of the paper."""
     latency: Quantiles | None
-    """last token - due."""
+    """Last token - due time."""
     time_to_first_token: Quantiles | None
-    """first token - due."""
+    """First token - due time."""
     time_per_token: Quantiles | None
-    """(last - first) / (tokens - 1)."""
+    """(last token - first token) / (number of answer tokens - 1)."""
     requests_per_s: float
     tokens_per_s: float
-    """Generated tokens per second."""
+    """Number of generated tokens per second."""
     goodput_per_s: float | None
-    """Requests per second whose normalized latency meets the objective; None without an objective."""
+    """Number of requests per second whose normalized latency meets the objective; None without an objective."""
     cached_share: float | None
-    """Share of the prompt tokens that the server did not compute; None if the server does not say."""
+    """Share of the prompt tokens that the server found in its cache, from 0 to 1; None if the server does not say."""
     sending_delay: Quantiles | None
-    """sent - due: the delay by the client."""
+    """Time sent - due time: how late the client was."""
 
     @property
     def client_late(self) -> bool:
-        """Whether the client delayed requests, so that a part of the latencies comes from the client."""
+        """Whether the client was late enough to distort the latencies."""
         if self.sending_delay is None or self.latency is None:
             return False
         return self.sending_delay.mean > LATE_SHARE * self.latency.mean
 
 
 def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = None) -> LoadNumbers:
-    """The numbers of one measurement. `objective_s`: maximum seconds per generated token."""
+    """Compute the figures of a measurement. `objective_s`: maximum normalized latency, in seconds per token, for
+    goodput."""
     answered = [request for request in requests if request.status == "ok" and request.last is not None]
     seconds = max((r.last or 0.0 for r in answered), default=0.0) - min((r.due for r in requests), default=0.0)
     per_s = 1 / seconds if seconds > 0 else 0.0
@@ -124,13 +125,14 @@ def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = 
 
 
 def normalized_latency(request: RequestResult) -> float:
-    """(last token - due) / tokens of an answered request, in seconds per token."""
+    """(last token - due time) / number of answer tokens, in seconds per token."""
     assert request.last is not None
     return (request.last - request.due) / request.tokens
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed. Raises ValueError for no values."""
+    """The smallest v of the values for which at least `share` of them are <= v. Raises ValueError if there is no
+    value."""
     if not values:
         raise ValueError("no values: a quantile needs at least one")
     ordered = sorted(values)

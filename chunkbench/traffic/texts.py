@@ -1,4 +1,5 @@
-"""Requests of real text: chats, plain text, conversations with the server's answers, prompts of given lengths."""
+"""Requests with real text: plain text, chats, conversations with the server's own answers, and prompts of given
+lengths."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from chunkbench.traffic.request import Chat, Message, PlannedRequest, Prompt
 from chunkbench.traffic.trace import TraceError
 
 MOST_ANSWER_TOKENS = 512
-"""Maximum number of tokens of an answer if the model does not end the answer earlier."""
+"""Maximum number of tokens of an answer that the model may end itself."""
 LONGEST_DELAY_S = 86_400.0
 _CONTROL_TOKENS = 4
-"""Number of leading token ids that a control request replaces by random ones: enough that two consecutive calls hardly
-ever draw the same ids."""
+"""A control request gets this many new token ids at its beginning: enough that two calls hardly ever draw the same
+ids."""
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -56,7 +57,8 @@ class _Line(_Part):
     turns: Annotated[tuple[_Turn, ...], Field(strict=False)] = ()
 
     def prompts(self) -> list[tuple[Prompt, float]]:
-        """The prompts to send one after the other, each with its seconds after the answer before. Raises ValueError."""
+        """Each prompt of the line, with the seconds to wait after the answer to the prompt before. Raises
+        ValueError."""
         texts = [text for text in (self.text, self.prompt) if text is not None]
         if len(texts) + bool(self.messages or self.turns) != 1:
             raise ValueError("must have one of text, prompt, messages or turns (messages may stand before turns)")
@@ -76,17 +78,17 @@ class _Line(_Part):
 
 @dataclass(frozen=True)
 class Texts:
-    """The requests of a file of texts."""
+    """The content of a file of texts."""
 
     beginnings: dict[str, Prompt]
-    """Name -> beginning that requests share."""
+    """Name -> text or messages with which several requests begin."""
     lines: tuple[tuple[tuple[Prompt, float], ...], ...]
-    """For each line of the file: its request, or the requests of its conversation, each with the seconds to wait after
-    the previous answer. The first request of a line includes the shared beginning."""
+    """For each line of the file: its request, or the requests of its conversation. Each request has the seconds to
+    wait after the previous answer. The first request of a line includes its shared beginning."""
 
     def plan(self, dues: Sequence[float], max_tokens: int | None) -> list[PlannedRequest]:
-        """The requests of the first lines, one line for each due time. `max_tokens`: tokens of every answer; None: the
-        model ends the answers."""
+        """Plan the first lines, one for each due time. `max_tokens`: number of tokens of every answer. None: the
+        model ends the answers itself."""
         plan: list[PlannedRequest] = []
         for due, line in zip(dues, self.lines, strict=False):
             after = None
@@ -100,19 +102,19 @@ class Texts:
 
 
 def bundled_texts() -> dict[str, Any]:
-    """Name -> file, for each set of texts that comes with ChunkBench."""
+    """Name of each set of texts in ChunkBench -> its file."""
     folder = resources.files("chunkbench.experiments") / "texts"
     return {file.name.removesuffix(".jsonl"): file for file in folder.iterdir() if file.name.endswith(".jsonl")}
 
 
 def read_texts(name: str) -> Texts:
-    """The texts of a file of JSON lines, or of a bundled set of that name.
+    """Read a file of JSON lines, or a bundled set of this name.
 
-    A line has `text` (or `prompt`), `messages` (objects of `role` and `content`) or `turns` (objects of `text` and
-    `delay`, seconds after the answer before; `messages` may stand before them). A line with `name` is not a request. It
-    is the beginning of all later lines that have this name as `begin`.
+    A line has `text` (or `prompt`), `messages` (objects with `role` and `content`) or `turns` (objects with `text` and
+    `delay`, the seconds after the previous answer). `messages` may stand before `turns`. A line with `name` is not a
+    request, but a shared beginning. Later lines that have this name as `begin` start with it.
 
-    Raises TraceError, which names the bad lines; a file with a bad line is not read at all.
+    If a line is bad, nothing is returned. Raises TraceError, which lists the bad lines.
     """
     bundled = bundled_texts()
     path, shown = Path(name), f"{name}.jsonl"
@@ -153,10 +155,10 @@ def _behind(beginning: Prompt, rest: Prompt) -> Prompt:
 
 
 def control(plan: Sequence[PlannedRequest], vocabulary: int) -> list[PlannedRequest]:
-    """Control requests: the same requests, each with its own random first word, so that no cache holds a part of them.
+    """Copy the requests, and give each a random beginning of its own, so that no cache can help.
 
-    Texts and chats get a word of random letters before them. In token ids, the first ids are replaced by others below
-    `vocabulary`.
+    Texts and chats get a word of random letters before them. In prompts of token ids, the first ids are replaced by
+    others below `vocabulary`.
     """
     chance = SystemRandom()
     first = cycle(chance.sample(range(vocabulary), vocabulary))
@@ -173,22 +175,22 @@ def _control(prompt: Prompt, chance: SystemRandom, first: Iterator[int]) -> Prom
 
 Ids = tuple[int, ...]
 _OWN_WORDS = 4
-"""Number of random tokens at the beginning of a text, so that no cache has the text from an earlier measurement."""
+"""Number of random tokens at the beginning of a text, so that it is not in a cache from an earlier measurement."""
 
 
 @dataclass(frozen=True)
 class TextIds:
-    """Token ids of texts, to draw prompts of any length from."""
+    """Token ids of real texts, from which prompts of any length are made."""
 
     openings: tuple[Ids, ...]
-    """Beginnings of requests: system prompts, examples."""
+    """Texts with which requests begin, such as system prompts and examples."""
     questions: tuple[Ids, ...]
     words: Ids
-    """All token ids that occur in the texts, each once."""
+    """Every token id that occurs in the texts, once."""
 
     def draw(self, purpose: str, count: int, shared: bool) -> list[int]:
-        """`count` token ids: first a few random ids, then openings (if `shared`) or questions in their order, from a
-        random one on. The last text is cut."""
+        """Draw `count` token ids: a few random ids, then the ids of `openings` if `shared`, else of `questions`. The
+        texts begin with a random one and keep their order. The last text is cut."""
         chance = random.Random(f"text {purpose}")
         texts = self.openings if shared and self.openings else self.questions
         ids, place = chance.choices(self.words, k=_OWN_WORDS), chance.randrange(len(texts))
@@ -199,8 +201,8 @@ class TextIds:
 
 
 def text_ids(texts: Texts, tokenizer: Path) -> TextIds:
-    """The token ids of texts by a `tokenizer.json`, without special tokens. Only the first turn of a conversation is
-    used."""
+    """Convert texts to token ids with a `tokenizer.json`, without special tokens. Of a conversation, only the first
+    turn is used."""
     from tokenizers import Tokenizer
 
     parts = [_parts(line[0][0], texts) for line in texts.lines]

@@ -1,4 +1,4 @@
-"""A trace holds requests of real traffic. Also reads the numbers in files of traces."""
+"""A trace: requests of real traffic. Also reads the numbers in trace files."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MOST_TOKENS = 2**24 - 1
-"""Maximum number of tokens of a prompt or an answer."""
+"""Maximum number of tokens of a prompt, and of an answer."""
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message names file and line."""
+    """A trace cannot be read. The message names file and line."""
 
 
 class TraceRequest(NamedTuple):
     """One request of a trace."""
 
     due: float
-    """Due time in seconds after the first request; in ChunkBench's own format, after the start of the load."""
+    """Due time in seconds after the first request. In ChunkBench's own format: after the start of the measurement."""
     prompt_tokens: int
     answer_tokens: int
     blocks: tuple[int, ...]
-    """Numbers, from 0 on, of the prompt's blocks, including a partial last one. Equal numbers mean equal blocks after
-    equal blocks. Empty if the trace says nothing about sharing."""
+    """Number of each block of the prompt, from 0 on; the last block may be partial. Equal numbers mean that the
+    blocks, and all blocks before them, are equal. Empty if the trace says nothing about sharing."""
     prompt: tuple[int, ...] = ()
-    """Token ids of the prompt; empty if the trace has none."""
+    """Token ids of the prompt; empty if the trace has only lengths."""
     session: int | None = None
-    """Number of the conversation; None if the request is not a turn of one."""
+    """Number of the conversation; None if the request belongs to none."""
     delay: float | None = None
-    """Seconds between the answer to the turn before and this request; `due` then assumes that this answer took no time.
-    None: only `due` is known."""
+    """Seconds between the answer to the turn before and this request. None: only `due` counts. With a delay, `due`
+    assumes that this answer took no time."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The requests of a file, in order of due time."""
+    """The requests of a trace file, in order of due time."""
 
     format: str
     requests: tuple[TraceRequest, ...]
     block_tokens: int
-    """Tokens of a block; 0: the trace says nothing about sharing."""
+    """Number of tokens of a block; 0 if the trace says nothing about sharing."""
     notes: tuple[str, ...]
-    """Notes that a reader needs to know: lines left out, coarse times."""
+    """Facts that a reader of results should know, such as lines that were left out."""
     timed: bool = True
-    """Whether the file says when requests are due. If not, all are due at 0."""
+    """Whether the file has due times. Otherwise all requests are due at 0."""
 
     @property
     def has_token_ids(self) -> bool:
-        """Whether the trace is in the load's own format, which has the tokens of prompts."""
+        """Whether the trace holds the token ids of prompts, which only ChunkBench's own format does."""
         return bool(self.requests[0].prompt)
 
     def first(self, count: int, longest: int | None = None) -> list[TraceRequest]:
-        """The first `count` requests with at most `longest` tokens in prompt and answer. Raises ValueError if there is
-        none."""
+        """The first `count` requests with at most `longest` tokens in prompt and answer. Raises ValueError if there
+        are none."""
         fitting = [r for r in self.requests if longest is None or r.prompt_tokens + r.answer_tokens <= longest][:count]
         if not fitting:
             raise ValueError(f"no request of the trace has at most {longest} tokens")
@@ -61,8 +61,8 @@ class Trace:
 
 
 def plain_number(value: Any) -> float:
-    """A number, also from text; NaN for True and False. Raises ValueError, also for text that only Python reads as a
-    number: `1_000`, or digits of other scripts."""
+    """Convert a value or text to a number; NaN for True and False. Raises ValueError, also for text that only Python
+    reads as a number: `1_000`, or digits of other scripts."""
     python_only = isinstance(value, str) and ("_" in value or not value.isascii())
     try:
         return math.nan if isinstance(value, bool) else float("" if python_only else value)
@@ -73,7 +73,7 @@ def plain_number(value: Any) -> float:
 
 
 def count(value: Any, name: str = "tokens") -> int:
-    """Read a number of tokens. Raises ValueError."""
+    """Convert a value to a number of tokens. Raises ValueError."""
     found = plain_number(value)
     if not (1 <= found <= MOST_TOKENS and found == int(found)):
         raise ValueError(f"{name} is {str(value)[:20]}; it must be a whole number from 1 on, at most {MOST_TOKENS:,}")
@@ -81,7 +81,7 @@ def count(value: Any, name: str = "tokens") -> int:
 
 
 def seconds(value: Any) -> float:
-    """Read a time, in the unit of the file. Raises ValueError."""
+    """Convert a value to a time, in the unit of the file. Raises ValueError."""
     found = plain_number(value)
     if not 0 <= found < math.inf:
         raise ValueError(f"the time is {str(value)[:20]}; it must be a number from 0 on")

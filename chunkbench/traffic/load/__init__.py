@@ -1,4 +1,4 @@
-"""The load: sends requests to any server with OpenAI's protocol, and records the answers and their times."""
+"""Sends requests to a server that speaks OpenAI's protocol, and records the answers and their times."""
 
 from chunkbench.traffic.load.answer import Tokens
 from chunkbench.traffic.load.client import LoadError, LoadOptions, LoadResult, ServerTarget, describe_server, send

@@ -1,4 +1,4 @@
-"""Reads a server's answers: its list of models, and the tokens of a stream."""
+"""Reads answers of a server: its list of models, its error messages, and streams of tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import aiohttp
 
 _MOST_TEXT_BYTES = 1 << 24
-"""Maximum bytes of an answer that is read as text. Pages of metrics have some hundred kilobytes."""
+"""Maximum size of an answer that is read as text, in bytes. Pages of metrics have some hundred kilobytes."""
 _WHOLE = {
     *("stop", "length", "tool_calls", "function_call"),
     *("eos", "eos_token", "stop_sequence", "end_turn", "max_tokens", "model_length"),
 }
-"""Values of `finish_reason` of a complete answer: those of OpenAI, and those of other servers."""
+"""Values of `finish_reason` that mean a complete answer, for OpenAI's and other servers."""
 
 
 class _Answer(BaseModel):
@@ -52,20 +52,19 @@ class _Part(_Answer):
 class _Delta(_Answer):
     content: str | list[_Part] | None = None
     reasoning_content: Any = None
-    """The reasoning of a model before its answer; not part of the answer."""
+    """What a model writes before its answer. It is not part of the answer."""
     reasoning: Any = None
     tool_calls: Any = None
 
     @property
     def text(self) -> str:
-        """The piece of the answer."""
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content if part.type in ("text", "output_text"))
         return self.content or ""
 
     @property
     def holds_token(self) -> bool:
-        """Whether the piece surely holds a token."""
+        """Whether this part of an event surely holds a token."""
         content = self.content
         said = any(part.text or part.thinking for part in content) if isinstance(content, list) else content
         return bool(said or self.reasoning_content or self.reasoning or self.tool_calls)
@@ -79,24 +78,25 @@ class _Choice(_Answer):
 
 
 class _Chunk(_Answer):
+    """An event of the stream."""
+
     id: Any = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
 
     @property
     def text(self) -> str:
-        """The piece of the answer."""
         pieces = (choice.delta.text if choice.delta else choice.text for choice in self.choices or ())
         return "".join(piece or "" for piece in pieces)
 
     @property
     def token_ids(self) -> list[int]:
-        """Token ids of the piece; empty if the server does not send them."""
+        """Token ids in the event; empty if the server does not send them."""
         return [token for choice in self.choices or () for token in choice.token_ids or ()]
 
     @property
     def holds_token(self) -> bool:
-        """Whether the piece surely holds a token."""
+        """Whether the event surely holds a token."""
         choices = self.choices or ()
         return any(choice.text or choice.token_ids or (choice.delta and choice.delta.holds_token) for choice in choices)
 
@@ -113,7 +113,7 @@ class Models(_Answer):
 
 
 class Tokens:
-    """The tokens of one answer: when they came, how many, and their text."""
+    """The tokens of one answer, with their times and their text."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -128,7 +128,7 @@ class Tokens:
         self._usage = _Usage()
 
     def add(self, event: dict[str, Any], at: float) -> None:
-        """Add an event of the stream, which came at the time `at`. Raises ValueError."""
+        """Add an event of the stream that came at the time `at`. Raises ValueError."""
         chunk = _Chunk.model_validate(event)
         self._usage = chunk.usage or self._usage
         self.request = str(chunk.id or self.request)
@@ -141,12 +141,13 @@ class Tokens:
 
     @property
     def cut(self) -> bool:
-        """Whether the answer ended because it had as many tokens as the request asked for."""
+        """Whether the answer ended at the maximum number of tokens of the request."""
         return bool(self._finish == "length")
 
     @property
     def unfinished(self) -> str:
-        """Why the answer is not complete; empty if it is. A stream also ends when its server dies."""
+        """Text that says why the answer is not complete; empty if it is complete. If a server dies, its stream just
+        ends."""
         if self._finish is None:
             return "the stream ended without a finish_reason: the answer may be cut off"
         if str(self._finish).lower() not in _WHOLE:
@@ -161,38 +162,38 @@ class Tokens:
 
     @property
     def first(self) -> float | None:
-        """Time at which the first token came."""
+        """Time at which the first token came; None before."""
         return self._token_times[0]
 
     @property
     def last(self) -> float | None:
-        """Time at which the last token came."""
+        """Time at which the last token came; None before."""
         return self._token_times[1]
 
     @property
     def count(self) -> int:
-        """Number of tokens of the answer by the server's count; without one, the number of chunks."""
+        """Number of tokens of the answer as the server reports it. Otherwise, the number of chunks with tokens."""
         counted = self._usage.completion_tokens
         return self._token_times[2] if counted is None else counted
 
     @property
     def text(self) -> str:
-        """The text of the answer."""
         return "".join(self._pieces)
 
     @property
     def prompt(self) -> int | None:
-        """Tokens of the prompt by the server's count; None if the server does not say."""
+        """Number of prompt tokens as the server reports it; None if it does not."""
         return self._usage.prompt_tokens
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens that were not computed; None if the server does not say."""
+        """Number of prompt tokens that the server found in its cache; None if it does not say."""
         details = self._usage.prompt_tokens_details
         return details.cached_tokens if details else None
 
     def wrong(self, request: PlannedRequest) -> str:
-        """Why the answer is not what the request asked for; empty if it is."""
+        """Text that says how the answer differs from the request, such as a wrong number of tokens; empty if it does
+        not."""
         if self.last is None or self.count == 0:
             return "the stream ended without a token"
         if self.count > request.max_tokens or (request.exact and self.count < request.max_tokens):
@@ -244,14 +245,14 @@ async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
 
 
 def failure(event: dict[str, Any]) -> str:
-    """The message of an event that is an error; empty for another event."""
+    """The error message that an event holds; empty if the event is no error."""
     if event.get("error") or (event.get("message") and not event.get("choices")):
         return _said(event)
     return ""
 
 
 def message(text: str) -> str:
-    """The message of an error in JSON, or else the text itself, shortened and in one line."""
+    """The error message in a JSON text. Without one, the beginning of the text, in one line."""
     with suppress(ValueError, RecursionError):
         return _said(json.loads(text))
     return one_line(text)
@@ -267,7 +268,7 @@ def _said(answer: Any) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """An exception in one line."""
+    """The text of an exception, in one line."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"
@@ -277,5 +278,5 @@ def explain(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """The beginning of a server's text, as one line that can be printed."""
+    """The beginning of a server's text, in one line without control characters."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split())[:300])

@@ -1,4 +1,4 @@
-"""Sends requests when they are due, and records when their tokens come."""
+"""Sends requests at their due times, and records when their tokens come."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the load needs aiohttp: {SERVING_INSTALL}", name="aiohttp") from error
 
 LEAD_S = 0.2
-"""Seconds before its due time at which a request opens its connection. The first request is due this long after the
-start."""
+"""A request opens its connection this number of seconds before its due time. The first request is due this long
+after the start."""
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RecursionError, asyncio.IncompleteReadError)
 _MOST_REDIRECTS = 5
 _ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 1 << 12
-"""An answer may have this many bytes, plus this many for each token of the request: many times as much as servers send.
-An endless answer would use up the memory and delay the other requests."""
+"""Maximum size of an answer in bytes: a fixed part, and a part for each token of the request. Servers send much
+less. An endless answer would use up the memory and delay other requests."""
 _CLIENT_LIMITS = {
     errno.EMFILE: "it may not open more files, and each connection is one: raise the hard limit (ulimit -Hn)",
     errno.ENFILE: "the system may not open more files: raise fs.file-max",
     errno.EADDRNOTAVAIL: "it has no free port for another connection: widen net.ipv4.ip_local_port_range",
 }
-"""Errors of this machine when a connection is opened -> what is used up, and how to get more."""
+"""Error number when a connection is opened -> which limit of this machine was reached, and how to raise it."""
 
 
 class LoadError(RuntimeError):
@@ -56,37 +56,37 @@ class ServerTarget:
     max_length: int | None = None
     """Maximum number of tokens of prompt and answer together; None if the server does not say."""
     said: dict[str, Any] = field(default_factory=dict)
-    """The entry of the model in /v1/models."""
+    """The model's entry in the answer of /v1/models."""
     key: str = field(default="", repr=False)
-    """Key that is sent as bearer token; it is never printed or stored."""
+    """The key for the header Authorization. It is never printed or stored."""
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Options for sending requests."""
+    """How requests are sent."""
 
     clients: int | None = None
-    """Number of clients of a closed loop. Each client sends its next request as soon as it has an answer, and has one
-    conversation after the other, with their pauses. None: an open loop, in which every request is sent when it is
-    due."""
+    """None: an open loop, in which every request is sent when it is due. A number: a closed loop of this many
+    clients. A client sends its next request when it has the answer. It finishes a conversation, with its pauses,
+    before it begins another."""
     timeout_s: float = 600.0
-    """Maximum seconds for one answer, including its connection."""
+    """Maximum time for a request, in seconds, including the connection."""
     ignore_eos: bool = True
-    """Whether to ask for answers of full length."""
+    """Whether to send `ignore_eos`, which asks for answers of full length."""
     token_ids: bool = False
-    """Whether to ask for the token ids of answers. Not every server knows this field of requests."""
+    """Whether to ask for the token ids of answers. Some servers do not know this field."""
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The requests of one measurement, and the load on the client."""
+    """The results of a measurement, and the CPU time of the client."""
 
     started: float
-    """Time at which the measurement started, on the clock of `time.perf_counter`."""
+    """Start of the measurement, in seconds of `time.perf_counter`."""
     requests: tuple[RequestResult, ...]
-    """Results of the requests, in order of the plan."""
+    """One result for each planned request, in order of the plan."""
     client_cpu: float
-    """Share of one CPU that the client took."""
+    """CPU time of the client divided by the time of the measurement. 1 is one full CPU."""
 
 
 async def describe_server(url: str, model: str | None = None, timeout_s: float = 10.0) -> ServerTarget:

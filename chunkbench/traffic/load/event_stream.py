@@ -10,8 +10,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventStream:
-    """Takes the bytes of a stream in pieces of any size, and returns the data of each event as soon as the event has
-    ended."""
+    """Splits a stream of bytes into events. Returns the data of each event as soon as the event has ended."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -22,7 +21,7 @@ class EventStream:
         """Whether the last byte was a carriage return. A line feed after it belongs to the same end of line."""
 
     def feed(self, piece: bytes) -> Iterator[str]:
-        """The data of the events that end in this piece."""
+        """Add bytes. Returns the data of the events that end in them."""
         if not piece:
             return
         if self._after_return and piece[:1] == b"\n":

@@ -1,4 +1,4 @@
-"""One measurement of a server: the plan that is sent, and the results so far."""
+"""Measures a server once: sends a plan, and collects the results."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from chunkbench.traffic.request_result import RequestResult
 
 @dataclass
 class Measurement:
-    """A plan, and the results of those of its requests that have ended."""
+    """A plan, and the results of its ended requests so far."""
 
     plan: LoadPlan
     out: Path | None = None
-    """File that gets a line for each request. If a line cannot be written, the measurement continues, because the
-    figures do not need the file."""
+    """File for the results, one line per request. If a line cannot be written, the measurement continues."""
     announce: Callable[[int], None] = lambda ended: None
-    """Function that receives the number of requests that have ended."""
+    """Receives the number of ended requests after each of them."""
     requests: list[RequestResult] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     client_cpu: float = 0.0
-    """Share of one CPU that the client used."""
+    """CPU time of the client divided by the time of the measurement. 1 is one full CPU."""
     cached: float | None = None
-    """Prompt tokens that the server found in its cache during the measurement, according to its metrics."""
+    """Number of prompt tokens that the server found in its cache during the measurement, by its metrics."""
     written: int = 0
-    """Number of requests that were written to the file."""
+    """Number of lines that were written to the file `out`."""
     problem: str = ""
-    """Why the other requests could not be written to the file."""
+    """Why a line could not be written; empty if all were."""
     _file: FileIO | None = None
 
     async def run(self, url: str, model: str | None, options: LoadOptions) -> None:
@@ -56,7 +55,6 @@ class Measurement:
 
     @property
     def cache_hits(self) -> CacheHits | None:
-        """The tokens that the server found in its cache; None if unknown."""
         return cache_hits(self.exchanges, self.cached)
 
     def _ended(self, request: RequestResult, prompt: Prompt, answer: Tokens) -> None:

@@ -1,4 +1,4 @@
-"""Reads a server's page of metrics for Prometheus."""
+"""Reads the metrics that a server offers to Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ except ModuleNotFoundError as error:
 
 
 def sum_of(metrics: str, name: str) -> float | None:
-    """Sum of the samples of a metric; None if there are no samples, or a sample is not a finite number."""
+    """Sum of all samples of the metric `name` in a page of metrics. None if the page has no such sample, or one is
+    not finite."""
     lines = "\n".join(line for line in metrics.split("\n") if line.lstrip().startswith(name))  # a page is long
     try:
         samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
@@ -28,7 +29,7 @@ def sum_of(metrics: str, name: str) -> float | None:
 
 
 _CACHED = ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total")
-"""Counters of prompt tokens that a server did not compute."""
+"""Names of metrics that count prompt tokens found in the cache."""
 
 
 async def cached_so_far(target: ServerTarget) -> float | None:

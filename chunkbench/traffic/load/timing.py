@@ -1,4 +1,4 @@
-"""Helps a client to send requests on time while a server on the same machine keeps every CPU busy."""
+"""Helps a client to send requests on time, even if a server on the same machine keeps every CPU busy."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from contextlib import contextmanager
 
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SLICE_NS = 100_000
-"""The shortest time slice that Linux grants."""
+"""The shortest time slice that Linux allows, in nanoseconds."""
 _ATTRIBUTES = "<IIQiIQQQII"
-"""`struct sched_attr`: size, policy, flags, nice, priority, slice, and four that stay 0."""
+"""Layout of `struct sched_attr`: size, policy, flags, nice, priority, slice, and four numbers that stay 0."""
 _SWITCH_S = 1e-4
-"""Seconds for which a thread may keep another thread of this process from running."""
+"""Maximum time for which one thread keeps Python's lock while another one waits, in seconds."""
 
 
 @contextmanager
 def punctual() -> Iterator[None]:
-    """During the block, let this process react within a fraction of a millisecond, if the system can."""
+    """A context in which this process reacts within a fraction of a millisecond, where the system allows it."""
     collecting, switch = gc.isenabled(), sys.getswitchinterval()
     gc.collect()
     gc.disable()  # a collection would delay a request; a measurement makes no cycles that matter
