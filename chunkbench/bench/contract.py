@@ -120,8 +120,8 @@ class Implementation(ABC, Generic[PointT, InputsT]):
     label: str
     """Name in tables and figures."""
     style: Style = Style()
-    """Heading, column order, colour and marker in reports. By default, the heading is the label, and no other
-    implementation has the colour."""
+    """Heading, column order, colour and marker in reports. By default, the heading is the label, and the colour is one
+    that no other implementation uses."""
     note: str = ""
     """A footnote for tables: what a reader must know before comparing numbers."""
     shares_storage: bool = False
