@@ -1,1 +1,1 @@
-"""One module per command: parse, call one function, print, exit code."""
+"""The commands: one module each, which parses options, calls one function, prints, and sets the exit code."""

@@ -1,4 +1,4 @@
-"""Chooses the experiment of a command: loads a file, and replaces values by those of options."""
+"""Loads the experiment of a command, and applies the command's options to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Choice = TypeVar("Choice")
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes that options make to an experiment. None or an empty value keeps the file's value."""
+    """What options change in an experiment. None or an empty value changes nothing."""
 
     sets: Sequence[str] = ()
     model: str | None = None
@@ -30,7 +30,7 @@ class Changes:
 
 
 def choose_experiment(experiment: str, options: Changes) -> Experiment:
-    """Load an experiment and apply the options. Raises `ExperimentError`, or `click.BadParameter` for a wrong
+    """Load an experiment and apply the options. Raises `ExperimentError`, and `click.BadParameter` for a wrong
     option."""
     from chunkbench.bench.experiment import TimedExperiment, load_experiment
     from chunkbench.bench.experiment.terms import Cache, Mode
@@ -69,7 +69,8 @@ def choose_experiment(experiment: str, options: Changes) -> Experiment:
 
 
 def parse_list(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice, ...]:
-    """The values of an option that takes a comma-separated list, each once. Raises `click.BadParameter`."""
+    """Split a comma-separated list into its values, each once. Raises `click.BadParameter` for a value that is not
+    `known`."""
     choices = {str(choice): choice for choice in known}
     values = tuple(dict.fromkeys(value.strip() for value in text.split(",")))
     unknown = [value for value in values if value not in choices]
@@ -79,7 +80,7 @@ def parse_list(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice,
 
 
 def parse_budget(budget: str) -> float:
-    """The seconds that `--budget` gives. Raises `click.BadParameter`."""
+    """Convert a value of `--budget` to seconds. Raises `click.BadParameter`."""
     from chunkbench.bench.experiment import parse_duration
 
     try:
@@ -89,7 +90,8 @@ def parse_budget(budget: str) -> float:
 
 
 def axes_of(sets: Sequence[str], option: str) -> Mapping[str, str]:
-    """Axis -> text with the axis's values, from the arguments of an option. Raises `click.BadParameter`."""
+    """Split texts like `n_p=1024,2048` into axis -> text of its values. `option` is named in errors. Raises
+    `click.BadParameter`."""
     axes = {}
     for text in sets:
         axis, equals, values = text.partition("=")

@@ -1,4 +1,4 @@
-"""`chunkbench claims RUN...`: every quantitative claim of the paper, judged by measurements of this machine."""
+"""`chunkbench claims RUN...`: judges the paper's quantitative claims by measurements of this machine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 
     RUN can also be a folder with runs at any depth, such as results/recorded/epyc-zen3-2-cores. Without RUNs, the
-    newest run of each experiment below results/runs counts. Each machine is judged by its own runs. Where two runs of a
-    machine measured the same point, the run that is named last counts; claims whose verdict differs between runs of one
-    machine are listed. Claims that follow from shapes, or from the paper's own numbers, need no run. The exit code is 0
-    whatever the verdicts are.
+    newest run of each experiment below results/runs counts. Each machine is judged by its own runs. If two runs of a
+    machine measured the same point, the run that is named last counts. Claims whose verdict differs between such
+    runs are listed. Claims about shapes or about the paper's own numbers need no run. The exit code is 0 whatever
+    the verdicts are.
     """
     from chunkbench.bench.store import newest_runs, open_run
     from chunkbench.report.claims.document import document_of

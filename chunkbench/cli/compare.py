@@ -53,12 +53,12 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option(
     "--between",
     type=click.Choice(get_args(Between)),
-    help="Compare speed-ups over one implementation that both runs measured, if times cannot be compared.",
+    help="If times cannot be compared: compare speed-ups over one implementation that both runs measured.",
 )
 @click.option(
     "--over",
     metavar="IMPL",
-    help="With --between: the implementation over which speed-ups are computed.  [default: naive, or BASE's baseline]",
+    help="With --between: compute speed-ups over this implementation.  [default: naive, or BASE's baseline]",
 )
 @click.option(
     "--schema",
@@ -79,14 +79,14 @@ def command(
     over: str | None,
     options: ComparisonOptions,
 ) -> None:
-    """Compare HEAD with BASE: each a run directory, its cases.jsonl, or a folder of `chunkbench regress --out`.
+    """Compare HEAD with BASE. Each is a run directory, its cases.jsonl, or a folder of `chunkbench regress --out`.
 
-    Every case is faster, same, slower, inconclusive, incorrect, missing or new; a counted figure that changed
-    (kv_bytes, work_items, ...) is a verdict of its own. Exit code: 0; 1 slower or missing; 2 wrong usage, or nothing
-    to compare; 3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
+    Every case is faster, same, slower, inconclusive, incorrect, missing or new. Figures that are counted, not timed
+    (kv_bytes, work_items, ...), get their own verdict if they changed. Exit code: 0; 1 slower or missing; 2 wrong
+    usage, or nothing to compare; 3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
 
-    With --between, a table of speed-ups replaces the verdicts on times, and the exit code is 0 or 2. `--between
-    machines` also takes one run that measured on several kinds of machines.
+    With --between, a table of speed-ups replaces the verdicts on times, and the exit code is 0 or 2. With `--between
+    machines`, one run is enough if it measured on several kinds of machines.
     """
     if head is None and between != "machines":
         raise click.UsageError("HEAD is missing; one run alone can be compared with --between machines")

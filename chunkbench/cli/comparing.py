@@ -1,5 +1,4 @@
-"""Common parts of `compare`, `regress` and `history`: options, each declared once, and functions that write and
-print."""
+"""What `compare`, `regress` and `history` have in common: options, and functions that write and print."""
 
 from __future__ import annotations
 
@@ -30,24 +29,24 @@ metric_option = click.option(
     default="latency",
     show_default=True,
     metavar="NAME",
-    help="The figure to compare: latency, or another figure of this kind of work; a wrong name lists all figures.",
+    help="The figure to compare: latency, or another one of this kind of work. An unknown name lists all figures.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code is the result.")
 
 
 def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
-    """Make the option `--confidence`. Its help text names the `subject`, such as verdicts."""
+    """Make the option `--confidence`. Its help text says what the confidence is about: the `subject`."""
     text = f"Confidence of all {subject} together, 0.5 to 1."
     return click.option("--confidence", type=float, default=0.99, show_default=True, help=text)
 
 
 def out_option(text: str, file_okay: bool = True) -> Callable[[Decorated], Decorated]:
-    """The option `--out`, which takes a folder."""
+    """Make the option `--out` with the help text `text`."""
     return click.option("--out", type=click.Path(file_okay=file_okay, path_type=Path), help=text)
 
 
 def judging_options(command: Decorated) -> Decorated:
-    """Options of `compare` and `regress` for the comparison and for printing."""
+    """Add the options with which `compare` and `regress` compare and print."""
     options = (
         threshold_option,
         confidence_option("verdicts"),
@@ -67,7 +66,7 @@ def judging_options(command: Decorated) -> Decorated:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The options that `compare`, `regress` and `history` share, as the user typed them."""
+    """Values of the options that `compare`, `regress` and `history` share."""
 
     threshold: str
     confidence: float
@@ -75,7 +74,7 @@ class ReportOptions:
     out: Path | None
 
     def threshold_share(self) -> float:
-        """The threshold as a number: 0.05 for `5%` or `0.05`. Raises `click.BadParameter`."""
+        """The threshold as a number, such as 0.05 for `5%`. Raises `click.BadParameter`."""
         text = self.threshold
         try:
             value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -93,7 +92,7 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ComparisonOptions(ReportOptions):
-    """The options that `compare` and `regress` share."""
+    """Values of the options that `compare` and `regress` share."""
 
     metric: str
     fail_on: str
@@ -101,7 +100,7 @@ class ComparisonOptions(ReportOptions):
     quiet: bool
 
     def compare_options(self) -> Options:
-        """These options as arguments of `compare()`. Raises `click.BadParameter`."""
+        """The arguments for `compare()`. Raises `click.BadParameter`."""
         from chunkbench.report.compare.compare import Options
 
         self.check_confidence()
@@ -126,9 +125,9 @@ class ComparisonOptions(ReportOptions):
 
 
 def show_comparison(comparison: Comparison, options: ComparisonOptions, folder: Path | None) -> None:
-    """Write all reports into the folder, then print one report, also if writing fails.
+    """Write all reports into the folder, then print one report, even if writing fails.
 
-    With the format for GitHub, also add the table to the summary of the workflow's step, if there is such a summary.
+    With the format `github`, also append the table to the summary of the workflow's step, if there is one.
     """
     from chunkbench.report.compare.document import output, step_summary, write_all
 
@@ -147,7 +146,7 @@ def show_comparison(comparison: Comparison, options: ComparisonOptions, folder: 
 def write_and_show(
     output: Output, options: ReportOptions, name: str, forms: Sequence[str], quiet: bool = False
 ) -> None:
-    """Write an output in the formats `forms` into the folder of --out, then print it."""
+    """Write an output into the folder of `--out`, in each of the formats `forms`, then print it."""
     from chunkbench.report.formats import FORMATS, render
 
     if options.out is not None:

@@ -1,5 +1,5 @@
-"""`chunkbench demo`: sixteen users of a real model share one system prompt; the K/V is stored with and without
-sharing."""
+"""`chunkbench demo`: answers sixteen users of a real model, who share one system prompt, with and without sharing
+K/V."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ if TYPE_CHECKING:
 
 USERS = 16
 SYSTEM = "coding-assistant"
-"""The bundled system prompt."""
+"""Name of the bundled system prompt."""
 MOST_TOKENS = 48
-"""Largest number of tokens of an answer."""
+"""Maximum number of tokens of an answer."""
 ABOUT = "Answers are greedy, in float32; both sides compute the same tokens with the same kernels and weights."
 
 
 @dataclass
 class Answered:
-    """The results with sharing, or without sharing. Times are seconds since all requests arrived."""
+    """The results of answering all requests, either with or without sharing. Times are in seconds."""
 
     name: str
     computed_tokens: int = 0
     """Number of computed prompt tokens."""
     kv_bytes: int = 0
-    """Largest number of bytes of K/V at any time."""
+    """Largest size of all K/V at any time, in bytes."""
     answers: dict[str, list[int]] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
-    """Request -> time of the request's first token, in seconds."""
+    """Request -> time of its first token, in seconds after all requests arrived."""
     gaps: list[float] = field(default_factory=list)
-    """Seconds of each step that computed no prompt."""
+    """Time of each step that computed no prompt, in seconds."""
     seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all answers."""
         return sum(map(len, self.answers.values()))
 
 

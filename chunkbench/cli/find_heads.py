@@ -1,4 +1,4 @@
-"""`chunkbench find-heads`: finds the heads of a model that look back at earlier occurrences of a token."""
+"""`chunkbench find-heads`: finds the heads of a model that attend to earlier occurrences of a token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Examples:
 @click.option(
     "--tokens",
     type=click.IntRange(2),
-    help="Number of random tokens, which the model reads four times.  [default: 2500, or a quarter of the positions]",
+    help="Number of random tokens, read four times.  [default: 2500, or a quarter of the model's positions]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random tokens.")
 @click.option(
@@ -44,9 +44,9 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
     """Find the retrieval heads of MODEL by RazorAttention's test, and write their scores to a file.
 
     MODEL is smollm2-135m or the folder of a checkpoint. The model reads random tokens that are repeated four times.
-    Echo is a head's attention to earlier occurrences of the same token, induction is its attention to the tokens after
-    these occurrences. Retrieval heads are the best 14% of the KV heads by induction and the best 1% by echo, over all
-    layers; a KV head has the score of its best query head.
+    Each head gets two scores. Echo: its attention to earlier occurrences of the same token. Induction: its attention
+    to the tokens after them. A KV head has the scores of its best query head. Of the KV heads of all layers, the
+    best 14% by induction and the best 1% by echo are retrieval heads.
     """
     if out.suffix == ".png":
         fail(f"--out {out}: names the scores; the picture is written beside them")

@@ -1,4 +1,4 @@
-"""`chunkbench history`: shows a figure of each case over many recorded runs."""
+"""`chunkbench history`: shows one figure of each case in many recorded runs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ Examples:
 @out_option("Write table, JSON and picture into this folder.", file_okay=False)
 @gathered(ReportOptions)
 def command(folders: tuple[Path, ...], metric: str, options: ReportOptions) -> None:
-    """Order the runs in DIR by time and show where the latency of a case, or another figure, changed for at least three
-    runs.
+    """Show where the latency of a case, or another figure, changed for at least three runs.
 
-    DIR is a run, a folder of `chunkbench regress --out` (its HEAD counts), or a folder that holds runs at any depth.
-    Each machine has a series of its own. With fewer than about ten runs, the test cannot rule out chance.
+    The runs in each DIR are ordered by time. DIR is a run, a folder of `chunkbench regress --out` (its HEAD counts),
+    or a folder that holds runs at any depth. Each machine has a series of its own. With fewer than about ten runs,
+    the test cannot rule out chance.
     """
     from chunkbench.report.compare.history import history
     from chunkbench.report.compare.history_document import document, draw

@@ -69,7 +69,7 @@ def _words(value: str | int | bool) -> str:
 )
 @click.argument("subject", type=click.Choice(list(_SUBJECTS)), default="experiments")
 @click.option(
-    "--kind", default="", help="List only entries of this kind of work.  [default: all; implementations: decode]"
+    "--kind", default="", help="List only this kind of work.  [default: all kinds; for implementations: decode]"
 )
 @format_option("documents", "records", "data")
 def command(subject: str, kind: str, form: str) -> None:

@@ -1,4 +1,4 @@
-"""`chunkbench load`: send requests to a server and print its latencies."""
+"""`chunkbench load`: sends requests to a server, and prints its latencies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Examples:
 """
 
 _MOST_REASONS = 5
-"""Largest number of reasons of failures that are printed."""
+"""At most this number of reasons of failures are printed."""
 
 
 @click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
@@ -56,7 +56,7 @@ _MOST_REASONS = 5
     type=FiniteRange(1e-3, 1e3),
     default=1.0,
     show_default=True,
-    help="gamma: standard deviation of the gaps over their mean.",
+    help="With gamma: standard deviation of the gaps divided by their mean.",
 )
 @click.option(
     "--requests",
@@ -93,10 +93,10 @@ _MOST_REASONS = 5
 @click.option(
     "--control",
     is_flag=True,
-    help="Begin each request with a different word (with token ids: different first ids), so that no cache helps.",
+    help="Give each request its own first word, or its own first token ids, so that no cache helps.",
 )
 @click.option(
-    "--longest", type=click.IntRange(2), help="Leave out requests of a published trace with more tokens than this."
+    "--longest", type=click.IntRange(2), help="With a published trace: leave out requests with more tokens than this."
 )
 @click.option(
     "--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Draw token ids below this number."
@@ -110,14 +110,16 @@ _MOST_REASONS = 5
     help="Number of other requests to send before the measurement.",
 )
 @click.option(
-    "--objective", type=FiniteRange(0, min_open=True), help="Goodput counts requests with at most so many ms per token."
+    "--objective",
+    type=FiniteRange(0, min_open=True),
+    help="Goodput counts requests with at most this many ms per token.",
 )
 @click.option(
     "--timeout",
     type=FiniteRange(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Most seconds that a request may take.",
+    help="Maximum seconds for a request.",
 )
 @click.option("--keep-eos", is_flag=True, help="Do not send the field ignore_eos, which some servers refuse.")
 @click.option(
@@ -135,12 +137,13 @@ def command(
     form: str,
     options: PlanOptions,
 ) -> None:
-    """Measure the server at URL, which speaks OpenAI's protocol and takes token ids as prompts, or text (--texts).
+    """Measure the server at URL. It must speak OpenAI's protocol, and take prompts as token ids, or as text (--texts).
 
-    Due times and prompts are drawn before the first request is sent. Latency counts from the due time of a request, not
-    from the time when it was sent: time that a request waits in the client counts, too. Prompts differ from seed to
-    seed. A server that keeps prefixes finds the prefixes of an earlier call with the same seed, so give each call its
-    own seed. The output compares the tokens that the server found in its cache with the tokens that the requests share.
+    Due times and prompts are drawn before the first request is sent. Latency counts from the due time of a request, so
+    time that the request waits in the client counts, too.
+
+    Give each call its own seed: with the same seed the prompts are the same, and a server that keeps prefixes finds
+    them. The output compares the tokens that the server found in its cache with the tokens that the requests share.
     With --control the requests share nothing.
 
     Ctrl-C prints the results so far. The key in OPENAI_API_KEY is sent. Exit code 3 if a request failed, 2 if --out

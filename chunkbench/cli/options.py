@@ -1,4 +1,4 @@
-"""Lets commands share options: one decorator adds a list of options, and one argument holds their values."""
+"""Lets commands share options: one decorator adds several options, and one argument receives their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Decorated = Callable[..., Any]
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range. Refuses `inf` and `nan`, which click accepts as numbers."""
+    """The type of an option: a number in a range. Unlike click's type, it refuses `inf` and `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -24,15 +24,15 @@ class FiniteRange(click.FloatRange):
 
 
 def with_options(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
-    """The command with these options added. `--help` lists the options in this order."""
+    """Add options to a command. `--help` lists them in this order."""
     for option in reversed(options):  # click lists options in the reverse order of their decorators
         command = option(command)
     return command
 
 
 def without(words: Sequence[str], valued: Collection[str], flags: Collection[str] = ()) -> list[str]:
-    """The arguments of a command line without some options. `valued`: options that take a value; `flags`: options
-    without a value."""
+    """Remove options from the arguments of a command line. `valued`: names of options with a value; `flags`: names
+    of options without one."""
     kept: list[str] = []
     skip = False
     for word in words:
@@ -44,7 +44,8 @@ def without(words: Sequence[str], valued: Collection[str], flags: Collection[str
 
 
 def gathered(kind: type[Any], argument: str = "options") -> Callable[[Decorated], Decorated]:
-    """Decorator of a command: gathers the options that are fields of a dataclass into one argument."""
+    """Make a decorator for a command. The command receives one argument of the dataclass `kind`, in place of the
+    options that are its fields."""
     names = [field.name for field in fields(kind)]
 
     def decorate(command: Decorated) -> Decorated:

@@ -1,4 +1,4 @@
-"""Common functions of commands: folders of runs, error messages, exit codes, colour."""
+"""What commands have in common: folders of runs, error messages, exit codes, colour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chunkbench.report.text_table import Screen
 
 RUNS = Path("results/runs")
-"""The folder of runs below the current directory. The option `--out` replaces it."""
+"""The folder of runs, in the current directory."""
 _REMEDY_OPTIONS: Mapping[Remedy, str] = {
     "resume": "--resume continues the run",
     "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
@@ -36,18 +36,18 @@ _REMEDY_OPTIONS: Mapping[Remedy, str] = {
     "name the common implementation": "--over IMPL names it",
     "ship or choose": "--ship sends this ChunkBench to them; --machine NAME leaves other machines out",
 }
-"""Remedy that a `RunError` names -> the options with which the user applies the remedy."""
+"""Remedy of a `RunError` -> text about the options that apply it."""
 
 
 class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
-    """The type of the option `--format`. The names of formats are looked up when needed, because reports load
-    slowly."""
+    """The type of the option `--format`. It loads the names of formats only when they are needed, because reports
+    load slowly."""
 
     name = "format"
 
     def __init__(self, *parts: Part) -> None:
         self._parts = parts
-        """The parts of the output, which decide the formats."""
+        """The parts of the output. They decide which formats are possible."""
 
     @property
     def _choice(self) -> click.Choice[str]:
@@ -66,23 +66,22 @@ class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
 
 
 def format_option(*parts: Part) -> Callable[[Decorated], Decorated]:
-    """The option `--format` for an output with these parts."""
+    """Make the option `--format`. `parts`: the parts of the output, which decide the possible formats."""
     return click.option("--format", "form", type=OutputFormat(*parts), default="table", show_default=True)
 
 
 def show(output: Document, form: str) -> None:
-    """Print the output of a command in a format."""
+    """Print an output in the format `form`."""
     from chunkbench.report.formats import render
 
     click.echo(render(output, form, screen()), nl=False)
 
 
 def runs_in(words: Sequence[str | Path]) -> list[Run]:
-    """The runs that these arguments name, in the order of the arguments: run directories, folders of runs at any depth,
-    `latest`.
+    """Open the runs that the arguments name: run directories, folders of runs at any depth, or `latest`.
 
-    The runs of a folder are in the paper's order, and those of one experiment from the oldest to the newest. Raises
-    `RunError`.
+    The runs are in the order of the arguments. Runs of a folder are in the paper's order of experiments, and runs of
+    an experiment are in order of time. Raises `RunError`.
     """
     from chunkbench.bench.experiment import reading_order
     from chunkbench.bench.store import latest_run, open_run, runs_below
@@ -97,7 +96,7 @@ def runs_in(words: Sequence[str | Path]) -> list[Run]:
 
 
 def stderr_log(quiet: bool) -> Callable[[str], None]:
-    """A function that prints messages to standard error; with -q it prints nothing."""
+    """A function that prints a message to standard error, or nothing if `quiet`."""
 
     def log(text: str) -> None:
         if not quiet:
@@ -107,18 +106,18 @@ def stderr_log(quiet: bool) -> Callable[[str], None]:
 
 
 def new_run(name: str) -> Path:
-    """The folder of a run that starts now."""
+    """A name for the folder of a new run, from the experiment's name and the time."""
     return RUNS / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
 
 
 def fail(problem: str | Exception) -> NoReturn:
-    """Print a problem with the name of the running command, and exit with code 2."""
+    """Print a problem after the name of the running command, and exit with code 2."""
     click.echo(f"chunkbench {click.get_current_context().info_name}: {explain(problem)}", err=True)
     raise SystemExit(2)
 
 
 def explain(problem: str | Exception) -> str:
-    """The message in a form that a terminal can show, with the options that solve the problem."""
+    """The message, and the options that solve the problem, without characters that a terminal cannot show."""
     from chunkbench.report.model import legal
 
     remedy = problem.remedy if isinstance(problem, RunError) else None
@@ -126,12 +125,12 @@ def explain(problem: str | Exception) -> str:
 
 
 def command_line() -> list[str]:
-    """The arguments of this process's command line, with `?` in place of bytes that are no text."""
+    """The arguments of this process, with `?` in place of bytes that are not text."""
     return ["chunkbench", *(word.encode(errors="replace").decode() for word in sys.argv[1:])]
 
 
 def typed_command() -> list[str]:
-    """`command_line` in a form that the user can type, also if the environment of `chunkbench` is not active."""
+    """Like `command_line`, but with a program that the user can call even outside the environment of `chunkbench`."""
     program = ["chunkbench"]
     if Path(sys.argv[0]).name == "__main__.py":
         program = [sys.executable, "-m", "chunkbench"]
@@ -141,7 +140,7 @@ def typed_command() -> list[str]:
 
 
 def run_exit_code(statuses: Iterable[Status]) -> int:
-    """Exit code of a command whose cases have these statuses: 3 if a case failed or none was measured, else 0."""
+    """The exit code for cases with these statuses: 3 if a case failed or none was measured, else 0."""
     from chunkbench.bench.store.results import FAILED, MEASURED
 
     found = {*statuses}
@@ -149,24 +148,23 @@ def run_exit_code(statuses: Iterable[Status]) -> int:
 
 
 def on_terminal() -> bool:
-    """Whether standard output is a terminal; False if standard output is closed."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def colour_wanted() -> bool:
-    """Whether to print colours: standard output is a terminal that knows them, and `NO_COLOR` has no text."""
+    """Whether to print colours: only on a terminal with colours, and not if the variable `NO_COLOR` is set."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def status_line(text: str) -> None:
-    """Replace the status line of a terminal by a text; an empty text removes the line."""
+    """Replace the last line on a terminal by a text. An empty text removes the line."""
     if colour_wanted():
         click.echo(f"\r\033[K{text}", nl=False, err=True)
 
 
 @contextmanager
 def serving_libraries() -> Iterator[None]:
-    """End with a message if the block imports a library of the extra `serving` that is not installed."""
+    """A context that ends the command with a message if a library of the extra `serving` is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -176,7 +174,7 @@ def serving_libraries() -> Iterator[None]:
 
 
 def screen(brief: bool = False) -> Screen:
-    """The screen of a command's output: the terminal with its width, or a pipe."""
+    """What a command prints to: a terminal with its width and colours, or a pipe."""
     from chunkbench.report.text_table import Screen
 
     width = max(60, shutil.get_terminal_size().columns) if on_terminal() else Screen().width
@@ -184,7 +182,7 @@ def screen(brief: bool = False) -> Screen:
 
 
 def open_page(path: Path) -> None:
-    """Show a page in the browser, if there is one."""
+    """Show a page in the browser. If there is no browser, print the path."""
     import webbrowser
 
     if not webbrowser.open(path.resolve().as_uri()):
@@ -192,8 +190,8 @@ def open_page(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda path: None) -> None:
-    """Write a file that the user named, whole or not at all, or end with a message. `check` reads the file before it
-    gets its name."""
+    """Write a file. If this fails, no part of it is written, and the command ends with a message. `check` may first
+    read the new text from a temporary file."""
     try:
         if path.exists() and not path.is_file():  # a pipe or a device cannot be replaced by a file
             path.write_text(text, encoding="utf-8")
@@ -211,7 +209,7 @@ def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda p
 
 
 def refuse_existing(path: Path) -> None:
-    """End with a message if the file that will be written exists already. A pipe or a device may exist."""
+    """End with a message if the file exists already. A pipe or a device may exist."""
     from chunkbench.text_file import is_stream
 
     if path.is_file() and not is_stream(path):
@@ -219,8 +217,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def new_experiment(path: Path) -> Path:
-    """The path of an experiment file to be written, with `.yaml` added if the path has no suffix of YAML. The file must
-    not exist."""
+    """A path for a new experiment file. `.yaml` is added if it has no suffix of YAML. The file must not exist."""
     if path.suffix not in (".yaml", ".yml"):
         path = path.with_name(f"{path.name}.yaml")
     refuse_existing(path)
@@ -228,7 +225,7 @@ def new_experiment(path: Path) -> Path:
 
 
 def write_experiment(path: Path, text: str) -> None:
-    """Write an experiment, or end with a message if the experiment is not valid."""
+    """Write an experiment file. End with a message if the experiment is not valid."""
     from chunkbench.bench.experiment import ExperimentError, load_experiment
 
     try:

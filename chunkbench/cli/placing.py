@@ -1,4 +1,4 @@
-"""Options for the place of measurement: this machine, or the machines of a Ray cluster."""
+"""Options that say where to measure: on this machine, or on machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL, RAY = "local", "ray"
 VALUED, FLAGS = ("--on", "--machines", "--machine"), ("--alone", "--ship")
-"""Names of the placing options, with and without a value, for callers that remove the options from a command line."""
+"""Names of these options: those with a value, and those without. Commands use them to remove the options."""
 
 
 def _place(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -33,7 +33,7 @@ def _place(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def placing_options(command: Decorated) -> Decorated:
-    """Options of the commands that measure."""
+    """Add the options that say where to measure."""
     options = (
         click.option(
             "--on",
@@ -46,13 +46,13 @@ def placing_options(command: Decorated) -> Decorated:
         click.option(
             "--machines",
             type=click.Choice(["any", "each"]),
-            help="With --on ray: share the points among machines of one kind, or measure all on each kind.  "
+            help="With --on ray. any: machines of one kind share the points; each: every kind measures all points.  "
             "[default: any]",
         ),
         click.option(
             "--machine",
             metavar="NAME",
-            help="With --on ray: only machines whose GPU, processor or id has this in its name, e.g. a100.",
+            help="With --on ray: only machines with this text in the name of their GPU, processor or id, e.g. a100.",
         ),
         click.option("--alone", is_flag=True, help="With --on ray: measure on one GPU of a node at a time."),
         click.option(
@@ -66,7 +66,7 @@ def placing_options(command: Decorated) -> Decorated:
 
 @dataclass(frozen=True)
 class Placing:
-    """The place of measurement, from the options that the user typed."""
+    """Values of the options that say where to measure."""
 
     on: str
     machines: Machines | None
@@ -76,14 +76,14 @@ class Placing:
 
     @property
     def remote(self) -> bool:
-        """Whether machines of a cluster measure."""
+        """Whether to measure on a cluster."""
         return self.on != LOCAL
 
     @contextmanager
     def executors(self, log: Callable[[str], None], describing: bool = False) -> Iterator[ExecutorFor]:
-        """A function that makes the executors of experiments while the `with` block runs. Raises `RunError`.
+        """A context that gives a function. The function makes the executor of an experiment. Raises `RunError`.
 
-        `log` receives warnings; `describing`: only a plan is printed, nothing is measured.
+        `log` receives warnings. `describing`: only print a plan, measure nothing.
         """
         from chunkbench.bench.runner.executor import LocalExecutor
         from chunkbench.bench.runner.target import resolve_target
@@ -98,13 +98,13 @@ class Placing:
             yield lambda experiment, run: RayExecutor(fleet, experiment, self.machines, self.machine, run)
 
     def fleet(self, log: Callable[[str], None]) -> AbstractContextManager[Fleet]:
-        """The machines of the cluster, as a context. Entering the context may raise `RunError`."""
+        """A context that gives the machines of the cluster. Entering it may raise `RunError`."""
         from chunkbench.plugins.ray.fleet import connected
 
         return connected(None if self.on == RAY else self.on, self.machine, self.alone, self.ship, log)
 
     def check_local(self) -> None:
-        """Raises `click.UsageError` if an option was given that belongs to a cluster."""
+        """Raises `click.UsageError` if an option for clusters was given."""
         given = {
             "--machines": self.machines is not None,
             "--machine": self.machine is not None,

@@ -33,7 +33,7 @@ PROFILES = Path("results/profiles")
     "--where",
     multiple=True,
     metavar="AXIS=VALUE",
-    help="Select the points with this value. Repeatable; exactly one point must be left.",
+    help="Select the points with this value of an axis. Repeat it until one point is left.",
 )
 @click.option(
     "--dtype",
@@ -41,9 +41,7 @@ PROFILES = Path("results/profiles")
     help="Use this dtype instead of the experiment's.",
 )
 @click.option("--threads", type=click.IntRange(1, 4096), help="CPU threads.  [default: the point's, or the machine's]")
-@click.option(
-    "--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Number of calls of each kind."
-)
+@click.option("--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Number of timed rounds.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -66,10 +64,11 @@ def command(
 ) -> None:
     """Show what limits IMPLEMENTATION at one point of EXPERIMENT (of `kind: decode`), on this machine's CPU.
 
-    The command times decode with cold and warm caches and with one thread, beside the machine's peaks. This project's
-    CPU kernels also record what each thread did when, and how long reading alone and computing alone take. The step in
-    the middle of n_c is profiled. No run is changed. Exit code: 2 also if the implementation cannot run here, or not at
-    this point; 3 if it is incorrect, raised, crashed or ran out of time.
+    The command times decode with cold and warm caches and with one thread, and shows the machine's peaks beside
+    these times. With this project's CPU kernels it also shows what each thread did when, and how long reading alone
+    and computing alone take. It profiles the step in the middle of n_c. It changes no run. Exit code: 2 for wrong
+    usage, or if the implementation cannot run here or not at this point; 3 if it is incorrect, raised, crashed or
+    ran out of time.
     """
     from chunkbench.bench import workload
     from chunkbench.bench.experiment.load import read_selection

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, one line per point elsewhere; with `--quiet` only problems."""
+"""Shows the progress of a run: a bar on a terminal, elsewhere one line per point. With `--quiet`, only problems."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from chunkbench.report.numbers import count
 
 
 class RunProgress:
-    """Prints the progress of a run to standard error, so that standard output has only the result."""
+    """Prints the progress of a run to standard error, because standard output has only the result."""
 
     def __init__(self, quiet: bool, several_machines: bool = False) -> None:
-        """`several_machines`: name the machine of every point."""
+        """`several_machines`: print the machine of every point."""
         self._console = Console(stderr=True, highlight=False)
         self._quiet, self._several = quiet, several_machines
         self._by_machine: Counter[str] = Counter()
@@ -58,20 +58,17 @@ class RunProgress:
             self._print(f"points by machine: {shares}")
 
     def started(self, path: Path, points: int, finished: int) -> None:
-        """Print the folder of the run."""
         self._points, self._number = points, finished
         kept = f", {finished} already done" if finished else ""
         if not self._quiet:
             self._print(f"{count(points, 'point')}{kept} -> {path}")
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
-        """Update the bar."""
         if self._bar is not None:
             name = f"{self._number + 1}/{self._points} {point.brief}"
             self._bar.update(self._task, completed=done, point=name, text=text, left=_left(left_s))
 
     def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
-        """Print one line per point."""
         self._number += 1
         statuses = Counter(case.status for case in cases)
         measured = sum(statuses[status] for status in MEASURED)
@@ -87,7 +84,7 @@ class RunProgress:
             )
 
     def problem(self, text: str) -> None:
-        """Print the text, also with `--quiet`, because a problem is no progress."""
+        """Print a problem, also with `--quiet`."""
         self._print(text)
 
     def _print(self, text: str) -> None:
@@ -96,7 +93,7 @@ class RunProgress:
 
 
 class RepeatProgress:
-    """Prints the progress of a measurement of many short runs: a status on a terminal, one line elsewhere."""
+    """Prints the progress of many short runs: a status line on a terminal, elsewhere one line."""
 
     def __init__(self, quiet: bool) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -119,13 +116,12 @@ class RepeatProgress:
             self._status.stop()
 
     def started(self, path: Path, points: int, finished: int) -> None:
-        """A process starts. The first one prints the folder of the measurement."""
+        """Note that a process starts. The first process prints the folder of the runs."""
         if path.name == "1" and not self._quiet:
             self._console.print(f"{count(points, 'point')} -> {path.parent}", markup=False, soft_wrap=True)
         self._process = f"{path.parent.name}, process {path.name}"
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
-        """Update the status."""
         if self._status is not None:
             seconds = monotonic() - self._started
             self._status.update(f"{self._process}: {point.brief} {text}  [dim]{seconds:.0f} s so far")
@@ -134,7 +130,7 @@ class RepeatProgress:
         """Print nothing: a process measures a point in a second."""
 
     def problem(self, text: str) -> None:
-        """Print the text, once, also with `--quiet`."""
+        """Print a problem, also with `--quiet`, but each text only once."""
         if text not in self._problems:
             self._problems.add(text)
             self._console.print(text, markup=False, soft_wrap=True)

@@ -46,7 +46,7 @@ Examples:
     "--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Number of tokens of a chunk."
 )
 @click.option(
-    "--model", default="llama2-7b", show_default=True, help="Model, or its config.json, for the bytes of K/V."
+    "--model", default="llama2-7b", show_default=True, help="Model, or its config.json, to compute the bytes of K/V."
 )
 @click.option(
     "--trace",
@@ -70,12 +70,12 @@ def command(
     experiment: Path | None,
     form: str,
 ) -> None:
-    """Count the leading tokens that the prompts in FILES have in common, group by group.
+    """Count the leading tokens that the prompts in FILES have in common, for each group of prompts.
 
-    A .jsonl file holds a prompt in every line, a .json file a list of them: a text, a list of token ids, a list of chat
-    messages, or an object with prompt, token_ids or messages, and maybe a group. Any other file is one prompt. Groups
-    are files, or folders of text files, unless prompts name theirs. If the tokenizer is on this machine, nothing is
-    downloaded.
+    A .jsonl file holds a prompt in every line, a .json file holds a list of prompts. A prompt is a text, a list of
+    token ids, a list of chat messages, or an object with prompt, token_ids or messages, and maybe a group. Any other
+    file is one prompt. Without names, a group is a .json or .jsonl file, or a folder of text files. If the tokenizer
+    is on this machine, nothing is downloaded.
     """
     from chunkbench.bench.analysis.sharing import sharing
     from chunkbench.llama import ShapeError, shape_of

@@ -1,5 +1,4 @@
-"""`chunkbench quick`: measures in a minute what shared prefixes gain on this machine, for your model and your
-prompts."""
+"""`chunkbench quick`: measures in a minute how much memory and time shared prefixes save on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ from chunkbench.cli.output import command_line, fail, new_run, open_page, run_ex
     type=click.Path(path_type=Path),
     help="File of prompts. Their lengths and shared tokens replace --n-p, --n-s and --batch. Repeatable.",
 )
-@click.option("--tokenizer", metavar="NAME|FILE", help="Tokenizer for --prompts of text, as for `chunkbench prompts`.")
+@click.option("--tokenizer", metavar="NAME|FILE", help="Tokenizer if --prompts is text; see `chunkbench prompts`.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/quick-TIME].")
 @click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -57,8 +56,8 @@ def command(
 ) -> None:
     """Measure decode attention at one point: the shape of your model, and prompts like yours.
 
-    Prints how much K/V memory sharing saves in all layers of the model, and how much faster decode attention becomes.
-    Exit codes are those of `chunkbench run`.
+    Prints how much K/V memory sharing saves in all layers of the model, and how much faster decode attention
+    becomes. The exit codes are those of `chunkbench run`.
     """
     from chunkbench.bench.experiment import load_experiment
     from chunkbench.bench.runner.executor import LocalExecutor

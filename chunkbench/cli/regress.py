@@ -1,4 +1,4 @@
-"""`chunkbench regress`: is this revision slower than another one?"""
+"""`chunkbench regress`: measures whether this code is slower than another revision."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Examples:
 
 @dataclass(frozen=True)
 class RegressOptions(ComparisonOptions):
-    """The options of `regress` for the comparison and the measurement."""
+    """Values of the options of `regress`."""
 
     budget: str | None
     processes: int
     only: tuple[str, ...]
 
     def load(self, name: str) -> TimedExperiment:
-        """The experiment to measure. Raises `ExperimentError` and `click.BadParameter`."""
+        """Load the experiment to measure. Raises `ExperimentError` and `click.BadParameter`."""
         from chunkbench.bench.experiment import TimedExperiment
         from chunkbench.cli.choosing import Changes, choose_experiment
 
@@ -60,8 +60,8 @@ class RegressOptions(ComparisonOptions):
 @click.option(
     "--base-python",
     metavar="PYTHON",
-    help="Compare with another interpreter, which has ChunkBench and the project, "
-    "for example with a new torch or compiler.",
+    help="Compare with this interpreter, for example one with a new torch or compiler. "
+    "It must have ChunkBench and the project.",
 )
 @click.option(
     "--project",
@@ -72,7 +72,7 @@ class RegressOptions(ComparisonOptions):
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Time for the fewest pairs, e.g. 20s; all pairs together take at most six times as long.  "
+    help="Time for the minimum number of pairs (--processes), e.g. 20s. All pairs take at most six times as long.  "
     "[default: the experiment's]",
 )
 @click.option(
@@ -80,7 +80,7 @@ class RegressOptions(ComparisonOptions):
     type=click.IntRange(1, 1000),
     default=12,
     show_default=True,
-    help="Fewest pairs of processes for each case.",
+    help="Minimum number of pairs of processes for each case.",
 )
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @judging_options
@@ -101,22 +101,23 @@ def command(
 ) -> None:
     """Is this code slower than the code of REV, or slower than in another PYTHON?
 
-    With --base, the project is a git repository with implementations of its own. Both sides are built in temporary
-    folders: the working tree, with files that are not committed, and REV. The installed ChunkBench measures both sides.
-    In a checkout of ChunkBench itself, the installed checkout is compared with REV. With --base-python, the other
-    interpreter is compared with the interpreter that runs this command, each with its own packages; the report lists
-    the versions that differ.
+    With --base, the project is a git repository with its own implementations. Both sides are built in temporary
+    folders. One side is the working tree, with files that are not committed; the other side is REV. The installed
+    ChunkBench measures both sides. In a checkout of ChunkBench itself, the installed checkout is compared with REV.
+
+    With --base-python, the interpreter PYTHON is compared with the one that runs this command. Each uses its own
+    packages, and the report lists the versions that differ.
 
     EXPERIMENT lists implementations of the project. The default is gate.yaml in its top folder, or ChunkBench's own.
 
-    Both sides of a case are measured in pairs of processes that take turns, round by round. So a disturbance of the
+    The two sides of a case are measured by a pair of processes that take turns, round by round. So a disturbance of the
     machine affects both sides. Pairs go on until each case has a verdict, or until six budgets are used up.
 
     All reports are written before the exit code is decided: 0; 1 slower or missing; 2 wrong usage, or REV is too old
     for this command; 3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on names it; 130 interrupted.
 
-    With --on ray, the command runs on one node of the cluster, which builds both versions and measures nothing else
-    meanwhile; with --machines each, on one node of every kind.
+    With --on ray, the command runs on one node of the cluster. The node builds both versions, and measures nothing
+    else meanwhile. With --machines each, it runs on one node of every kind.
     """
     from chunkbench.bench.runner.run import sigterm_as_interrupt
     from chunkbench.bench.runner.target import resolve_target

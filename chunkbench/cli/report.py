@@ -1,4 +1,4 @@
-"""`chunkbench report RUN`: rebuilds tables and figure of a run without measuring again."""
+"""`chunkbench report RUN`: makes the tables and the figure of a run again, without measuring."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Examples:
 """
 
 _FIGURES = (".png", ".svg", ".pdf")
-"""Endings of figure files."""
+"""Suffixes of files with figures."""
 
 
 @click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")
@@ -56,7 +56,7 @@ _FIGURES = (".png", ".svg", ".pdf")
     type=click.Choice(["screen", "paper"]),
     default="screen",
     show_default=True,
-    help="paper: figures as wide as a column, with embedded fonts; LaTeX with only the first table.",
+    help="paper: a figure is as wide as a column and embeds its fonts; LaTeX has only the first table.",
 )
 @click.option("--detail", is_flag=True, help="Print all tables, and the details of the measurement.")
 @click.option("--open", "show", is_flag=True, help="Open the report in the browser.")

@@ -1,4 +1,4 @@
-"""`chunkbench reproduce`: runs all experiments of the paper that this machine can measure, and reports them on one
+"""`chunkbench reproduce`: runs the experiments of the paper that this machine can measure, and reports them on one
 page."""
 
 from __future__ import annotations

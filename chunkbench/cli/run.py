@@ -1,4 +1,4 @@
-"""`chunkbench run`: measure an experiment."""
+"""`chunkbench run`: measures an experiment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from chunkbench.cli.placing import Placing, placing_options
 
 @dataclass(frozen=True)
 class Printing:
-    """Options for the output at the end of a run."""
+    """Values of the options for the output at the end of a run."""
 
     form: str | None
     detail: bool
@@ -52,7 +52,9 @@ class Printing:
     help="Replace the values of an axis in every block. Repeatable.",
 )
 @click.option(
-    "--model", metavar="NAME", help="The model whose layer `kind: modules` measures: llama3-8b, ... or a config.json."
+    "--model",
+    metavar="NAME",
+    help="With `kind: modules`: measure a layer of this model: llama3-8b, ... or a config.json.",
 )
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @click.option(
@@ -64,13 +66,13 @@ class Printing:
     help="States of the hardware caches: cold, warm.  [default: the file's, or the protocol's]",
 )
 @click.option("--budget", metavar="TIME", help="Approximate time of the run, e.g. 90s, 5m, 1h30m.")
-@click.option(
-    "--full", is_flag=True, help="Time every step in the least number of rounds, even if the budget is exceeded."
-)
+@click.option("--full", is_flag=True, help="Time every step, in the minimum number of rounds, even beyond the budget.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, or the latest run of the experiment.")
 @click.option(
-    "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with one of these statuses."
+    "--retry",
+    metavar="S1,S2",
+    help="With --resume: measure points again that have a result with one of these statuses.",
 )
 @placing_options
 @click.option("--dry-run", is_flag=True, help="Print the plan, the memory and the time; measure nothing.")

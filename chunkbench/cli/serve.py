@@ -103,7 +103,7 @@ Examples:
 @click.option(
     "--max-length",
     type=click.IntRange(2),
-    help="For a shape without checkpoint: maximum tokens of a sequence.  [default: 16384]",
+    help="For a shape without checkpoint: maximum number of tokens of a sequence.  [default: 16384]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights.")
 @click.option(
@@ -114,13 +114,15 @@ Examples:
     help="Dtype of weights and K/V.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Device of the model: cpu or cuda.")
-@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Maximum sequences in a step.")
+@click.option(
+    "--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Maximum number of sequences in a step."
+)
 @click.option(
     "--prompt-budget",
     type=click.IntRange(1),
     default=2048,
     show_default=True,
-    help="Maximum prompt tokens in a step. Tokens of decoding sequences do not count.",
+    help="Maximum number of prompt tokens in a step. Tokens of decoding sequences do not count.",
 )
 @click.option(
     "--kv-memory", default="1GiB", show_default=True, metavar="SIZE", help="Memory for K and V of all layers."
@@ -133,7 +135,7 @@ Examples:
     type=click.IntRange(1),
     default=1024,
     show_default=True,
-    help="Maximum requests in the queue; further requests get status 429.",
+    help="Maximum number of requests in the queue; further requests get status 429.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(

@@ -1,4 +1,4 @@
-"""`chunkbench traces`: describes a trace of requests."""
+"""`chunkbench traces`: describes a trace, that is, a file of requests."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ _TOKEN_S = 0.05
 @click.option(
     "--trees",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the forest of the prompts that are live at one instant, as JSON for the axis tree.",
+    help="Write the forest of the prompts that are being answered (live) at one instant, as JSON for the axis tree.",
 )
 @click.option(
     "--at",
     type=FiniteRange(),
     metavar="SECONDS",
-    help="Instant for --trees, in seconds.  [default: when most requests are live]",
+    help="Instant for --trees, in seconds.  [default: when the most requests are live]",
 )
 @click.option(
     "--token-time",
     type=FiniteRange(1e-6, 1e3),
     metavar="SECONDS",
-    help="Seconds per token of an answer, which decide how long requests are live.  [default: 0.05]",
+    help="With --trees: seconds per token of an answer. They decide how long a request is live.  [default: 0.05]",
 )
 @click.option(
-    "--most", type=click.IntRange(1), help="Take at most this many of the live requests, the first by arrival."
+    "--most", type=click.IntRange(1), help="With --trees: take at most this many live requests, the first by arrival."
 )
 @format_option("documents", "data")
 def command(
@@ -80,11 +80,11 @@ def command(
     most: int | None,
     form: str,
 ) -> None:
-    """Describe the requests in FILE: lengths, rate, and how much of their prompts a cache would hold.
+    """Describe the requests in FILE: lengths, rate, and how much of their prompts would be found in a cache.
 
-    The first line tells the format: Mooncake's JSON lines (with hash_ids of blocks of 512 tokens), the CSV of Azure's
-    and BurstGPT's traces (lengths and times, nothing about sharing), or the JSON lines of `chunkbench load --trace`. A
-    file with a bad line is refused, and the message names the line.
+    The first line decides the format: Mooncake's JSON lines (with hash_ids of blocks of 512 tokens), the CSV of
+    Azure's and BurstGPT's traces (lengths and times, nothing about sharing), or the JSON lines of `chunkbench load
+    --trace`. If a line is bad, the command stops and names the line.
     """
     from chunkbench.bench.analysis.traffic import traffic_numbers
     from chunkbench.report.trace_document import document

@@ -1,4 +1,4 @@
-"""`chunkbench tune`: finds the best tile sizes and launch sizes of the Triton kernels for this machine's GPU."""
+"""`chunkbench tune`: finds the fastest tile sizes and launch sizes of the Triton kernels for this machine's GPU."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("tuning.json"),
     show_default=True,
-    help="The table to write. Rows of other GPUs are kept: from this file, or else from the packaged table.",
+    help="The table to write. Its rows for other GPUs are kept. A new table begins with the packaged rows.",
 )
 @placing_options
-@click.option("-q", "--quiet", is_flag=True, help="Print no line for every candidate.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print a line for every candidate.")
 @gathered(Placing, "placing")
 def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing) -> None:
-    """Time the Triton kernels' candidates on this machine's GPU and write the best to a tuning table.
+    """Time candidates for the Triton kernels' sizes on this machine's GPU, and write the fastest to a tuning table.
 
     Each head dimension takes some minutes, mostly for compiling. The table is written after each head dimension, so
-    Ctrl-C loses only the current one. Runs use the table that the variable CHUNKBENCH_TUNING names.
+    Ctrl-C loses only the current one. The variable CHUNKBENCH_TUNING names the table that runs use.
 
-    With --on ray, a node of the cluster does the work; with --machines each, one node of every kind after the other.
+    With --on ray, a node of the cluster does the work. With --machines each, one node of every kind does it, one
+    after the other.
     """
     if placing.remote:
         _on_cluster(out, quiet, placing)

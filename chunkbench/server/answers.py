@@ -55,7 +55,8 @@ class Choice:
         return self.finish is not None
 
     def take(self, token: Generated, now: float) -> tuple[Generated, str]:
-        """Add a token that arrived at the time `now`. Returns the token, whose `finish` may have changed, and the text to send."""
+        """Add a token that arrived at the time `now`. Returns the token, with a new `finish` if a stop string ended the
+        answer, and the text to send."""
         self.count += 1 - token.replaces
         self.cached = token.cached_tokens
         self.first, self.last = self.first or now, now
@@ -99,7 +100,7 @@ def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which a route sends its answers."""
+    """The JSON format of one route's answers."""
 
     prefix: str
     """First part of the id of a response, before the hyphen."""

@@ -26,8 +26,6 @@ function runs on the event loop."""
 
 @dataclass(frozen=True)
 class Load:
-    """The current load of an engine."""
-
     running: int
     waiting: int
     kv_bytes: int
@@ -43,7 +41,7 @@ class Backend(Protocol):
         """Start the engine. It reports every step to the observer."""
 
     def check(self, request: Request, answers: int) -> None:
-        """Raise RequestRefused if the engine can never run `answers` answers to this request at the same time."""
+        """Raise RequestRefused if the engine can never compute this number of answers to the request at once."""
 
     def tokens(self) -> tuple[int, frozenset[int]]:
         """Size of the vocabulary, and the token ids that end an answer."""
@@ -51,8 +49,7 @@ class Backend(Protocol):
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         """Put requests with the same prompt into the queue. `check` must have accepted them. Raises BackendFailed."""
 
-    def drop(self, id: str) -> None:
-        """Stop a request, because its client disconnected."""
+    def drop(self, id: str) -> None: ...
 
     def load(self) -> Load: ...
 

@@ -40,8 +40,6 @@ VLLM = {
 
 
 class Metrics:
-    """The metrics of one server."""
-
     def __init__(self, load: Callable[[], Load], kv_bytes: int, model: str) -> None:
         """`load` is called whenever the metrics are read. `kv_bytes`: memory for K/V. `model`: the model's name for
         clients."""
@@ -76,11 +74,12 @@ class Metrics:
         self._registry.register(_Renamed(own, {"model_name": model, "engine": "0"}))
 
     def page(self, accepted: str) -> tuple[bytes, str]:
-        """The text of /metrics in Prometheus' format."""
+        """The text of /metrics, and its content type. `accepted`: the header Accept, which may ask for OpenMetrics
+        in place of Prometheus' text format."""
         if "application/openmetrics-text" not in accepted:
             return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
         # No name needs to be escaped, but the library would replace the colons of vLLM's names.
-        page = openmetrics.generate_latest(self._registry, escaping=openmetrics.ALLOWUTF8)
+        page = openmetrics.generate_latest(self._registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
         return page, openmetrics.CONTENT_TYPE_LATEST
 
 
@@ -125,7 +124,6 @@ class Log:
             self._files = {name: FileIO(folder / f"{name}.jsonl", "w") for name in ("steps", "requests")}
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
-        """Write a line about a step."""
         self._write(
             "steps",
             {
@@ -144,7 +142,6 @@ class Log:
         )
 
     def request(self, **fields: Any) -> None:
-        """Write a line about a request that ended."""
         self._write("requests", fields)
 
     def close(self) -> None:

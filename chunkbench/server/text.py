@@ -139,8 +139,8 @@ class TextStream:
     def __init__(
         self, decode: Callable[[list[int]], str], byte_ids: frozenset[int] = frozenset(), cleaned: bool = False
     ) -> None:
-        """`byte_ids`: ids of tokens that are single bytes. `cleaned`: whether the decoder may change spaces before a
-        later token."""
+        """`byte_ids`: ids of tokens that are single bytes. `cleaned`: whether a later token may change spaces that
+        were already decoded."""
         self._decode = decode
         self._bytes = byte_ids
         self._cleaned = cleaned

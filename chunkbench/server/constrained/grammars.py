@@ -28,11 +28,11 @@ from chunkbench.server.constrained.vocabulary import Vocabulary, follow_bytes, r
 MOST_COMPILED = 128
 """Maximum number of compiled constraints that are kept. The least recently used one is dropped first."""
 _MOST_BYTES = 48 << 20
-"""Maximum memory of all kept constraints, in bytes. The growth of the heap while a constraint was compiled is its
-memory. Usual constraints take less than 1 MiB, `(a{400}){400}` takes 18 MiB."""
+"""Maximum memory of all kept constraints, in bytes. A constraint's memory is the growth of the heap while it was
+compiled. Usual constraints take less than 1 MiB, `(a{400}){400}` takes 18 MiB."""
 _LONG_S = 0.1
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-"""Options for JSON without optional whitespace. Where whitespace may follow, no text is forced."""
+"""Options for JSON without optional whitespace. If whitespace could follow, no text would be forced."""
 _MESSAGE_CHARACTERS = 400
 _MOST_GAPS = 32
 """Maximum number of different gaps of a template."""
@@ -43,8 +43,7 @@ times as high, `(a{9000}){9000}` took 330 MiB and 3 s. For the work of a step, l
 MISSING = "constrained answers need llguidance: pip install 'chunkbench[constrained]'"
 
 Compiled = Callable[[bool], Matcher]
-"""A function that makes the matcher of a new answer for one constraint. Its argument is `masks` of
-`Grammars.matcher`."""
+"""A function that makes the matcher of a new answer. Its argument means the same as `masks` in `Grammars.matcher`."""
 _KINDS: dict[Method, type[Matcher]] = {
     "mask": Matcher,
     "interleaved": Matcher,  # if the constraint has no template

@@ -64,8 +64,8 @@ class Matcher:
         self.work.mask_s += perf_counter() - began
 
     def allows(self, token: int) -> bool:
-        """Quick test whether a token may come next; a mask takes a hundred times as long. False if only a mask can
-        tell, which is the case when the next text is forced."""
+        """Test quickly whether a token may come next; a mask takes a hundred times as long. False also if only a
+        mask can tell. This is the case when the next text is forced."""
         began = perf_counter()
         known = not self._state.compute_ff_tokens() and self._state.validate_tokens([token]) == 1
         self.work.mask_s += perf_counter() - began

@@ -33,7 +33,7 @@ class Vocabulary:
     """The tokens of a model as llguidance needs them."""
 
     library: Any
-    """An LLTokenizer of llguidance."""
+    """An LLTokenizer, the type of llguidance's tokenizers."""
     lengths: NDArray[np.int32]
     """`[tokens]`: number of bytes of each token's text; 0 for special tokens."""
     writable: NDArray[np.int32]

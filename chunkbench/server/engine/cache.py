@@ -1,5 +1,5 @@
-"""The engine's cache manager. A scheduler allocates, extends and frees sequences here. The manager also tells the
-tensors which tokens the next step computes."""
+"""The engine's cache manager. A scheduler allocates, extends and frees sequences here. The manager also selects the
+tokens that the next step computes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class EngineCache(Manager):
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
         """Add the sequence `twin` as a copy of `sequence`. `text`: the tokens of the new sequence. Returns False if
-        there is no memory for a copy of the last chunk, where the chunk is not full."""
+        the last chunk is partly filled and there is no memory for a copy of it."""
         source = self._live[sequence]
         try:
             with self.tree:

@@ -153,7 +153,7 @@ def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, s
 
 
 def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int = 32000, max_length: int = 16384) -> Any:
-    """transformers' configuration of a Llama-like shape. `layers`: a smaller number of layers than the shape has."""
+    """transformers' configuration of a Llama-like shape. `layers`: number of layers, if not the shape's own."""
     return transformers.LlamaConfig(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -171,7 +171,7 @@ def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int =
 
 
 def refuse_other_attention(config: Any) -> None:
-    """Raise ModelError if the model's attention is not full attention, which alone the kernels compute."""
+    """Raise ModelError unless the model uses full attention. The kernels compute no other."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"}:
         other = ", ".join(sorted(kinds - {"full_attention"}))
