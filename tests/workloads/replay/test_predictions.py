@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -152,22 +150,3 @@ def test_cached_tokens_of_every_request_of_vllm(checkpoint: Path, together: int,
     if together == 1:
         other = predict(told, theirs["answers"], HashedBlocks(23, BLOCK), rules)
         assert [entry.cached_tokens for entry in other.requests] != measured, "the prediction can be wrong"
-
-
-@needs_vllm
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("blocks", "size"),
-    [(20, 4), pytest.param(70, 1, marks=pytest.mark.slow), pytest.param(12, 8, marks=pytest.mark.slow)],
-)
-def test_vllms_own_block_manager(blocks: int, size: int) -> None:
-    """Without a model: the same answers to random operations, block by block."""
-    script = Path(__file__).parent / "managers/reference.py"
-    words = [str(vllm_python()), str(script), str(blocks), str(size), "20000", str(size)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    assert told["difference"] is None
-    assert told["counts"].keys() == {
-        "joined", "cached", "parts", "left", "appended", "refused", "refused parts", "refused appends",
-    }  # fmt: skip

@@ -14,7 +14,7 @@ from chunkbench.attention.manager import Reads
 from chunkbench.report.printed import paper_rows, stated_token_rates
 from chunkbench.workloads.replay.measured import FittedStepTime, ServedRequest, TimedStep, non_negative, served_steps
 from chunkbench.workloads.replay.paper_a100 import Opt13bA100, PaperA100, PaperSystem, attention_fit
-from chunkbench.workloads.replay.step_time import Constant, StepShape, WithSwaps
+from chunkbench.workloads.replay.step_time import StepShape
 
 RECORDED = Path(__file__).parents[3] / "results/recorded/xeon-amx-2-cores/table4-caching/cases.jsonl"
 NOTHING = Reads(0, 0, 0)
@@ -181,21 +181,6 @@ def test_prompts_take_the_time_of_their_flops() -> None:
     assert PaperA100("paged_attn").seconds(logits) - taken == pytest.approx(160.77e-6 * 32000 / (3 * 11008))
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (Opt13bA100().words, ("OPT-13B on an A100", "fitted", "Figure 13", "per decoding sequence", "assumed")),
-        (
-            PaperA100("chunk_attn", host_s=0.004).words,
-            ("Table 1", "Table 3", "5.0%", "assumed: 60% of 312 TFLOP/s", "4 ms of the host"),
-        ),
-        (WithSwaps(Constant(0.02), 0.001, "from a test").words, ("20 ms", "; from a test")),
-    ],
-)
-def test_words_say_where_times_come_from(words: str, parts: tuple[str, ...]) -> None:
-    assert all(part in words for part in parts)
-
-
 def test_more_never_takes_less() -> None:
     model = PaperA100("paged_attn")
     times = [model.seconds(StepShape(0, NOTHING, tokens)) for tokens in range(600)]
@@ -205,11 +190,3 @@ def test_more_never_takes_less() -> None:
     # 23 sequences are vLLM's peak batch at 1 request/s, where Table 4 prints 19.92 ms per token.
     step = StepShape(23, Reads(23 * 1280, 0, 0), sampled=23)
     assert model.seconds(step) == pytest.approx(19.92e-3, rel=0.03)
-
-
-def test_a_constant_and_the_time_of_copies() -> None:
-    model = WithSwaps(Constant(0.02), 0.001, "from a test")
-    assert model.seconds(StepShape(3, Reads(9, 9, 18), 512, sampled=4)) == 0.02
-    assert model.seconds(StepShape(3, NOTHING, swapped_tokens=30)) == pytest.approx(0.05)
-    with pytest.raises(ValueError, match="more than 0 s"):
-        Constant(0.0)

@@ -228,35 +228,6 @@ def run(make_run: Any) -> Run:
     return made
 
 
-def test_the_report_says_what_following_took(run: Run) -> None:
-    report = build(run)
-    assert "Answers per second over" in report.headline
-    assert "1.50x" in report.headline
-    lines: dict[str, dict[str, str]] = {}
-    for table in report.tables[:3]:
-        for cells in table.rows:
-            values = dict(zip(report.columns.ids, (cell.text for cell in cells[2:]), strict=True))
-            lines.setdefault(cells[1].text.strip(), values)
-    for name, system, told in (
-        ("answers per second", "chunk_llama_jump", "1.50"),
-        ("interval of the ratio", "chunk_llama_jump", "1.50 to 1.50"),
-        ("steps of an answer", "chunk_llama_jump", "3.00"),
-        ("steps of an answer", "vllm", "-"),
-        ("forced tokens", "chunk_llama_jump", "40%"),
-        ("mask and automaton, us/step", "chunk_llama_jump", "500"),
-        ("re-tokenising, of the time", "chunk_llama_jump", "38%"),  # of 2 / 1.5 seconds
-        ("compile, ms", "chunk_llama_jump", "10.0"),
-        ("answers: valid", "vllm", "4"),
-        ("2 rows, 2 logits", "chunk_llama_mask", "20.0"),
-    ):
-        assert lines[name][system] == told, name
-    (equal,) = (values for name, values in lines.items() if name.startswith("equal to"))
-    assert [*equal.values()].count("1 of 2") == 2
-    text = " ".join(render(report, "table").split())
-    assert "steps = tokens that the model chose" in text
-    assert "closed loop" in text
-
-
 def test_the_figure_shows_answers_over_clients_and_who_wrote_one(run: Run) -> None:
     answers, below = drawn(run).axes[:2]
     assert (answers.get_xlabel(), answers.get_ylabel()) == ("clients", "answers per second")
