@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from click.testing import CliRunner
 
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.bench.analysis.derive import derive
-from chunkbench.bench.experiment import ExperimentError, load_experiment
 from chunkbench.bench.store import open_run
-from chunkbench.bench.store.results import DecodeResult
 from chunkbench.cli.main import cli
 from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims
@@ -23,7 +20,6 @@ from chunkbench.workloads.answers.haystack import NEEDLES, haystack
 from chunkbench.workloads.answers.metrics import METRICS, by_depth
 from chunkbench.workloads.answers.recall import CompressedContext, deviation, read
 from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
-from tests.invented_runs import MakeFacts
 from tests.server.engine.models import VOCABULARY, answers_of, small_model
 
 EXPERIMENT = """
@@ -66,21 +62,6 @@ def test_retrieval_heads_find_what_windows_lost(tmp_path: Path) -> None:
         assert retrieval["deviation"] < none["deviation"]
     long = [row.facts for row in report.rows if row.facts.axis("n_p") == 8190]
     assert {(facts.status, "n_p is at most 8153" in facts.reason) for facts in long} == {("unsupported", True)}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("window: 64}", "window: 64, model: llama2-7b}"), "has random weights, which answer nothing"),
-        (("tested: 60", "heads: nowhere.json"), "there is no file 'nowhere.json' here"),
-        (("n_p: 8190", "n_p: {low: 5, high: 9}"), "has one length for each context"),
-        (("window: 64}", "window: 64, batch_size: 4}"), "is 10: a question for each needle"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    (tmp_path / "experiment.yaml").write_text(EXPERIMENT.replace(*change))
-    with pytest.raises(ExperimentError, match=message):
-        load_experiment(str(tmp_path / "experiment.yaml"))
 
 
 def test_only_needles_that_the_model_finds_count() -> None:
@@ -132,14 +113,6 @@ def judge(*results: Any, baseline: str = "chunk_attn") -> dict[str, Claim]:
     return {claim.id: claim for claim in claims([derive(list(results), baseline)])}
 
 
-@pytest.fixture
-def cache(facts: MakeFacts) -> Callable[..., DecodeResult]:
-    def make(name: str, kv_bytes: int, deviation: float | None = None, **axes: Any) -> DecodeResult:
-        return facts(implementation=name, kv_bytes=kv_bytes, deviation=deviation, **axes)
-
-    return make
-
-
 def answers(name: str, found: int, findable: int = NEEDLES) -> AnswersResult:
     context = AnswersContext(
         context_seed=0,
@@ -153,16 +126,6 @@ def answers(name: str, found: int, findable: int = NEEDLES) -> AnswersResult:
     common = {"experiment": "razor-answers", "device": "cpu", "dtype": "bfloat16", "status": "ok", "n_p": 4000}
     named = {"key": name, "implementation": name, "label": name, "window": 256, "contexts": [context]}
     return AnswersResult.model_validate(common | named)
-
-
-def test_bytes_that_the_methods_own_numbers_save(cache: Callable[..., DecodeResult]) -> None:
-    long = {"n_p": 32704, "n_c": 64}
-    saved = judge(cache("chunk_attn", 1000, **long), cache("razor_attn", 320, 0.5, **long))["RZ-bytes"]
-    assert (saved.verdict, round(saved.measured or 0, 2)) == ("does not hold", 0.68)
-    assert "68.0% at 32,768 tokens" in saved.reason
-    assert "0% at 4,000, 42% at 8,000, 68% at 20,000" in saved.reason
-    given = judge(cache("chunk_attn", 1000, **long), cache("razor_attn", 100, 0.5, window=512, **long))["RZ-bytes"]
-    assert given.verdict == "not measured"
 
 
 ANSWERED = {"retrieval_heads": 9, "random_heads": 3, "no_heads": 2}
@@ -185,12 +148,3 @@ def test_claims_on_what_is_found(id: str, found: dict[str, int], verdict: str, m
     judged = judge(*(answers(name, count) for name, count in found.items()), baseline="all_heads")[id]
     assert judged.verdict == verdict
     assert measured is None or judged.measured == pytest.approx(measured)
-
-
-def test_a_shared_prefix_that_stays_whole(cache: Callable[..., DecodeResult]) -> None:
-    axes = {"n_p": 1000, "n_s": 960, "n_c": 64, "batch_size": 8, "window": 64}
-    rows = [cache("chunk_attn", 1000, **axes), cache("razor_attn", 400, 0.5, **axes)]
-    judged = judge(*rows, cache("razor_attn_own", 980, 0.2, **axes))["RZ-prefix"]
-    assert judged.verdict == "holds"
-    assert "98% if a shared prefix stays whole, 40% if the prefix is compressed, too" in judged.reason
-    assert judge(*rows)["RZ-prefix"].verdict == "not measured"

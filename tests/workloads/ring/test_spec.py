@@ -1,9 +1,8 @@
-"""Experiments of `kind: ring`: what they may say, and what is refused, with its place."""
+"""Experiments of `kind: ring`, their layouts, and what they may be computed from: rates."""
 
 from __future__ import annotations
 
 import math
-import re
 from fractions import Fraction
 from pathlib import Path
 from typing import get_args
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkbench.bench import workload
-from chunkbench.bench.experiment import ExperimentError, load_experiment
+from chunkbench.bench.experiment import load_experiment
 from chunkbench.workloads.ring.methods import CHOICES
 from chunkbench.workloads.ring.placement import Layout, pairs, positions, visible
 from chunkbench.workloads.ring.rates import Device, Shape, break_even, ideal_share
@@ -24,65 +23,14 @@ from chunkbench.workloads.ring.spec import RingExperiment
 from chunkbench.workloads.ring.task import Movement, Scheme, Task
 from tests.workloads.made import ring_result
 
-HEAD = "kind: ring\nimplementations: [one_process, ring]\n"
-ONE_SEQUENCE = "phase: prefill, which has one sequence; leave it out"
-SEES_ALL = "a decoded token attends to all before it"
 ONE_CONTEXT = "has one context for all sequences, and as many K/V heads as query heads"
 
 
-def load(folder: Path, sweep: str, more: str = "") -> RingExperiment:
-    file = folder / "x.yaml"
-    file.write_text(f"{HEAD}{more}sweep:\n  - {sweep}\n")
-    loaded = load_experiment(file)
-    assert isinstance(loaded, RingExperiment)
-    return loaded
-
-
-@pytest.mark.parametrize(
-    ("sweep", "key", "message"),
-    [
-        ("{n_p: 64, phase: prefil}", "prefil", "phase: 'prefil' is not known here; did you mean prefill?"),
-        ("{n_p: 64, mask: causl}", "causl", "mask: 'causl' is not known here; did you mean causal?"),
-        ("{n_p: {low: 4, high: 8}}", "{low", "n_p: has one length for each context; give a list for several lengths"),
-        ("{n_p: [64, 62]}", "62", "n_p: 62 tokens do not divide into 2 equal parts for each of 2 ranks"),
-        ("{n_p: 64, ranks: 3}", "64", "n_p: 64 tokens do not divide into 2 equal parts for each of 3 ranks"),
-        ("{n_p: 64, n_s: 32}", "n_s", "n_s: is for phase: decode; a prefill has one sequence, all of it split"),
-        ("{n_p: 64, batch_size: 2}", "2}", f"batch_size: is 1 for {ONE_SEQUENCE}"),
-        ("{n_p: 64, phase: decode, mask: full}", "mask", f"mask: is for phase: prefill; {SEES_ALL}"),
-        ("{n_p: 64, phase: decode, n_s: 65}", "65", "n_s: 65 is more than n_p = 64"),
-        ("{n_p: 64, phase: decode, n_s: 0}", "0}", "n_s: 0 shared tokens do not divide into 2 equal parts"),
-        ("{n_p: 64, phase: decode, n_s: 2, ranks: 4}", "2,", "n_s: 2 shared tokens do not divide into 4 equal parts"),
-        ("{n_p: 63, phase: decode}", "63", "n_p: 63 shared tokens do not divide into 2 equal parts"),
-        ("{n_p: 64, heads: 8, kv_heads: 3}", "3}", "kv_heads: 8 heads do not divide into 3 K/V heads"),
-        ("{n_p: 64, ranks: 0}", "0}", "ranks: 0 is outside 1 to 1024"),
-        ("{n_p: 64, link: 0}", "0}", f"link: 0 is outside 1 to {1 << 50}"),
-        ("{ranks: 2}", "{", "sweep: n_p is missing, here and under defaults"),
-    ],
-)
-def test_conflicts_are_refused_at_their_place(tmp_path: Path, sweep: str, key: str, message: str) -> None:
-    with pytest.raises(ExperimentError) as refused:
-        load(tmp_path, sweep)
-    column = len("  - ") + sweep.index(key) + 1
-    assert str(refused.value) == f"{tmp_path / 'x.yaml'}:4:{column}: {message}"
-
-
-@pytest.mark.parametrize(
-    ("more", "column", "message"),
-    [
-        ("rounds: 2\n", 9, "rounds: 2 should be greater than or equal to 3"),
-        ("accelerators: [{name: X, tflops: 0, gb_per_s: 2}]\n", 34, "tflops: 0 should be greater than 0"),
-        ("accelerators: [{name: X, tflops: 5}]\n", 16, "gb_per_s: is missing"),
-        ("baseline: zigzag\n", 11, "baseline: zigzag is not among implementations"),
-        ("defaults: {n_s: 32}\n", 12, "n_s: is for phase: decode"),
-    ],
-)
-def test_other_keys_are_checked(tmp_path: Path, more: str, column: int, message: str) -> None:
-    with pytest.raises(ExperimentError, match=f":3:{column}: {re.escape(message)}"):
-        load(tmp_path, "{n_p: 64}", more)
-
-
 def test_what_is_left_out(tmp_path: Path) -> None:
-    experiment = load(tmp_path, "{n_p: 64, phase: [prefill, decode]}")
+    file = tmp_path / "x.yaml"
+    file.write_text("kind: ring\nimplementations: [one_process, ring]\nsweep: [{n_p: 64, phase: [prefill, decode]}]\n")
+    experiment = load_experiment(file)
+    assert isinstance(experiment, RingExperiment)
     prefill, decode = experiment.points("cpu", "float32")
     assert (prefill.ranks, prefill.mask, prefill.n_s, prefill.batch_size, prefill.link) == (2, "causal", None, 1, None)
     assert (prefill.heads, prefill.kv_heads, prefill.head_dim) == (32, 32, 128)

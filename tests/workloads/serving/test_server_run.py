@@ -123,23 +123,6 @@ def test_systems_get_the_same_requests_at_the_same_times(run: tuple[Path, Path])
     assert half.requests_per_s == pytest.approx(0.5 * (half.capacity_per_s or 0))
 
 
-def test_the_report_shows_it(run: tuple[Path, Path], tmp_path: Path) -> None:
-    printed = CliRunner().invoke(cli, ["report", str(run[1]), "--detail"]).output
-    for text in (
-        "Latency under load",
-        "Memory, batch and steps of the servers",
-        "peak K/V, MB",
-        "vLLM: n/a (unavailable)",
-        "Chunk",
-    ):
-        assert text in printed
-    assert "load is a share of the capacity of chunk_llama_no_sharing" in " ".join(printed.split())
-    svg = tmp_path / "figure.svg"
-    written = CliRunner().invoke(cli, ["report", str(run[1]), "--out", str(svg)])
-    assert written.exit_code == 0, written.output
-    assert "requests per second" in svg.read_text()
-
-
 def test_a_finished_run_is_not_measured_again(run: tuple[Path, Path]) -> None:
     before = (run[1] / "cases.jsonl").read_bytes()
     result = CliRunner().invoke(cli, ["run", str(run[0]), "--out", str(run[1]), "--resume"])
@@ -200,31 +183,6 @@ def test_servers_that_do_not_fit_even_alone_are_refused(run: tuple[Path, Path], 
     told = str(refused.exception)
     assert "no system of this experiment fits into memory: chunk_llama_no_sharing: needs " in told
     assert "are missing" in told
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ("}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
-        (", load: 50, rate: 3}", "cannot be used together with rate"),
-        (", load: 50, clients: 3}", "load: cannot be used together with clients; keep one"),
-        (", load: 50, heads: 3}", "follows from model; leave it out"),
-        (", load: 50}\ntexts: no.jsonl", "bundled sets are conversations, questions"),
-        (", load: 50}\nprotocols: paper", "protocols: is only for `kind: decode`"),
-        (", load: 50}\nequal_answers: 3", "equal_answers: needs texts: a set or a file of questions"),
-        (", clients: 2, forced: 5}\nconstrained: facts", "forced is an axis of `share` only"),
-        (", clients: 2, forced: 5}", "forced is an axis of `share` only"),
-        (", clients: 2}\nconstrained: share", "the axis forced (percent) is missing"),
-        (", clients: 2, forced: 5}\nconstrained: shares", "is not known here"),
-        (", clients: 2, forced: 5}\nconstrained: share\ntexts: questions", "share nothing"),
-    ],
-)
-def test_wrong_files_say_what_is_wrong(tmp_path: Path, axes: str, message: str) -> None:
-    file = tmp_path / "wrong.yaml"
-    file.write_text(EXPERIMENT % ("small-llama", f"\n- {{n_s: 0{axes}"))
-    result = CliRunner().invoke(cli, ["validate", str(file)])
-    assert result.exit_code == 2
-    assert message in result.output
 
 
 def test_texts_need_a_tokenizer(run: tuple[Path, Path], tmp_path: Path) -> None:
