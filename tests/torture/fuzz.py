@@ -12,11 +12,11 @@ import signal
 import traceback
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from tests.command import chunkbench
+from tests.command import Done, chunkbench
 
 MORE_MEMORY = 1 << 30
 MORE_ADDRESSES = 4 << 30
@@ -98,15 +98,7 @@ def damage_bytes(data: bytes, chance: random.Random) -> bytes:
     )
 
 
-class Ended(NamedTuple):
-    """How a command ended in its child process."""
-
-    code: object
-    stdout: str
-    stderr: str
-
-
-def command(*words: str | Path) -> Ended:
+def command(*words: str | Path) -> Done:
     """Run a command in a child with 1 GB more memory than this process has, and 10 s of a CPU. Raises AssertionError
     if it ends otherwise than with an exit code of its own, or prints what a terminal would obey."""
     read, write = os.pipe()
@@ -133,7 +125,7 @@ def command(*words: str | Path) -> Ended:
     assert "Warning:" not in stderr, f"{line}: {stderr[-2000:]}"
     check_text(stderr, f"{line}: standard error")
     assert not re.search(r"^::", stderr, re.MULTILINE), f"{line}: a message is an annotation: {stderr}"
-    return Ended(code, stdout, stderr)
+    return Done(code, stdout, stderr)
 
 
 def _limited(words: list[str], out: Any) -> None:

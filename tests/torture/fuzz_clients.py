@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from tests.torture.fuzz import Ended, check_json, check_text, command, damage_bytes, damage_json, dumped
+from tests.command import Done
+from tests.torture.fuzz import check_json, check_text, command, damage_bytes, damage_json, dumped
 from tests.torture.trials import Harm, Trial, Unavailable
 
 TOKENS = 3
@@ -240,7 +241,7 @@ def lied_to() -> Iterator[Harm]:
         liar.close()
 
 
-def load(liar: Liar, trial: Trial, lines: list[dict[str, Any]], *options: str) -> Ended:
+def load(liar: Liar, trial: Trial, lines: list[dict[str, Any]], *options: str) -> Done:
     """Send these requests. The results are in `out.jsonl`."""
     trace, out = trial.folder / "trace.jsonl", trial.folder / "out.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))

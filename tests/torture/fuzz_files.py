@@ -11,11 +11,11 @@ from pathlib import Path
 
 from chunkbench.bench.store.run_directory import SCHEMA_VERSION
 from chunkbench.report.formats import names
+from tests.command import Done
 from tests.torture.fuzz import (
     CHECKS,
     MARKUP,
     VALUES,
-    Ended,
     check_json,
     check_text,
     command,
@@ -160,7 +160,7 @@ def damaged_text(trial: Trial) -> int:
     return len(tried)
 
 
-def read_by(form: str, *words: str | Path) -> Ended:
+def read_by(form: str, *words: str | Path) -> Done:
     """The command, and its output in this format. A message says why if it refuses."""
     ended = command(*words, "--format", form) if form != "table" else command(*words)
     if ended.code == 2:

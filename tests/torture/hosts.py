@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,20 +22,52 @@ from chunkbench.bench.store.results import FAILED
 from chunkbench.workloads.ring.result import RingResult
 from tests.torture.runs import Command, words_of
 from tests.torture.trials import Harm, Trial, Unavailable
-from tests.workloads.ring.test_launcher import PORT, UNSHARE, Network, Refused, done, ended, starting, write
+from tests.workloads.ring.test_launcher import ended, starting, write
 
 HOSTS = 3
+PORT = 29511
+"""Nothing else listens in the namespaces."""
 SWITCH = sys.executable, str(Path(__file__).with_name("switch.py"))
 
 
-@dataclass
-class Switched(Network):
-    """Hosts 10.77.0.1 to 10.77.0.3 behind a switch (switch.py)."""
+class Refused(Exception):
+    """The system does not allow a step; the message names it."""
 
+
+def done(*words: str) -> None:
+    """Run a program. Raises Refused."""
+    result = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    if result.returncode:
+        raise Refused(f"{' '.join(words)}: {(result.stderr or result.stdout).strip()}")
+
+
+@dataclass
+class Switched:
+    """Hosts 10.77.0.1 to 10.77.0.3 behind a switch (switch.py): a namespace, and below its user namespace one for each
+    host.
+
+    They have no names, so they end with the process that each of them has been started with, and so do the links.
+    """
+
+    holders: list[subprocess.Popen[str]] = field(default_factory=list)
     switch: subprocess.Popen[str] | None = None
 
+    def within(self, place: int) -> list[str]:
+        """Words before a program that is to run on a host (1 to 3), or beside the switch (0)."""
+        return ["nsenter", f"--target={self.holders[place].pid}", "--user", "--net", "--uts", "--preserve-credentials"]
+
+    def hold(self, *words: str) -> None:
+        """Start a process that holds new namespaces. Raises Refused."""
+        program = [*words, "sh", "-c", "echo here; exec sleep 3600"]
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.holders.append(process)
+        assert process.stdout is not None
+        if (said := process.stdout.readline().strip()) != "here":
+            raise Refused(f"{' '.join(words)}: {said or 'ended'}")
+
     def build(self) -> None:
-        self.hold(*UNSHARE)
+        """Raises Refused."""
+        self.hold("unshare", "--user", "--map-root-user", "--net", "--uts")
         for host in range(1, HOSTS + 1):
             self.add_host(host)
             done(*self.within(host), *SWITCH, "--plain", "wire")
@@ -43,6 +75,22 @@ class Switched(Network):
         self.switch = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.holders.append(self.switch)
         self._heard("here")
+
+    def add_host(self, host: int) -> None:
+        """The host of a number, and the link `to<number>` that leads to it. Raises Refused."""
+        self.hold(*self.within(0), "unshare", "--net", "--uts")
+        link, ends = f"to{host}", ["peer", "name", "wire", "netns", str(self.holders[host].pid)]
+        done(*self.within(0), "ip", "link", "add", link, "type", "veth", *ends)
+        done(*self.within(0), "ip", "link", "set", link, "up")
+        done(*self.within(host), "hostname", f"host{host}")
+        done(*self.within(host), "ip", "address", "add", f"10.77.0.{host}/24", "dev", "wire")
+        done(*self.within(host), "ip", "link", "set", "lo", "up")
+        done(*self.within(host), "ip", "link", "set", "wire", "up")
+
+    def close(self) -> None:
+        for process in self.holders:
+            process.kill()
+            process.communicate()
 
     def does(self, **harm: object) -> None:
         """What happens to packets from now on."""
