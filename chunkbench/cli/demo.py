@@ -32,7 +32,6 @@ class Answered:
 
     name: str
     computed_tokens: int = 0
-    """Number of computed prompt tokens."""
     kv_bytes: int = 0
     """Largest size of all K/V at any time, in bytes."""
     answers: dict[str, list[int]] = field(default_factory=dict)

@@ -82,7 +82,6 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of the script."""
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(

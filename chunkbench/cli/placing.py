@@ -76,7 +76,6 @@ class Placing:
 
     @property
     def remote(self) -> bool:
-        """Whether to measure on a cluster."""
         return self.on != LOCAL
 
     @contextmanager

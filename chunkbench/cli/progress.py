@@ -127,7 +127,7 @@ class RepeatProgress:
             self._status.update(f"{self._process}: {point.brief} {text}  [dim]{seconds:.0f} s so far")
 
     def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
-        """Print nothing: a process measures a point in a second."""
+        """Print nothing, because a process needs only about a second per point."""
 
     def problem(self, text: str) -> None:
         """Print a problem, also with `--quiet`, but each text only once."""

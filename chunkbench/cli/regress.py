@@ -33,8 +33,6 @@ Examples:
 
 @dataclass(frozen=True)
 class RegressOptions(ComparisonOptions):
-    """Values of the options of `regress`."""
-
     budget: str | None
     processes: int
     only: tuple[str, ...]

@@ -82,7 +82,7 @@ class Choice:
         """Remove the stored tokens, because they were sent."""
         self.tokens = []
 
-    def told(self) -> list[tuple[int, TokenLogprobs | None]]:
+    def logprobs_to_send(self) -> list[tuple[int, TokenLogprobs | None]]:
         """Each token id to send now, with its log-probabilities. The first list begins with the tokens of an echo."""
         told = [(token.token, token.logprobs) for token in self.tokens]
         if self.echo is None or len(self.pieces) > len(self.tokens):
@@ -119,7 +119,7 @@ class Form:
 def _completion_logprobs(choice: Choice, text: TokenText) -> dict[str, Any]:
     listed: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     most = choice.request.logprobs or 0
-    for token, logprobs in choice.told():
+    for token, logprobs in choice.logprobs_to_send():
         listed["text_offset"].append(choice.offset)
         listed["tokens"].append(text(token))
         choice.offset += len(listed["tokens"][-1])
@@ -137,7 +137,7 @@ def _chat_logprobs(choice: Choice, text: TokenText) -> dict[str, Any]:
         "content": [
             entry(token, logprobs.chosen.logprob)
             | {"top_logprobs": [entry(one.token, one.logprob) for one in logprobs.top]}
-            for token, logprobs in choice.told()
+            for token, logprobs in choice.logprobs_to_send()
             if logprobs is not None
         ],
         "refusal": None,

@@ -44,7 +44,6 @@ class ModelChoice:
     max_length: int | None = None
     """Maximum number of tokens of a sequence of a named shape. None: 16384."""
     seed: int = 0
-    """Seed of the random weights."""
 
     @property
     def folder(self) -> Path | None:

@@ -70,7 +70,6 @@ class LogNormal:
             raise ValueError(f"a length needs 1 < mean < most and sigma > 0, not {self}")
 
     def draw(self, chance: random.Random) -> int:
-        """Draw a number of tokens."""
         return min(max(round(chance.lognormvariate(self._mu, self.sigma)), 1), self.most)
 
     @cached_property
@@ -90,8 +89,6 @@ class LogNormal:
 
 
 class Lengths(NamedTuple):
-    """The distributions of prompt lengths and answer lengths."""
-
     prompt: LogNormal
     answer: LogNormal
 

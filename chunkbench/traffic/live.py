@@ -15,7 +15,7 @@ from chunkbench.traffic.trace import TraceRequest
 
 
 class LiveRequest(NamedTuple):
-    """A request that is being answered at a given instant."""
+    """A request at an instant at which it is being answered."""
 
     blocks: tuple[int, ...]
     """Block numbers of the prompt, as in `TraceRequest`."""

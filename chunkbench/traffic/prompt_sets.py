@@ -23,8 +23,6 @@ class PromptsError(ValueError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, as text or as token ids."""
-
     group: str
     text: str = ""
     tokens: tuple[int, ...] | None = None

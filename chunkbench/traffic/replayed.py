@@ -23,8 +23,6 @@ _CUT = 1 << 37
 
 
 class ReplayRequest(NamedTuple):
-    """A request of a replay."""
-
     due: float
     """Due time, in seconds after the start."""
     text: Text
@@ -101,7 +99,7 @@ _BYTES = 256
 
 
 def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
-    """Make the first `count` requests of texts, in order of due time. There are fewer if the texts have fewer.
+    """Make the first `count` requests of texts, or all if there are fewer. They are in order of due time.
 
     Each byte of a text in UTF-8 is a token: about four times as many tokens as a model's tokenizer gives. An answer
     has `MOST_ANSWER_TOKENS` tokens, which no other answer has. A later turn repeats all earlier texts and answers.

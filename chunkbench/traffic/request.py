@@ -43,7 +43,7 @@ Prompt = tuple[int, ...] | str | Chat
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """A request that a client will send at its due time."""
+    """A request that a client will send."""
 
     due: float
     """Seconds after the start of the measurement. If `after` is set: seconds after the end of that request."""

@@ -32,7 +32,6 @@ class RequestResult(Facts):
     asked_tokens: Count
     """Number of answer tokens that the request asks for; a maximum if the model may end the answer earlier."""
     tokens: Count = 0
-    """Number of answer tokens that arrived."""
     cached_tokens: Count | None = None
     """Number of prompt tokens that the server found in its cache; None if the server does not say."""
     status: RequestStatus = "ok"

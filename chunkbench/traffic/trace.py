@@ -15,8 +15,6 @@ class TraceError(ValueError):
 
 
 class TraceRequest(NamedTuple):
-    """One request of a trace."""
-
     due: float
     """Due time in seconds after the first request. In ChunkBench's own format: after the start of the measurement."""
     prompt_tokens: int

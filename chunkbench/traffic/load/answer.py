@@ -162,12 +162,10 @@ class Tokens:
 
     @property
     def first(self) -> float | None:
-        """Time at which the first token came; None before."""
         return self._token_times[0]
 
     @property
     def last(self) -> float | None:
-        """Time at which the last token came; None before."""
         return self._token_times[1]
 
     @property

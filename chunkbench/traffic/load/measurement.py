@@ -19,7 +19,7 @@ from chunkbench.traffic.request_result import RequestResult
 
 @dataclass
 class Measurement:
-    """A plan, and the results of its ended requests so far."""
+    """A plan, and the results of the requests that have ended."""
 
     plan: LoadPlan
     out: Path | None = None
