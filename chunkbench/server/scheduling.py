@@ -66,7 +66,8 @@ class Entry(ABC):
 
     @property
     def decoding(self) -> bool:
-        """Whether the next step only has to compute the last token, which was generated since the admission."""
+        """Whether only the last token must be computed, and the sequence was admitted before it generated this
+        token."""
         return self.computed == self.length - 1 >= self.joined > 0
 
     def cut(self, tokens: int) -> None:
@@ -98,7 +99,7 @@ def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
     """Group waiting requests by shared prefixes, and finish one group before the next. Groups with cached prefixes come
     first, then larger groups.
 
-    If all requests wait and the cache holds the longest one, this order computes every shared token only once
+    If all requests wait and the cache holds the longest of them, this order computes every shared token only once
     (RadixAttention).
     """
     size = manager.block_tokens
@@ -142,14 +143,12 @@ ORDERS: Mapping[str, Order[Entry]] = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Limits and rules of a scheduler."""
-
     max_batch: int = 32
     """Maximum number of sequences in a step. The default is the paper's."""
     prompt_budget: int = 512
     """Maximum number of prompt tokens in a step."""
     decode_in_budget: bool = False
-    """Whether tokens of decoding sequences count as prompt tokens in this limit, as in vLLM 1."""
+    """Whether tokens of decoding sequences count towards `prompt_budget`, as in vLLM 1."""
     spare: bool = True
     """If True, a request is admitted only if one block per running sequence stays free. Otherwise growing sequences
     would soon preempt the new request."""
@@ -173,8 +172,6 @@ class Piece(NamedTuple, Generic[E]):
 
 @dataclass
 class Step(Generic[E]):
-    """What one step computes."""
-
     decoding: list[E] = field(default_factory=list)
     """Sequences for which the step computes one token, in order of admission."""
     prompts: list[Piece[E]] = field(default_factory=list)
@@ -240,7 +237,6 @@ class Scheduler(Generic[E]):
         self.waiting = deque(entry for entry in self.waiting if entry not in dropped)
 
     def finish(self, entry: E) -> None:
-        """Remove a running request, and free its memory."""
         self._manager.free(entry.arrival)
         self.running.remove(entry)
         self._prefilling = [other for other in self._prefilling if other is not entry]

@@ -29,8 +29,8 @@ class _Answer:
 
 
 class TransformersBackend:
-    """Answers requests with transformers' `ContinuousBatchingManager`. Tokens are chosen greedily. Requests with
-    equal prefixes share pages, also with ended requests."""
+    """Answers requests with transformers' `ContinuousBatchingManager`. Tokens are chosen greedily. Requests share
+    pages of equal prefixes, also with requests that have ended."""
 
     def __init__(self, module: Any, options: EngineOptions) -> None:
         """`module`: a causal language model of transformers, loaded with the attention `sdpa`. `options.chunk_size`

@@ -162,7 +162,6 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Number of requests in the queue."""
         return len(self._scheduler.waiting)
 
     @property
@@ -171,7 +170,7 @@ class Engine:
         return self._scheduler.idle and not self._early
 
     def check(self, request: Request, answers: int = 1) -> None:
-        """Raise RequestRefused if the engine can never run `answers` answers to this request at the same time."""
+        """Raise RequestRefused if the engine can never compute this number of answers to the request at once."""
         request.check(self.max_length, self.model.vocabulary)
         if answers > self.options.max_batch:
             raise RequestRefused(

@@ -63,7 +63,7 @@ class Forced(NamedTuple):
 
 
 class Matcher(Protocol):
-    """Follows one answer, which a constraint limits."""
+    """Keeps one answer within its constraint."""
 
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Write a mask of the allowed next tokens into `bits` `[words]`: bit i of word w stands for token 32 w + i."""
@@ -153,8 +153,8 @@ class Generated:
     """Number of tokens directly before this one that are removed from the answer."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """For each token of the prompt; None for its first token, which no other token precedes. Only the first token of
-    an answer has them, and only if the request asks for them; otherwise empty."""
+    """Log-probabilities of the prompt's tokens; None for the first of them. They come with the first token of the
+    answer, if the request asks for them. Otherwise empty."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,6 @@ class Sequence(Entry):
 
     @cached_property
     def text(self) -> GrowingText:
-        """The token ids for the cache manager."""
         prompt = len(self.request.prompt)
         whole = self.request.prompt_logprobs is not None
         salt = _number_of(self.request.cache_salt)

@@ -11,7 +11,7 @@ import torch
 from chunkbench.server.engine.request import Sequence
 
 _LIKELY = 128
-"""Number of most probable tokens that are looked at first. In most steps of a trained model they reach top_p."""
+"""Number of most probable tokens that are tried first. In most steps of a trained model they are enough for top_p."""
 _NEVER = -torch.inf
 """Logit of a token that cannot be chosen."""
 
