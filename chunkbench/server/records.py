@@ -74,7 +74,8 @@ class Metrics:
         self._registry.register(_Renamed(own, {"model_name": model, "engine": "0"}))
 
     def page(self, accepted: str) -> tuple[bytes, str]:
-        """The text of /metrics in Prometheus' format."""
+        """The text of /metrics, and its content type. `accepted`: the header Accept, which may ask for OpenMetrics
+        in place of Prometheus' text format."""
         if "application/openmetrics-text" not in accepted:
             return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
         # No name needs to be escaped, but the library would replace the colons of vLLM's names.
