@@ -41,7 +41,6 @@ class ApiError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """The error as a JSON object in OpenAI's format."""
         kind = {404: "not_found_error", 429: "rate_limit_error"}.get(self.status, "invalid_request_error")
         kind = "server_error" if self.status >= 500 else kind
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
@@ -80,8 +79,6 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """Settings of a stream."""
-
     _within = "stream_options"
     _labels = frozenset({"include_obfuscation"})
 

@@ -183,7 +183,6 @@ class Step(Generic[E]):
 
     @property
     def batch(self) -> int:
-        """Number of sequences in the step."""
         return len(self.decoding) + len(self.prompts)
 
     @property
@@ -223,7 +222,6 @@ class Scheduler(Generic[E]):
         return not (self.running or self.waiting or self.swapped)
 
     def add(self, entry: E) -> None:
-        """Put a request at the end of the queue."""
         self.waiting.append(entry)
 
     def drop(self, gone: Iterable[E]) -> None:

@@ -61,8 +61,6 @@ class EngineOptions:
 
 
 class Chosen(NamedTuple):
-    """The next token that was chosen for a sequence."""
-
     token: int
     logprobs: TokenLogprobs | None
 
@@ -73,7 +71,6 @@ class StepReport:
 
     generated: tuple[Generated, ...]
     batch: int
-    """Number of sequences in the step."""
     prompt_tokens: int
     preempted: int
     schedule_s: float
@@ -157,7 +154,6 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Number of running sequences."""
         return len(self._scheduler.running)
 
     @property

@@ -12,8 +12,6 @@ _GROUP = 64
 
 
 class Logprob(NamedTuple):
-    """The log-probability of one token."""
-
     token: int
     logprob: float
     """Natural logarithm of the probability that the model gives the token. Temperature, top_p and constraints do not

@@ -71,8 +71,7 @@ class Matcher(Protocol):
     def allows(self, token: int) -> bool:
         """True if the token may come next. False if it may not, or if only a mask can tell."""
 
-    def accept(self, token: int) -> None:
-        """Add a token that the model chose and the constraint allows."""
+    def accept(self, token: int) -> None: ...
 
     def forced(self, answer: Ordered[int], most: int) -> Forced | None:
         """Add the tokens that must follow the answer, and return them. Usually no token is forced, and the result is
@@ -223,5 +222,4 @@ class Sequence(Entry):
 
     @property
     def length(self) -> int:
-        """Number of tokens of prompt and answer so far."""
         return len(self.tokens)
