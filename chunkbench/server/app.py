@@ -217,6 +217,7 @@ class Server:
     ) -> Response:
         self._check_name(body.model)
         self._text.check(body.stop)
+        body.beams()
         count, most = len(prompts) * body.n, self.options.max_waiting
         if count > max(most, body.n):
             message = f"{len(prompts)} prompts with n = {body.n} ask for {count} answers"

@@ -11,9 +11,11 @@ from pydantic_core import from_json
 from chunkbench.server.constrained import Constraint, ConstraintRefused
 from chunkbench.server.constrained.constraint import ANY_OBJECT
 from chunkbench.server.engine import Matcher, Request, RequestRefused, Sampling
+from chunkbench.server.engine.beams import BeamOptions
 
 MOST_LOGPROBS = 20
 """Maximum number of most probable tokens that a client can ask for, as in vLLM."""
+MOST_PENALTY = 20
 TopCount = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -177,9 +179,9 @@ class RequestBody(Fields):
         }
     )
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **dict.fromkeys(("best_of", "repetition_penalty", "length_penalty", "stream_interval"), (1,)),
+        **dict.fromkeys(("best_of", "repetition_penalty", "stream_interval"), (1,)),
         **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "priority"), (0,)),
-        **dict.fromkeys(("use_beam_search", "include_stop_str_in_output"), (False,)),
+        **dict.fromkeys(("include_stop_str_in_output",), (False,)),
         **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "watermarking"), (False,)),
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
         **dict.fromkeys(("logit_bias", "vllm_xargs", "kv_transfer_params"), ({},)),
@@ -209,6 +211,9 @@ class RequestBody(Fields):
     ignore_eos: bool = False
     return_token_ids: bool = False
     prompt_logprobs: TopCount | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     response_format: ResponseFormat = ResponseFormat(type="text")
     structured_outputs: StructuredOutputs = StructuredOutputs()
@@ -246,6 +251,23 @@ class RequestBody(Fields):
             raise ApiError("prompt_logprobs come with whole answers: leave stream out", param="prompt_logprobs")
         return self.prompt_logprobs
 
+    def beams(self) -> BeamOptions | None:
+        """The options of a beam search; None without one. Raises ApiError if the body asks for more than it can do."""
+        if not self.use_beam_search:
+            return None
+        given = {
+            "stream": self.stream,
+            "logprobs": self.logprobs_of_answer is not None,
+            "prompt_logprobs": self.logprobs_of_prompt is not None,
+            "a constraint": self.constraint() is not None,
+        }
+        if others := [name for name, one in given.items() if one]:
+            raise ApiError(f"use_beam_search goes without {others[0]}: leave one of them out", param="use_beam_search")
+        if abs(self.length_penalty) > MOST_PENALTY:
+            message = f"length_penalty must lie between -{MOST_PENALTY} and {MOST_PENALTY}, not {self.length_penalty}"
+            raise ApiError(message, param="length_penalty")
+        return BeamOptions(self.length_penalty, self.early_stopping)
+
     def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None, answer: int) -> Request:
         """Make the engine's request for answer number `answer`, from 0 to `n` - 1. This number is added to the seed.
         Raises ApiError if a number is out of range."""
@@ -264,6 +286,7 @@ class RequestBody(Fields):
             self.min_tokens,
             self.logprobs_of_answer,
             self.logprobs_of_prompt,
+            self.beams(),
             self.cache_salt or "",
             matcher,
         )

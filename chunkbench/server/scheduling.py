@@ -55,6 +55,17 @@ class Entry(ABC):
         return 1
 
     @property
+    def mates(self) -> Sequence[Entry]:
+        """The requests that run only together with this one, and this one. After a preemption the first of them begins
+        again for all."""
+        return (self,)
+
+    def restart(self) -> None:
+        """Begin again after a preemption, without K and V."""
+        self.preempted += 1
+        self.computed = 0
+
+    @property
     def generated(self) -> int:
         """Number of tokens of the answer so far."""
         return self.length - self.text.prompt
@@ -247,11 +258,12 @@ class Scheduler(Generic[E]):
 
     def put_back(self, entry: E) -> None:
         """Free the memory of a running request, and move the request to the front of the queue."""
-        self.finish(entry)
-        entry.preempted += 1
-        entry.computed = 0
+        mates = cast("Sequence[E]", entry.mates)
+        for mate in [other for other in self.running if other in mates]:
+            self.finish(mate)
+        mates[0].restart()
         # Earlier requests that wait were also preempted, or never admitted, so the queue stays in order of arrival.
-        self.waiting.appendleft(entry)
+        self.waiting.appendleft(mates[0])
 
     def schedule(self) -> Step[E]:
         """Choose the tokens of the next step. If nothing runs and no waiting request fits, the batch is 0."""
@@ -293,8 +305,8 @@ class Scheduler(Generic[E]):
     def _preempt(self, step: Step[E]) -> None:
         entry = self.running[-1]
         step.preempted += 1
-        step.decoding = [other for other in step.decoding if other is not entry]
-        step.prompts = [piece for piece in step.prompts if piece.entry is not entry]
+        step.decoding = [other for other in step.decoding if other not in entry.mates]
+        step.prompts = [piece for piece in step.prompts if piece.entry not in entry.mates]
         if self.rules.swap and entry.decoding:
             moved = self._manager.swap_out(entry.arrival)
             if moved is not None:

@@ -65,6 +65,10 @@ class TransformersBackend:
     def check(self, request: Request, answers: int) -> None:
         if not request.sampling.greedy:
             raise RequestRefused("the engine transformers is greedy here: send temperature = 0", "temperature")
+        for field in ("logprobs", "prompt_logprobs", "beams"):
+            if getattr(request, field) is not None:
+                name = "use_beam_search" if field == "beams" else field
+                raise RequestRefused(f"the engine transformers has no {name} here; leave it out", name)
         if request.matcher is not None:
             raise RequestRefused("the engine transformers follows no constraints; leave them out", "response_format")
         if request.min_tokens and self._ends(request):

@@ -355,6 +355,37 @@ def test_prompt_logprobs_and_those_of_a_chat(served: Served, client: openai.Open
     assert completion.choices[0].logprobs is None
 
 
+def test_beams(served: Served, client: openai.OpenAI, checkpoint: Path) -> None:
+    reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = reference.generate(
+            torch.tensor([PROMPT]),
+            max_new_tokens=6,
+            num_beams=3,
+            num_return_sequences=3,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    fields = {"return_token_ids": True, "extra_body": {"use_beam_search": True, "length_penalty": 1.0}}
+    answer = ask(client, n=3, temperature=1, **fields)
+    assert [choice.token_ids for choice in answer.choices] == expected[:, len(PROMPT) :].tolist()
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 18)
+    messages: Any = [{"role": "user", "content": "w8"}]
+    chat = client.chat.completions.create(
+        model="sharp", messages=messages, max_tokens=3, n=2, extra_body={"use_beam_search": True}
+    )
+    assert len({choice.message.content for choice in chat.choices}) == 2
+    for given, message in [
+        ({"stream": True}, "use_beam_search goes without stream"),
+        ({"logprobs": 1}, "use_beam_search goes without logprobs"),
+        ({"structured_outputs": {"choice": ["w1"]}}, "use_beam_search goes without a constraint"),
+    ]:
+        body = {"model": "sharp", "prompt": PROMPT, "use_beam_search": True, **given}
+        status, refused = served.post("/v1/completions", body)
+        assert (status, refused["error"]["param"]) == (400, "use_beam_search")
+        assert message in refused["error"]["message"]
+
+
 def test_metrics_have_the_names_of_vllm_too(served: Served, client: openai.OpenAI) -> None:
     ask(client)
     page = served.get("/metrics")

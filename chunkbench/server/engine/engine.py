@@ -14,12 +14,13 @@ from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.errors import PoolExhausted
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.server.engine.beams import Beam, BeamSearch, likeliest
 from chunkbench.server.engine.cache import EngineCache
 from chunkbench.server.engine.errors import RequestFailed, RequestRefused
 from chunkbench.server.engine.logprobs import TokenLogprobs, logprobs_of
 from chunkbench.server.engine.model import Model
-from chunkbench.server.engine.request import Finish, Generated, Request, Sequence
-from chunkbench.server.engine.sampling import next_tokens
+from chunkbench.server.engine.request import BeamGroup, Finish, Generated, Request, Sequence
+from chunkbench.server.engine.sampling import next_tokens, without_early_ends
 from chunkbench.server.scheduling import Piece, Rules, Scheduler
 
 Attention = Literal["two-phase", "sequence-first", "no-sharing"]
@@ -63,6 +64,8 @@ class EngineOptions:
 class Chosen(NamedTuple):
     token: int
     logprobs: TokenLogprobs | None
+    beam: Beam
+    """The likeliest next tokens if the sequence is a beam; else empty."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,10 @@ class Engine:
                 "n",
             )
         size = self.options.chunk_size
-        if (len(request.prompt) // size + answers) * size > self.max_tokens:
+        own = 1  # chunks of an answer: answers are preempted one by one, but beams all together
+        if request.beams is not None:
+            own = -(-(len(request.prompt) % size + request.max_tokens) // size) + 1
+        if (len(request.prompt) // size + answers * own) * size > self.max_tokens:
             raise RequestRefused(
                 f"the K/V memory holds {self.max_tokens} tokens: too few for {answers} answers to a prompt of "
                 f"{len(request.prompt)} tokens (--kv-memory)",
@@ -198,7 +204,13 @@ class Engine:
             self._early += begin
             if not begin or begin[-1].finish is None:
                 sequences.append(sequence)
-        if sequences and self.options.attention != "no-sharing":
+        if request.beams is not None:
+            search = BeamSearch(len(sequences), request.max_tokens, sequences[0].ends, request.beams)
+            group = BeamGroup(search, list(sequences))
+            for sequence in sequences:
+                sequence.group = group
+            del sequences[1:]
+        elif sequences and self.options.attention != "no-sharing":
             sequences[0].others = sequences[1:]
             sequences = sequences[:1]
         for sequence in sequences:
@@ -211,6 +223,9 @@ class Engine:
         """
         gone, dropped = set(ids), list[Sequence]()
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            if sequence.group is not None:
+                dropped += [sequence] * any(slot.request.id in gone for slot in sequence.group.slots)
+                continue
             sequence.others = [other for other in sequence.others if other.request.id not in gone]
             if sequence.request.id not in gone:
                 continue
@@ -238,7 +253,15 @@ class Engine:
         generated, self._early = self._early, []
         failed: list[RequestFailed] = []
         self._computed = planned
+        groups = dict[BeamGroup, None]()
         for sequence, outcome in self._outcomes(pieces) if pieces else ():
+            if sequence.group is not None:
+                groups[sequence.group] = None
+                if isinstance(outcome, RequestFailed):
+                    failed += self._fail(sequence.group, outcome)
+                else:
+                    sequence.group.rows[sequence] = outcome.beam
+                continue
             self._branch(sequence)
             if isinstance(outcome, RequestFailed):
                 if sequence.computed:
@@ -247,6 +270,8 @@ class Engine:
                 failed.append(outcome)
             else:
                 generated += self._take(sequence, outcome)
+        for group in groups:
+            generated += self._advance(group)
         computed, done = self._computed, perf_counter()
         return StepReport(
             tuple(generated),
@@ -300,16 +325,21 @@ class Engine:
         self._computed = perf_counter()
         sequences = [answer for _, sequence in sampled for answer in _answers(sequence)]
         if len(sequences) > len(sampled):
-            logits = logits.repeat_interleave(torch.tensor([s.width for _, s in sampled], device=logits.device), 0)
+            counts = [len(_answers(sequence)) for _, sequence in sampled]
+            logits = logits.repeat_interleave(torch.tensor(counts, device=logits.device), 0)
         told = [row for row, sequence in enumerate(sequences) if sequence.request.logprobs is not None]
         raw = logits[told] if told else None  # a copy, because the choice of tokens changes logits
+        beams = self._beams(logits, sequences)
         chosen = next_tokens(logits, sequences) if sequences else []
         found = dict[int, TokenLogprobs]()
         if raw is not None:
             counts = [sequences[row].request.logprobs or 0 for row in told]
             found = dict(zip(told, logprobs_of(raw, [chosen[row] or 0 for row in told], counts), strict=True))
         return [
-            (sequence, self._no_token(sequence) if token is None else Chosen(token, found.get(row)))
+            (
+                sequence,
+                self._no_token(sequence) if token is None else Chosen(token, found.get(row), beams.get(row, Beam())),
+            )
             for row, (sequence, token) in enumerate(zip(sequences, chosen, strict=True))
         ]
 
@@ -349,6 +379,76 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         """Remove a sequence, whether it runs or waits."""
         self._scheduler.drop([sequence])
+
+    @staticmethod
+    def _beams(logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, Beam]:
+        """The likeliest next tokens of the rows that belong to beams."""
+        of_beams = {row: one.group for row, one in enumerate(sequences) if one.group is not None}
+        if not of_beams:
+            return {}
+        rows = list(of_beams)
+        allowed = without_early_ends(logits[rows], [sequences[row] for row in rows])
+        most = max(group.search.candidates for group in of_beams.values())
+        found = likeliest(allowed, most)
+        return {row: Beam(one[: of_beams[row].search.candidates]) for row, one in zip(rows, found, strict=True)}
+
+    def _advance(self, group: BeamGroup) -> list[Generated]:
+        """Continue the beams of a group by one token, if all of them were computed. Returns the tokens of all answers
+        at the end of the search."""
+        if not group.live or len(group.rows) < len(group.live):
+            return []
+        parents = group.live
+        going = group.search.advance([group.rows[beam] for beam in parents])
+        group.rows, parents[0].others = {}, []
+        if not going:
+            group.live = []
+            self._scheduler.drop(parents)
+            return self._answers_of(group)
+        kept = {one.beam for one in going}
+        self._scheduler.drop([beam for place, beam in enumerate(parents) if place not in kept])
+        busy = {parents[place] for place in kept}
+        free = [slot for slot in group.slots if slot not in busy]
+        group.live = []
+        for one in going:
+            parent = parents[one.beam]
+            beam = parent if one.beam in kept else free.pop()
+            kept.discard(one.beam)
+            group.live.append(beam)
+        for one, beam in zip(going, group.live, strict=True):
+            parent = parents[one.beam]
+            if beam is not parent:
+                beam.tokens[:] = parent.tokens
+                if not self._cache.fork(parent.arrival, beam.arrival, beam.text):
+                    self._scheduler.put_back(group.slots[0])
+                    return []
+                self._scheduler.branch(parent, beam)
+        for one, beam in zip(going, group.live, strict=True):
+            beam.tokens.append(one.token)
+        return []
+
+    @staticmethod
+    def _answers_of(group: BeamGroup) -> list[Generated]:
+        """The tokens of all answers of a search that has ended."""
+        generated = []
+        for slot, (_, tokens) in zip(group.slots, group.search.finished, strict=True):
+            finish: Finish = "stop" if tokens[-1] in slot.ends else "length"
+            cached = group.slots[0].cached_tokens
+            generated += [Generated(slot.request.id, token, None, cached) for token in tokens[:-1]]
+            generated.append(Generated(slot.request.id, tokens[-1], finish, cached))
+        return generated
+
+    def _fail(self, group: BeamGroup, failure: RequestFailed) -> list[RequestFailed]:
+        """End a beam search, one of whose beams cannot be computed."""
+        live, group.live = group.live, []
+        for beam in live:
+            self._cache.forget(beam.arrival)
+        self._scheduler.drop(live)
+        if not live:  # another beam has failed before
+            return []
+        failures = [RequestFailed(slot.request.id, str(failure), failure.asked) for slot in group.slots]
+        for one in failures:
+            one.__cause__ = failure.__cause__
+        return failures
 
     def _no_token(self, sequence: Sequence) -> RequestFailed:
         matcher = sequence.request.matcher
@@ -434,8 +534,8 @@ def _asked(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence, int]]
 
 
 def _answers(sequence: Sequence) -> list[Sequence]:
-    """The sequence, and the other answers that begin with it."""
-    return [sequence, *sequence.others]
+    """The sequence, and the other answers that begin with it. Beams choose their tokens together, later."""
+    return [sequence, *(sequence.others if sequence.group is None else ())]
 
 
 def _failure(sequence: Sequence, error: Exception) -> RequestFailed:

@@ -37,7 +37,7 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[in
     own = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
     ranks = (logits > own).sum(-1).add_(1).tolist()
     chosen = (own[:, 0] - sums).tolist()
-    values, ids = _largest(logits, min(max(counts, default=0), logits.shape[-1]))
+    values, ids = largest(logits, min(max(counts, default=0), logits.shape[-1]))
     best, places = (values - sums[:, None]).tolist(), ids.tolist()
     return [
         TokenLogprobs(
@@ -48,7 +48,7 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[in
     ]
 
 
-def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, ids) of the largest logits of each row, `[n, count]` both, largest first.
 
     The largest ones lie in the groups with the largest maxima, so that only these groups are sorted.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from chunkbench.attention.text import TokenText
 from chunkbench.kernels.integers import Ints
+from chunkbench.server.engine.beams import Beam, BeamOptions, BeamSearch
 from chunkbench.server.engine.errors import RequestRefused
 from chunkbench.server.engine.logprobs import TokenLogprobs
 from chunkbench.server.scheduling import Entry
@@ -109,6 +110,9 @@ class Request:
     prompt_logprobs: int | None = None
     """Number of most probable tokens to list for each token of the prompt; None: no log-probabilities. With a
     number, cached tokens of the prompt are computed again."""
+    beams: BeamOptions | None = None
+    """Search for the likeliest answers, one for each request of a group, instead of drawing them. The tokens of all
+    answers come at the end."""
     cache_salt: str = ""
     """Prompts share K/V only with prompts that have the same salt."""
     matcher: Matcher | None = field(default=None, compare=False, repr=False)
@@ -209,6 +213,18 @@ class Sequence(Entry):
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None], repr=False)
     """Log-probabilities of the prompt's tokens that were computed so far."""
 
+    group: BeamGroup | None = field(default=None, repr=False)
+    """The beam search of which this sequence is a beam."""
+
+    @property
+    def mates(self) -> Ordered[Entry]:
+        return (self,) if self.group is None else self.group.slots
+
+    def restart(self) -> None:
+        super().restart()
+        if self.group is not None:
+            self.group.restart()
+
     @property
     def width(self) -> int:
         return 1 + len(self.others)
@@ -223,3 +239,27 @@ class Sequence(Entry):
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+
+@dataclass(eq=False)
+class BeamGroup:
+    """A beam search in the engine. Each running beam is a sequence of its own, which shares chunks with the others."""
+
+    search: BeamSearch
+    slots: list[Sequence]
+    """One sequence for each answer. A slot without a beam waits until it gets one."""
+    live: list[Sequence] = field(default_factory=list)
+    """The running beams, in the order of the search."""
+    rows: dict[Sequence, Beam] = field(default_factory=dict)
+    """The likeliest next tokens of the beams that this step has computed."""
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the prompt."""
+        first, *others = self.slots
+        for slot in self.slots:
+            del slot.tokens[len(slot.request.prompt) :]
+        first.others, self.live, self.rows = others, [first], {}
+        self.search.restart()

@@ -22,7 +22,7 @@ def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int 
     None where the largest logit is NaN or infinite. Other rows do not influence a row, so the same seed gives the
     same tokens.
     """
-    logits = _allowed(_without_early_ends(logits, sequences), sequences)
+    logits = _allowed(without_early_ends(logits, sequences), sequences)
     best = _best(logits)
     largest = logits.gather(-1, best[:, None])[:, 0]
     finite = largest.isfinite().tolist()
@@ -43,7 +43,7 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(logits.float().numpy().argmax(-1))
 
 
-def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
+def without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
     """The logits, without the tokens that would end an answer before its `min_tokens`."""
     rows, ids = [], []
     for row, sequence in enumerate(sequences):
