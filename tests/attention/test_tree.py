@@ -32,6 +32,18 @@ def test_what_is_behind_a_truncate_stays_where_chunks_are_retained():
     assert tree.match([0, 1, 2, 3, 4, 5, 20, 21, 22, 23, 24, 25]) == 12
 
 
+@pytest.mark.parametrize("steps", [([9], [9]), ([9, 9, 8],)])
+def test_a_sequence_that_ends_where_chunks_are_retained_goes_on_beside_them(steps):
+    tree = PrefixTree(2, retain=True)
+    tree.leave(tree.join([1, 1, 2, 2]).sequence)
+    a = tree.join([1, 1]).sequence
+    for tokens in steps:
+        tree.append(tokens, [a], [len(tokens)])
+    assert [tree.match([1, 1, *own]) for own in ([2, 2], [9, 9], [9, 9, 2, 2])] == [4, 4, 4]
+    tree.leave(a)
+    assert [tree.match([1, 1, *own]) for own in ([2, 2], [9, 9], [9, 9, 2, 2])] == [4, 4, 4]
+
+
 def test_what_is_known_of_retained_chunks_does_not_grow_with_their_uses(monkeypatch):
     monkeypatch.setattr(retention, "_MOST_OUTDATED", 0)
     tree = PrefixTree(2, ChunkPool(8), retain=True)
