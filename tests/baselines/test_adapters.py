@@ -22,8 +22,6 @@ from chunkbench.baselines.chunk_attn_authors import ChunkAttnAuthors
 from chunkbench.baselines.registry import REGISTRY, ROWS, Row
 from chunkbench.baselines.segments import Requests, flat, levels
 from chunkbench.bench.contract import Answer
-from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.bench.registry import UnknownImplementation
 from chunkbench.bench.workers.heap import visible_storages
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels import cpu
@@ -62,11 +60,6 @@ def test_what_differs_in_a_row_is_an_attribute_of_its_adapter(row: Row) -> None:
     loaded = row.load()
     assert loaded.id == row.id
     assert row.differing.keys() <= {*dir(loaded.__base__)}
-
-
-def test_the_error_for_an_unknown_name_suggests_a_close_one() -> None:
-    with pytest.raises(UnknownImplementation, match="did you mean chunk_attn"):
-        REGISTRY.load("chunk_atn")
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
@@ -124,6 +117,46 @@ def test_without_a_gpu_a_library_says_what_is_missing_and_what_it_supports(name:
         assert supported.ok or supported.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "axes", "ok"),
+    [
+        ("flashinfer_flat", {"dtype": "bfloat16"}, True),
+        ("flashinfer_flat", {}, False),
+        ("flashinfer_flat", {"dtype": "float16", "head_dim": 96}, False),
+        ("flash_attn_package", {"dtype": "float32"}, False),
+        ("flash_attn_package", {"dtype": "float16"}, True),
+        ("flash_attn_package", {"dtype": "bfloat16"}, True),
+        ("flash_attn_package", {"dtype": "float16", "head_dim": 512}, False),
+        # Pages hold a multiple of 256 tokens.
+        ("flash_attn_package_paged", {"dtype": "float16", "block_size": 512}, True),
+        ("flash_attn_package_paged", {"dtype": "float16", "block_size": 16}, False),
+        ("flash_attn_3", {"dtype": "float16"}, False),
+        ("flash_attn_3", {"dtype": "bfloat16"}, True),
+        ("flash_attn_3", {"dtype": "bfloat16", "head_dim": 68}, False),
+        ("xformers", {"n_p": (50, 90)}, False),
+        ("sdpa_efficient", {"n_p": (50, 90)}, True),
+        ("cudnn", {"dtype": "float16"}, True),
+        ("cudnn", {}, False),
+        ("cudnn", {"dtype": "float16", "n_p": (50, 90)}, False),
+        ("vllm_paged_attn", {"block_size": 8}, True),
+        ("vllm_paged_attn", {"block_size": 64}, False),
+        ("vllm_paged_attn", {"head_dim": 120}, True),
+        ("vllm_paged_attn", {"head_dim": 72}, False),
+        ("vllm_paged_attn", {"dtype": "bfloat16", "heads": 32, "kv_heads": 32, "head_dim": 128}, True),
+        ("vllm_paged_attn", {"dtype": "float32", "heads": 32, "kv_heads": 32, "head_dim": 128}, False),
+        ("vllm_paged_attn", {"dtype": "float16", "heads": 64, "kv_heads": 64, "head_dim": 128}, False),
+        ("vllm_paged_attn", {"dtype": "float16", "heads": 64, "kv_heads": 8, "head_dim": 128}, True),
+        ("chunk_attn_authors", {"dtype": "bfloat16"}, False),
+        ("chunk_attn_authors", {"kv_heads": 2}, False),
+    ],
+)
+def test_points_that_an_implementation_refuses_are_unsupported(name: str, axes: dict[str, Any], ok: bool) -> None:
+    point = make_point(**axes).model_copy(update={"device": "cuda"})
+    answer = REGISTRY.load(name).supports(point)
+    assert answer.ok == ok
+    assert ok or answer.reason
+
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_chunk_attn_authors.py"
 
 
@@ -144,13 +177,6 @@ def test_a_build_that_does_not_load_gives_the_reason(tmp_path: Path, monkeypatch
     assert ChunkAttnAuthors().package_version() == "chunk-attention, unknown build"
 
 
-def test_what_the_authors_kernel_cannot_compute() -> None:
-    authors = ChunkAttnAuthors()
-    assert "float32 only" in authors.supports(make_point(dtype="bfloat16")).reason
-    assert "no grouped heads" in authors.supports(make_point(kv_heads=2)).reason
-    assert not authors.availability("cuda").ok
-
-
 def test_the_script_refuses_a_folder_that_is_no_checkout(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -158,10 +184,7 @@ def test_the_script_refuses_a_folder_that_is_no_checkout(tmp_path: Path) -> None
 
 
 needs_native = pytest.mark.skipif(cpu.native() is None, reason=cpu.why_missing() or "built")
-POINT = AttentionPoint(
-    dtype="float32", device="cpu", n_p=96, n_s=None, tree=((32, ((32, 3), (0, 2))),), batch_size=5, n_c=20,
-    heads=4, kv_heads=2, head_dim=32, chunk_size=16,
-)  # fmt: skip
+POINT = make_point(n_p=96, n_s=None, tree=((32, ((32, 3), (0, 2))),), batch_size=5, n_c=20, kv_heads=2, head_dim=32)
 
 
 @needs_native

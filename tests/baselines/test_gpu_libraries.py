@@ -15,7 +15,7 @@ import torch
 
 from chunkbench.baselines import xformers_
 from chunkbench.baselines.registry import REGISTRY
-from tests.baselines.checked import attend, bound, check, importable, inputs_of, make_point, points, signature
+from tests.baselines.checked import attend, bound, check, importable, inputs_of, points, signature
 
 FLASHINFER = ("flashinfer_paged", "flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat")
 
@@ -232,28 +232,3 @@ def test_operators_that_split_the_context_come_first() -> None:
     assert chosen(cutlass, named("triton_splitKF", "too old")) == "cutlassF-pt"
     assert chosen(named("fa3F@3", "not built")) is None
     assert chosen(named("fa3F@3"), named("fa3F_splitKV@3")) == "fa3F_splitKV@3"
-
-
-@pytest.mark.parametrize(
-    ("name", "axes", "ok"),
-    [
-        ("flashinfer_flat", {"dtype": "bfloat16"}, True),
-        ("flashinfer_flat", {}, False),
-        ("flashinfer_flat", {"dtype": "float16", "head_dim": 96}, False),
-        ("flash_attn_package", {"dtype": "float32"}, False),
-        ("flash_attn_package", {"dtype": "float16"}, True),
-        ("flash_attn_package", {"dtype": "bfloat16"}, True),
-        ("flash_attn_package", {"dtype": "float16", "head_dim": 512}, False),
-        # Pages hold a multiple of 256 tokens.
-        ("flash_attn_package_paged", {"dtype": "float16", "block_size": 512}, True),
-        ("flash_attn_package_paged", {"dtype": "float16", "block_size": 16}, False),
-        ("flash_attn_3", {"dtype": "float16"}, False),
-        ("flash_attn_3", {"dtype": "bfloat16"}, True),
-        ("flash_attn_3", {"dtype": "bfloat16", "head_dim": 68}, False),
-        ("xformers", {"n_p": (50, 90)}, False),
-    ],
-)
-def test_points_that_a_library_refuses_are_unsupported(name: str, axes: dict[str, Any], ok: bool) -> None:
-    answer = REGISTRY.load(name).supports(make_point(**axes))
-    assert answer.ok == ok
-    assert ok or answer.reason

@@ -33,20 +33,6 @@ def test_an_adapter_uses_its_own_backend_only(adapter: Any) -> None:
         session.decode(inputs.queries(1), torch.empty(4, 4, 64))
 
 
-@pytest.mark.parametrize(
-    ("adapter", "axes", "ok"),
-    [
-        (sdpa.SdpaEfficient, {}, True),
-        (sdpa.SdpaEfficient, {"n_p": (50, 90)}, True),
-        (sdpa.Cudnn, {"dtype": "float16"}, True),
-        (sdpa.Cudnn, {}, False),
-        (sdpa.Cudnn, {"dtype": "float16", "n_p": (50, 90)}, False),
-    ],
-)
-def test_points_that_a_backend_refuses_are_unsupported(adapter: Any, axes: dict[str, Any], ok: bool) -> None:
-    assert adapter().supports(make_point(**axes)).ok == ok
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @points()
 def test_attention_under_the_mask_is_right(axes: dict[str, Any]) -> None:

@@ -224,23 +224,3 @@ def test_label_and_version_name_the_installed_build(
     star = REGISTRY.load("vllm_paged_attn_star")
     assert star.label == f"PagedAttn*, vLLM {build}"
     assert star.package_version() == version
-
-
-@pytest.mark.parametrize(
-    ("axes", "ok"),
-    [
-        ({"block_size": 8}, True),
-        ({"block_size": 64}, False),
-        ({"head_dim": 120}, True),
-        ({"head_dim": 72}, False),
-        ({"dtype": "bfloat16", "heads": 32, "kv_heads": 32, "head_dim": 128}, True),
-        ({"dtype": "float32", "heads": 32, "kv_heads": 32, "head_dim": 128}, False),
-        ({"dtype": "float16", "heads": 64, "kv_heads": 64, "head_dim": 128}, False),
-        ({"dtype": "float16", "heads": 64, "kv_heads": 8, "head_dim": 128}, True),
-    ],
-)
-def test_points_that_the_kernels_refuse_are_unsupported(axes: dict[str, Any], ok: bool) -> None:
-    point = make_point(**axes).model_copy(update={"device": "cuda"})
-    answer = REGISTRY.load("vllm_paged_attn").supports(point)
-    assert answer.ok == ok
-    assert ok or answer.reason

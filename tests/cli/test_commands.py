@@ -244,22 +244,6 @@ def test_what_is_given_twice_or_has_no_room_is_refused(small: Path, tmp_path: Pa
     assert (full.code, "is a folder" in full.stderr) == (2, True)
 
 
-@pytest.mark.slow
-def test_an_implementation_of_somebody_else(small: Path, tmp_path: Path, fakes: None) -> None:
-    where = ("--where", "n_p=32", "--where", "kv_heads=1")
-    options = ("--rounds", 1, "--threads", 1, "--out", tmp_path, "--format", "json")
-    done = profile(small, "fake_mends", *where, *options)
-    assert done.code == 0, done.stderr
-    data = json.loads(done.stdout)
-    assert data["case"]["status"] in ("ok", "noisy")
-    assert data["case"]["n_c"] == 2  # the step in the middle of three
-    assert len(data["case"]["samples_us"]) == len(data["warm_us"]) == len(data["watched"]) == 1
-    assert data["one_thread_us"] == []
-    assert not {"decode", "read", "compute"} & data.keys()
-    (picture,) = tmp_path.glob("small-fake_mends-*.svg")
-    assert done.stderr == f"\npicture: {picture}\n"
-
-
 @pytest.mark.parametrize(
     ("implementation", "code", "told"),
     [

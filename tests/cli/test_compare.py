@@ -15,6 +15,7 @@ from chunkbench.bench.store import Calibration, DecodeResult, RunWriter
 from chunkbench.cli.main import cli
 from chunkbench.report.compare.verdicts import Comparison
 from tests.command import chunkbench
+from tests.invented_runs import facts_of
 
 MANIFEST = {
     "experiment": {"name": "x", "budget_s": 20},
@@ -29,11 +30,10 @@ DICE = np.random.default_rng(0)
 
 def case(key: str, us: float = 100.0) -> DecodeResult:
     rounds = tuple((float(us * DICE.lognormal(0, 0.02)),) for _ in range(60))
-    return DecodeResult(
-        key=key, experiment="x", implementation=f"impl_{key}", label=key, n_p=8, n_s=0, n_c=1, batch_size=1, heads=1,
-        kv_heads=1, head_dim=16, chunk_size=16, block_size=16, prompts=1, tree=None, dtype="float32", device="cpu",
-        protocol="strict", cache="cold", mode="eager", status="ok", samples_us=rounds, steps=(1,), kv_bytes=64,
-        groups=(0,) * len(rounds), calibration=(Calibration(arithmetic_us=60.0),) * len(rounds),
+    calibration = (Calibration(arithmetic_us=60.0),) * len(rounds)
+    return facts_of(
+        f"impl_{key}", key=key, experiment="x", label=key, n_p=8, n_s=0, steps=(1,), samples_us=rounds, kv_bytes=64,
+        calibration=calibration,
     )  # fmt: skip
 
 

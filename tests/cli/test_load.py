@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -242,18 +241,6 @@ def test_failures_are_counted_by_reason() -> None:
     assert (code, "2 of 6 requests answered" in printed, "mean" in printed) == (3, True, True)
     for reason, count in failures.items():
         assert f"failed, {reason} ({count} of 6)" in printed
-
-
-def test_no_answer_at_all_is_a_sentence_without_a_table() -> None:
-    with server(None) as url:
-        code, printed = load(url, *TEXTS)
-    lines = [line.strip() for line in printed.splitlines() if line.strip() and "bottleneck" not in line]
-    assert (code, lines[1:]) == (3, ["No request was answered", f"failed, {CUT_OFF} (6 of 6)"])
-    assert re.fullmatch(r"0 of 6 requests answered in \d+\.\d s", lines[0])
-    with server(*"cdefgh") as url:
-        printed = load(url, *TEXTS)[1]
-    assert printed.count(f"failed, {BROKEN_OFF}") == 5
-    assert "failed for 1 other reasons: --format json names all" in printed
 
 
 @pytest.mark.parametrize("how", [("--clients", "200"), ("--rate", "20000")])

@@ -193,19 +193,6 @@ def test_long_blocks_whose_items_are_cut(dtype: torch.dtype, heads: tuple[int, i
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_that_a_block_does_not_have_stay_as_they_are(dtype: torch.dtype) -> None:
-    case = Case((4, 2), 64, 16, dtype, [(40, [3, 40, 40, 40]), (40, [0, 0, 0, 17])])
-    for isa in ISAS:
-        outputs, stats = case.start()
-        case.add(isa, 0, outputs, stats)
-        before = outputs.clone(), stats.clone()
-        case.add(isa, 1, outputs, stats)
-        assert torch.equal(outputs[:3], before[0][:3])
-        assert torch.equal(stats[:3], before[1][:3])
-        assert not torch.equal(outputs[3], before[0][3])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scores_of_blocks_that_are_far_apart(dtype: torch.dtype) -> None:
     """The weights of one block vanish beside those of another one, whichever comes first."""
     blocks = [(50, [50] * 3), (50, [50] * 3)]

@@ -354,19 +354,6 @@ def test_wrong_tensors_are_refused() -> None:
     assert torch.equal(traced.out, expected)
 
 
-def test_a_plan_is_made_again_for_another_number_of_threads() -> None:
-    traced = Traced(4, 4, 64, torch.float32)
-    kernel = traced.attention._kernel
-    assert isinstance(kernel, TppNative)
-    made = []
-    for count in (1, 1, 3):
-        with thread_count(count):
-            kernel.plan(traced.attention._tree.plan())
-        made.append(kernel._work)
-    assert made[0] is made[1]
-    assert made[1] is not made[2]
-
-
 MODULE = cpu.required()
 ERRORS = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest error over the largest result: rounding of the result, and of sums."""

@@ -130,13 +130,6 @@ def test_private_rows_read_several_heads_chunk_by_chunk_and_shared_ones_head_by_
     assert set(heads[items.row_count == 1].tolist()) == {32 // STAGES}
 
 
-def test_few_rows_take_fewer_heads_at_a_time_so_that_every_thread_gets_work() -> None:
-    _, heads = cut(table_items([[row] for row in range(4)]), Grain(2, 4, 1))
-    assert heads.tolist() == [1, 1, 1, 1]
-    _, heads = cut(table_items([[row] for row in range(8)]), Grain(2, 4, 1))
-    assert heads.tolist() == [2] * 8
-
-
 def test_short_sequences_are_not_cut() -> None:
     items, _ = cut(table_items([list(range(2 * MIN_CHUNKS - 1))]), Grain(64, 1, 1))
     assert (items.chunk_count.tolist(), items.tail_row.tolist()) == ([2 * MIN_CHUNKS - 1], [0])
@@ -229,25 +222,6 @@ def test_two_phase_is_the_cheapest_of_all_choices(parents: list[tuple[int, int]]
         apart[able] = choice
         totals.append(cost(~apart[plan.parents] & (plan.parents >= 0)))
     assert cost(two_phase(plan, group, costs)) == pytest.approx(min(totals))
-
-
-def test_two_phase_shares_what_is_long_for_its_rows_and_merges_what_is_short() -> None:
-    # 32 rows, chunks that cost 16 + 32 tokens to read: alone 32 * 2 * (1 - 1/24) * 48 - 0.25 * 48 = 2932 a chunk, the
-    # partial results 160 * 32 = 5120: from 2 chunks on.
-    assert merged(two_phase, [(1, leaves(32))]) == [False] + [True] * 32
-    assert merged(two_phase, [(2, leaves(32))]) == [False] * 33
-    # With sixteen query heads a KV head, 32 * 2 * (1 - 16/24) * 48 - 0.25 * 48 = 1012 a chunk against 160 * 512.
-    assert merged(two_phase, [(80, leaves(32))], group=16) == [False] + [True] * 32
-    assert merged(two_phase, [(81, leaves(32))], group=16) == [False] * 33
-    # Too few queries for the loops of several rows.
-    assert merged(two_phase, [(500, leaves(3))]) == [False, True, True, True]
-
-
-def test_two_phase_counts_the_items_below_a_segment_not_its_rows() -> None:
-    # Both inner nodes are shared. So two items would read the root, and that costs less than 64 partial results.
-    inner = (100, leaves(32))
-    assert merged(two_phase, [(20, [inner, inner])]) == [False, True] + [False] * 32 + [True] + [False] * 32
-    assert merged(two_phase, [(20, leaves(64))]) == [False] * 65
 
 
 def test_tree_fused_weighs_empty_places_of_tiles_against_partial_results() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kernels.products import HalfProducts, Products, Scratch, has_native_products, products_for
+from chunkbench.kernels.products import HalfProducts, Products, Scratch
 from chunkbench.kernels.reference import attention
 
 
@@ -82,16 +82,6 @@ def ids(*values):
     return np.array(values, np.int64)
 
 
-def test_grow_adds_one_slab_of_the_missing_chunks_and_moves_nothing():
-    store = make(3)
-    address = store.slabs[0].keys.data_ptr()
-    store.grow(10)
-    store.grow(5)
-    assert store.capacity == 10
-    assert [slab.keys.shape[1] for slab in store.slabs] == [3, 7]
-    assert store.slabs[0].keys.data_ptr() == address
-
-
 def test_runs_end_where_ids_or_slabs_are_not_consecutive():
     store = make(4, 4)
     runs = [(r.slab, r.start, r.chunks, r.begin) for r in store.runs(ids(1, 2, 3, 4, 5, 7, 6, 0))]
@@ -133,14 +123,3 @@ def test_float16_scores_overflow_only_if_the_scaled_score_does():
     scores = torch.empty(1, 1, 1)
     products.scores(scores, q, k)  # 230400 before scaling, beyond 65504
     assert scores.item() == pytest.approx(14400, rel=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_without_products_of_a_dtype_its_numbers_are_converted_to_float32(dtype):
-    products = products_for(dtype, CPU, 1.0, Scratch(CPU))
-    assert (products.dtype, products.loads) == (
-        (dtype, False) if has_native_products(dtype, CPU) else (torch.float32, True)
-    )
-    source = torch.zeros(2, 3, 16, dtype=dtype)
-    assert (products.load(source) is source) == (not products.loads)
-    assert has_native_products(torch.float32, CPU)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from chunkbench.bench.store.manifest import MachineFacts
-from chunkbench.cli.main import cli
 from chunkbench.report.book import build_book
 from chunkbench.report.formats import render
 from tests.invented_runs import case, run_in, table3_in
@@ -190,31 +187,6 @@ def test_the_page_loads_nothing_and_escapes_text(text: str) -> None:
     assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", text.replace("http://www.w3.org", ""))
     assert "<more>" not in text
     assert "Figure 3 &amp; &lt;more&gt;" in text
-
-
-def test_the_command_writes_a_page_for_one_run_and_for_several_runs(table3, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        values = table3.manifest.model_dump(mode="json")
-        manifest = {**values, "experiment": {**values["experiment"], "name": name}}
-        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
-        lines = [case.model_dump_json() for case in table3.cases]
-        (tmp_path / name / "cases.jsonl").write_text("\n".join([*lines, ""]))
-    both = [str(tmp_path / "one"), str(tmp_path / "two")]
-
-    def report(*words: str) -> str:
-        result = CliRunner().invoke(cli, ["report", *words], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    report(both[0], "-q")
-    assert 'href="./cases.jsonl"' in (tmp_path / "one" / "report.html").read_text()
-    report(*both, "--out", str(tmp_path / "both.html"))
-    page = (tmp_path / "both.html").read_text()
-    assert all(f'href="{name}/cases.jsonl"' in page for name in ("one", "two"))
-    markdown = report(*both, "--format", "markdown")
-    assert markdown.count("# Table 3") == 2
-    assert "# The paper's claims" in markdown
 
 
 def test_a_run_on_two_kinds_of_machines_has_a_chapter_of_each(make_case, make_run) -> None:

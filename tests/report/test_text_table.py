@@ -76,20 +76,6 @@ def test_reasons_that_differ_only_in_figures_are_one_reason(make_case, make_run)
     assert "Naive: oom at 0, 256 (2 of 3 points): needs 40.5 GiB (figures of the first" in text
 
 
-def test_noisy_cells_are_marked_and_noise_is_explained_once(make_case, make_run) -> None:
-    busy, scatter = "other processes kept {} CPUs busy", "rounds lie up to {}% from their middle"
-    cases = [
-        make_case("chunk_attn"),
-        make_case("naive", status="noisy", reason=busy.format(1.2)),
-        make_case("flash_attn", status="noisy", reason=f"{busy.format(0.9)}; {scatter.format(9)}"),
-        make_case("vllm_paged_attn", status="noisy", reason=f"{busy.format(1.1)}; {scatter.format(12)}"),
-    ]
-    text = text_table.render(build(make_run(cases)))
-    assert "~25,870" in text
-    line = f"~ noisy, 3 of 4 cases; at worst: {busy.format(1.2)} (3); {scatter.format(12)} (2)"
-    assert line in " ".join(text.split())
-
-
 def test_impossible_fractions_are_reported_as_an_error_of_the_probe(make_case, make_run) -> None:
     fast = {"chunk_attn": 100.0, "flash_attn": 50.0, "naive": 20000.0}
     report = build(make_run([make_case(name, us=[us]) for name, us in fast.items()]))

@@ -93,13 +93,10 @@ FIRST_TURN = '{"session_id": 1, "input_length": 3, "output_length": 3}\n'
     ("text", "why"),
     [
         (GOOD + "{", "2: not JSON"),
-        (GOOD + "{\u2028", "2: not JSON"),
-        (GOOD + "[" * 100_000, "2: not JSON that can be read: it is nested too deeply"),
         (GOOD + changed(hash_ids=[1]), "2: 1 hash_ids for 700 tokens; in blocks of 512 these are 2"),
         (changed(hash_ids=["a", "b"]), "1: hash_ids must be a list"),
         (changed(hash_ids=[True, 2]), "1: hash_ids "),
         (changed(input_length=0), "1: input_length is 0; it must be a whole number from 1 on"),
-        (GOOD.replace("700", "1e999"), "1: not JSON: 1e999 is "),
         (GOOD.replace("700", "1" + "0" * 400), "1: input_length is 10000000000000000000"),
         (changed(output_length=1.5), "1: output_length is 1.5"),
         (changed(output_length=True), "1: output_length is True"),
@@ -134,7 +131,6 @@ FIRST_TURN = '{"session_id": 1, "input_length": 3, "output_length": 3}\n'
         ('{"prompt": [1], "max_tokens": 1}\n{"prompt": [], "max_tokens": 1}', "2: prompt"),
         ('{"prompt": [1], "max_tokens": 0}', "1: max_tokens"),
         ('{"prompt": [1], "max_tokens": 1, "due": -1}', "1: due"),
-        ('{"prompt": [1], "max_tokens": 1, "due": 1e999}', "1: not JSON: 1e999 is "),
         ('{"prompt": [18446744073709551616], "max_tokens": 1}', "1: prompt.0: Input should be less than 2147483648"),
         ('{"prompt": [1], "max_tokens": 1, "due": 1}\n{"prompt": [1], "max_tokens": 1}', "some requests have `due`"),
     ],
@@ -222,13 +218,6 @@ def test_ids_of_any_size_become_small_numbers(tmp_path: Path) -> None:
 def test_headers_of_csv(tmp_path: Path, header: str) -> None:
     path = write(tmp_path / "t.csv", header, '"2023-11-16 18:15:46" , "374", 44\r')
     assert read_traffic(path).requests == (TraceRequest(0.0, 374, 44, ()),)
-
-
-def test_a_line_may_hold_a_line_separator(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    line = json.dumps(mooncake(note="a\u2028b\u0085c"), ensure_ascii=False)
-    path.write_text(f"{line}\r\n{line}\r\n", encoding="utf-8")
-    assert len(read_traffic(path).requests) == 2
 
 
 def turn(session: str, tokens: int, answer: int = 12, **fields: Any) -> dict[str, Any]:

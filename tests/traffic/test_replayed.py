@@ -280,25 +280,6 @@ def test_an_instant_without_a_request_is_an_error(token_s: float, at: float) -> 
         live_at([request(0, 8, 4)], token_s, at)
 
 
-def test_prompts_share_leading_blocks_and_part_of_a_partial_one() -> None:
-    live = [
-        LiveRequest((0, 1, 2), 1100, 50),  # 76 tokens of block 2
-        LiveRequest((0, 1, 2), 1100, 0),
-        LiveRequest((0, 9), 600, 30),
-        LiveRequest((0, 1, 2, 4), 1600, 7),  # all of block 2, so 76 tokens are shared
-        LiveRequest((5,), 10, 1),
-    ]
-    forest = cut_forest(live, 512)
-    assert forest == ((512, ((1100 - 512, (50, 0, 507)), (0, (118,)))), (0, (11,)))
-    assert read_forest(forest) == forest
-
-
-def test_a_trace_that_says_nothing_about_sharing_keeps_its_order() -> None:
-    assert cut_forest([LiveRequest((), 30, 2), LiveRequest((), 50, 0), LiveRequest((), 9, 1)], 0) == (
-        (0, (32, 50, 10)),
-    )
-
-
 def test_chains_of_prompts_are_deep_forests_and_too_deep_ones_errors() -> None:
     chain = [LiveRequest(tuple(range(n)), 16 * n, 1) for n in range(1, 66)]
     assert read_forest(cut_forest(chain, 16)) == cut_forest(chain, 16)

@@ -97,11 +97,6 @@ def test_a_tree_of_prefixes() -> None:
         Prompts(40, tree=((44, 2),))
 
 
-def test_another_seed_shares_nothing_with_the_first() -> None:
-    old, new = (draw_prompts(Prompts(64, 64), 1, 1000, seed)[0] for seed in (1, 2))
-    assert common(old, new) < 4
-
-
 def write(path: Path, *lines: Any) -> str:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     return str(path)
@@ -232,13 +227,6 @@ def ids(tmp_path: Path) -> tuple[TextIds, Tokenizer]:
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return text_ids(read_texts(str(tmp_path / "t.jsonl")), tmp_path / "tokenizer.json"), tokenizer
-
-
-def test_openings_and_questions(ids: tuple[TextIds, Tokenizer]) -> None:
-    texts, tokenizer = ids
-    assert [tokenizer.decode(list(text)) for text in texts.openings] == OPENINGS
-    assert [tokenizer.decode(list(text)) for text in texts.questions] == QUESTIONS
-    assert len(texts.words) == 15
 
 
 def in_turn(texts: tuple[tuple[int, ...], ...], count: int) -> set[tuple[int, ...]]:

@@ -29,27 +29,18 @@ def test_confidence_is_a_probability_and_rounds_are_needed(confidence: float) ->
 
 
 @pytest.mark.parametrize(
-    ("rounds", "confidence", "rank"),
+    ("confidence", "ranks"),
     [
         # From published tables of distribution-free intervals for a median.
-        (6, 0.95, 1),
-        (8, 0.95, 1),
-        (9, 0.95, 2),
-        (10, 0.95, 2),
-        (12, 0.95, 3),
-        (15, 0.95, 4),
-        (20, 0.95, 6),
-        (25, 0.95, 8),
-        (50, 0.95, 18),
-        (8, 0.99, 1),
-        (10, 0.99, 1),
-        (20, 0.99, 4),
+        (0.95, {6: 1, 8: 1, 9: 2, 10: 2, 12: 3, 15: 4, 20: 6, 25: 8, 50: 18}),
+        (0.99, {8: 1, 10: 1, 20: 4}),
     ],
 )
-def test_ranks_of_the_order_statistics(rounds: int, confidence: float, rank: int) -> None:
-    means = [float(i) for i in range(1, rounds + 1)]
-    random.Random(1).shuffle(means)
-    assert interval(means, confidence) == (rank, rounds + 1 - rank, "confidence")
+def test_ranks_of_the_order_statistics(confidence: float, ranks: dict[int, int]) -> None:
+    for rounds, rank in ranks.items():
+        means = [float(i) for i in range(1, rounds + 1)]
+        random.Random(1).shuffle(means)
+        assert interval(means, confidence) == (rank, rounds + 1 - rank, "confidence")
 
 
 @pytest.mark.parametrize(("rounds", "confidence"), [(1, 0.95), (3, 0.95), (5, 0.95), (5, 0.8), (6, 0.99), (7, 0.99)])

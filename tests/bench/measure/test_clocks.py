@@ -19,7 +19,6 @@ from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.analysis.noise import complaint
 from chunkbench.bench.contract import Session
 from chunkbench.bench.environment.gpu import Clock, Condition
-from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.measure import perf_counters
 from chunkbench.bench.measure.clocks import ClockGuard, throttled
 from chunkbench.bench.measure.perf_counters import NoCounters, counted, parse
@@ -27,6 +26,7 @@ from chunkbench.bench.measure.profiler import TIMED, TRACED, repeat, thread_coun
 from chunkbench.bench.store.results import GpuState, Noise
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels import cpu
+from tests.baselines.checked import make_point
 
 
 class Script:
@@ -184,10 +184,7 @@ def test_a_clock_that_every_machine_has_is_counted_for_each_unit_of_work_or_it_s
         assert 5 < counts["task-clock"] < 80
 
 
-POINT = AttentionPoint(
-    n_p=288, n_s=256, n_c=3, batch_size=4, heads=4, kv_heads=2, head_dim=32, chunk_size=16, block_size=16,
-    dtype="float32", device="cpu",
-)  # fmt: skip
+POINT = make_point(n_p=288, n_s=256, n_c=3, kv_heads=2, head_dim=32)
 
 
 @pytest.fixture
@@ -236,32 +233,6 @@ def test_timed_calls_decode_the_last_step(implementation: str, threads: int) -> 
     assert torch.get_num_threads() == threads
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0])
-
-
-@pytest.mark.skipif(cpu.native() is None, reason="the native module is missing")
-@pytest.mark.parametrize(
-    "implementation", ["chunk_attn", "chunk_attn_no_tpp", "paged_attn", "paged_attn_star", "paged_attn_whole"]
-)
-def test_the_native_kernels_show_their_units(implementation: str, threads: int) -> None:
-    calls = Calls(implementation)
-    timed_call(*calls.arguments, "cold", calls.sweep)
-    expected = calls.out.clone()
-    for call in TRACED:
-        calls.out.fill_(7)
-        trace = traced_call(*calls.arguments, call, calls.sweep)
-        assert trace is not None
-        assert trace.threads == threads
-        assert trace.seconds > max(unit.end_s for unit in trace.units) > 0
-        # Three completion tokens: 4 * (288 + 3) tokens of 4 heads, 4 * d operations each.
-        assert sum(unit.flops for unit in trace.units) == 4 * 291 * 4 * 4 * 32
-        assert any(unit.shared for unit in trace.units) == (implementation == "chunk_attn")
-        for unit in trace.units:
-            parts = unit.scores_s + unit.softmax_s + unit.values_s
-            assert unit.begin_s <= unit.ready_s + 1e-6 <= unit.end_s + 2e-6
-            assert parts <= unit.end_s - unit.ready_s + 1e-6
-        if call != "compute":
-            assert torch.equal(calls.out, expected if call == "decode" else torch.full_like(expected, 7))
-    assert calls.sweeps == 3  # none before computing alone
 
 
 @pytest.mark.parametrize("call", TRACED)

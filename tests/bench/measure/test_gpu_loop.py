@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.experiment import load_experiment
-from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.experiment.terms import Mode
 from chunkbench.bench.measure.clocks import ClockGuard
 from chunkbench.bench.measure.gpu_loop import (
@@ -36,6 +35,7 @@ from chunkbench.bench.workers.checks import make_check
 from chunkbench.bench.workers.gpu_rounds import cuda_rounds
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.cli.progress import RunProgress
+from tests.baselines.checked import make_point
 from tests.bench.measure.conftest import FakeDevice, FakeFeed, FakeSession
 
 
@@ -120,14 +120,6 @@ def test_with_a_sweep_each_call_has_its_own_events(mode: Mode) -> None:
     assert result.decode_us == pytest.approx([10.0])
 
 
-def test_every_copy_appends_and_plans_at_every_step() -> None:
-    result, fake = measured("events", 4, n_c=5, timed=(5,))
-    assert [detail for event, detail in fake.log if event == "append"] == [0, 1, 2, 3] * 5
-    assert [detail for event, detail in fake.log if event == "plan"] == [0, 1, 2, 3] * 5
-    assert len(result.append_us) == len(result.plan_us) == 5
-    assert len(result.decode_us) == 1
-
-
 def test_every_timed_step_captures_a_new_graph() -> None:
     """An old graph does not know a changed plan. One graph holds all calls of a sample."""
     _, fake = measured("graph", 2, n_c=4, timed=(1, 2, 4))
@@ -180,14 +172,6 @@ def test_copies_exceed_the_cache_and_fit_the_room_or_a_sweep_replaces_them(
         assert copies <= MOST_COPIES
 
 
-def test_the_figures_of_table_3() -> None:
-    """On an A100 with 40 MB of L2, 1024 shared tokens of 16 KiB need 12 to 13 copies, 32 private contexts one."""
-    shared, private = (1024 + 32) * 16384, 32 * 1025 * 16384
-    assert rotation(shared, 40 * MB, shared * 4, 70 << 30) == (13, False)
-    assert rotation(private, 40 * MB, private, 70 << 30) == (1, False)
-    assert rotation(shared, 40 * MB, shared * 4, 1 << 29) == (1, True), "13 copies do not fit into half a gigabyte"
-
-
 @given(st.integers(1, MOST_COPIES))
 def test_a_sample_calls_all_copies_equally_often(copies: int) -> None:
     assert calls_of("eager", copies) == 1
@@ -199,10 +183,6 @@ def test_a_sample_calls_all_copies_equally_often(copies: int) -> None:
         assert runs_of(mode, copies) > calls
 
 
-CUDA_POINT = {
-    "n_p": 512, "n_s": 256, "n_c": 2, "batch_size": 4, "heads": 4, "kv_heads": 4, "head_dim": 64, "chunk_size": 64,
-    "block_size": 32, "dtype": "float16", "device": "cuda",
-}  # fmt: skip
 CUDA_EXPERIMENT = """\
 device: cuda
 implementations: [naive]
@@ -218,7 +198,8 @@ sweep:
 
 @pytest.fixture
 def inputs() -> PooledInputs:
-    return PooledInputs(AttentionPoint.model_validate(CUDA_POINT), seed=0)
+    shape = {"n_p": 512, "n_s": 256, "n_c": 2, "chunk_size": 64, "block_size": 32}
+    return PooledInputs(make_point(**shape, dtype="float16", device="cuda"), seed=0)
 
 
 @pytest.mark.gpu

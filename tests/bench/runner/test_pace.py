@@ -143,11 +143,6 @@ def test_more_to_measure_takes_longer_and_nothing_is_said_about_a_gpu(expected: 
     assert expected(60.0, device="cuda").seconds is None
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (400, "6.7 min"), (9000, "2.5 h")])
-def test_durations_in_words(seconds: float, words: str) -> None:
-    assert dry_run.words_of(seconds) == words
-
-
 def test_a_kind_without_sessions_has_only_its_budget() -> None:
     experiment = load_experiment("replay-caches")
     assert "at most its budget of" in dry_run.brief(experiment, resolve_target(experiment))

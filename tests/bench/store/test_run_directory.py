@@ -11,16 +11,13 @@ import pytest
 
 from chunkbench.bench.store import DecodeResult, RunWriter, latest_run, newest_runs, open_run
 from chunkbench.run_error import RunError
+from tests.invented_runs import facts_of
 
 MANIFEST = {"experiment": {"name": "x"}}
 
 
 def case(key: str) -> DecodeResult:
-    return DecodeResult(
-        key=key, experiment="x", implementation="naive", label="Naive", n_p=8, n_s=0, n_c=1, batch_size=1, heads=1,
-        kv_heads=1, head_dim=16, chunk_size=16, block_size=16, prompts=1, tree=None, dtype="float32", device="cpu",
-        protocol="strict", cache="cold", mode="eager", status="ok", samples_us=((1.5,),), steps=(1,), groups=(0,),
-    )  # fmt: skip
+    return facts_of("naive", key=key, samples_us=((1.5,),), steps=(1,))
 
 
 @pytest.fixture

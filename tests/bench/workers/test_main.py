@@ -99,18 +99,6 @@ def test_shared_tokens_have_the_same_ids_and_values_and_private_ones_differ() ->
     assert a[:16] != d[:16]
 
 
-def test_a_context_is_the_prompt_and_its_ranges_followed_by_the_completion_tokens() -> None:
-    made = inputs()
-    k, v = made.keys_values(2, 0, 50)
-    assert not torch.equal(k, v)
-    for whole, part in zip((k, v), made.keys_values(2, 13, 37), strict=True):
-        assert torch.equal(part, whole[13:37])
-    context_k, context_v = made.context(2, 3)
-    assert torch.equal(context_k[:50], k)
-    assert torch.equal(context_k[52], made.completion(3)[1][2])
-    assert torch.equal(context_v[50], made.completion(1)[2][2])
-
-
 def test_the_seed_determines_all_inputs() -> None:
     first, same, other = inputs(7), inputs(7), inputs(8)
     assert first.prompts == same.prompts != other.prompts
@@ -127,19 +115,8 @@ def test_values_are_standard_normal() -> None:
         assert abs(values.std() - 1) < 0.05
 
 
-def test_capacity_of_ragged_prompts_fits_the_longest() -> None:
-    made = inputs(n_p=(30, 60), batch_size=16)
-    lengths = [len(prompt) for prompt in made.prompts]
-    assert min(lengths) >= 30
-    assert len(set(lengths)) > 1
-    assert made.capacity == max(lengths) + 4
-
-
 # 64 MB of K and V: much more than what is lost at the ends of the heap's huge pages.
-POINT = {
-    "n_p": 1024, "n_s": 0, "n_c": 1, "batch_size": 8, "heads": 16, "kv_heads": 16, "head_dim": 64, "chunk_size": 64,
-    "block_size": 32, "dtype": "float32", "device": "cpu", "threads": 1,
-}  # fmt: skip
+POINT = make_point(n_p=1024, n_s=0, n_c=1, batch_size=8, heads=16, kv_heads=16, block_size=32, threads=1)
 SMAPS = """\
 55d000000000-55d000400000 rw-p 00000000 00:00 0                          [heap]
 Size:               4096 kB
@@ -182,7 +159,7 @@ def test_every_implementation_gets_the_same_pages(pages: Pages, start_worker: Ca
     few = ["naive", "chunk_attn", "paged_attn"]
     names = few if pages == "small" else [name for name in REGISTRY.names() if REGISTRY.availability(name, "cpu")[1].ok]
     worker = start_worker(pages=pages)
-    worker.ask("open", 60, point=POINT, seed=0, probe_bytes=0)
+    worker.ask("open", 60, point=POINT.as_json(), seed=0, probe_bytes=0)
     shares = {}
     for name in names:
         if worker.ask("supports", 60, implementation=name)["ok"]:
@@ -253,10 +230,7 @@ def test_memory_is_reserved_and_kept_and_only_missing_room_is_returned() -> None
     assert wall == 1
 
 
-FORK_POINT = {
-    "n_p": 40, "n_s": 32, "n_c": 2, "batch_size": 2, "heads": 2, "kv_heads": 2, "head_dim": 32, "chunk_size": 16,
-    "block_size": 16, "dtype": "float32", "device": "cpu", "threads": 1,
-}  # fmt: skip
+FORK_POINT = make_point(n_p=40, n_s=32, n_c=2, batch_size=2, heads=2, kv_heads=2, head_dim=32, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -269,25 +243,8 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
 
 
 def prepare(child: WorkerProcess) -> None:
-    child.ask("open", 60, point=FORK_POINT, seed=0, probe_bytes=0)
+    child.ask("open", 60, point=FORK_POINT.as_json(), seed=0, probe_bytes=0)
     child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
-
-
-def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:
-    pids = set()
-    for _ in range(2):
-        child = parent.fork()
-        pids.add(child.pid)
-        assert child.ask("survey", 60, implementations=["chunk_attn"], device="cpu")["chunk_attn"]["ok"]
-        prepare(child)
-        assert child.ask("check", 60, implementation="chunk_attn", steps=2, nonce=1)["max_error"] < 1e-5
-        round_ = child.ask("round", 60, implementation="chunk_attn", timed=[1, 2], nonce=1, cold=True, warm_up=False)
-        assert round_["calibration"]["arithmetic_us"] > 0
-        assert round_["calibration"]["memory_us"] > 0
-        child.kill()
-        assert not psutil.pid_exists(child.pid)
-    assert len(pids) == 2
-    assert parent.ask("hello", 10)["pid"] == parent.pid
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares memory by a path of a process")

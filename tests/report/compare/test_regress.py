@@ -75,13 +75,6 @@ def test_a_head_that_crashes_is_missing_and_the_other_case_is_measured(measure: 
     assert comparison.exit_code == 3
 
 
-@pytest.mark.slow
-def test_wrong_results_are_found(measure: Measure) -> None:
-    comparison = measure("chunk_attn", "wrong")
-    assert comparison.exit_code == 3
-    assert {case.implementation for case in comparison.cases if case.verdict == "incorrect"} == {"chunk_attn"}
-
-
 def test_the_number_of_pairs_doubles_from_look_to_look_until_the_time_is_over() -> None:
     assert looks(12, 30.0, 120.0) == pytest.approx([30, 60, 120])
     assert looks(12, 25.0, 120.0) == pytest.approx([25, 54.77, 120], rel=1e-3)

@@ -155,8 +155,3 @@ def test_other_files_are_written_if_one_fails(tmp_path: Path, monkeypatch: pytes
     assert {path.name for path in tmp_path.iterdir()} == {
         "comparison.txt", "comparison.md", "comparison.xml", "annotations.txt", "summary.md",
     }  # fmt: skip
-
-
-def test_every_format_renders_an_empty_comparison() -> None:
-    for form in formats.names("documents", "data", "suite"):
-        render(comparison(exit_code=0), form)
