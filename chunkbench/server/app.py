@@ -301,11 +301,11 @@ class Server:
         disconnected = asyncio.create_task(_disconnected(http))
         disconnected.add_done_callback(lambda _: arrived.put_nowait(None))
         choices = {choice.request.id: choice for group in groups for choice in group}
-        outcome = "dropped"
+        outcome, left = "dropped", len(choices)
         try:
             for group in groups:
                 self.backend.submit([choice.request for choice in group], arrived.put_nowait)
-            while not all(choice.finished for choice in choices.values()):
+            while left:
                 token = await arrived.get()
                 if isinstance(token, RequestFailed | BackendFailed):
                     raise token
@@ -321,6 +321,7 @@ class Server:
                     self._metrics.gaps.observe(now - before)
                 token, piece = choice.take(token, now)
                 if token.finish is not None:
+                    left -= 1
                     self.backend.drop(token.request)
                 yield choice, token, piece
         except (RequestFailed, BackendFailed) as error:

@@ -15,6 +15,8 @@ from chunkbench.server.engine.beams import BeamOptions
 
 MOST_LOGPROBS = 20
 """Maximum number of most probable tokens that a client can ask for, as in vLLM."""
+MOST_ANSWERS = 4096
+"""Maximum of `n` in a body. The engine's limit, the sequences of a step, is usually lower."""
 MOST_PENALTY = 20
 TopCount = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -197,7 +199,7 @@ class RequestBody(Fields):
     }
 
     model: Annotated[str, Field(max_length=1024)]
-    n: Count = 1
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
     max_tokens: Count | None = None
     min_tokens: int = 0
     temperature: float = 1.0

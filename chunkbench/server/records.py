@@ -60,7 +60,7 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(PREFIX + name, text, buckets=SECONDS, registry=own)
 
-        self.requests = counter("requests", "Requests by outcome", "outcome")
+        self.requests = counter("requests", "Answers by outcome", "outcome")
         self.answers = counter("answers", "Whole answers by their reason to end", "finished_reason")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
         self.cached_tokens = counter("cached_tokens", "Tokens of prompts not computed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
 import socket
@@ -24,7 +25,6 @@ from chunkbench.workloads.serving.servers.process import free_port
 from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.server.processes import Served, serve
 
-GUIDELLM = Path(sys.prefix) / "clients" / "bin" / "guidellm"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
@@ -41,25 +41,102 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
+def run_client(name: str, folder: Path, *words: str) -> None:
+    """Run the program of a client in a folder."""
+    path = Path(sys.prefix) / "clients" / name / "bin" / name
+    if not path.is_file():
+        pytest.skip(f"`make nightly` installs {name}")
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run([str(path), *words], capture_output=True, text=True, check=False, cwd=folder, env=offline)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not GUIDELLM.is_file(), reason="`make nightly` installs guidellm")
 @pytest.mark.parametrize("route", ["", ",request_format=/v1/completions"])
 def test_guidellm(served: Served, checkpoint: Path, tmp_path: Path, route: str) -> None:
-    words = [str(GUIDELLM), "run", "--backend", f"kind=openai_http,target={served.url}{route}"]
+    words = ["run", "--backend", f"kind=openai_http,target={served.url}{route}"]
     words += ["--tokenizer", f"kind=huggingface_auto,model={checkpoint}"]
     words += ["--data", "kind=synthetic_text,prompt_tokens=40,output_tokens=8"]
     words += ["--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=12"]
     words += ["--output", f"kind=json,path={tmp_path / 'out.json'}", "--disable-console"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"}
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_client("guidellm", tmp_path, *words)
     (benchmark,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"], totals["incomplete"]) == (12, 0, 0)
     tokens = [request["output_metrics"]["text_tokens"] for request in benchmark["requests"]["successful"]]
     assert tokens == [8] * 12
+
+
+def multiple_choice(folder: Path) -> None:
+    """Write a task of 100 lines for lm-eval, `items`."""
+    chance = random.Random(5)
+    lines = [
+        {"question": f"{chance.randrange(99)} and {chance.randrange(99)} are", "choices": ["red", "blue", "odd", "far"]}
+        for _ in range(100)
+    ]
+    (folder / "items.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "items.yaml").write_text(f"""
+task: items
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "items.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: 0
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_lm_eval_scores_this_server_as_its_own_model(served: Served, checkpoint: Path, tmp_path: Path) -> None:
+    """All choices are the same in float32."""
+    multiple_choice(tmp_path)
+    api = f"model=sharp,base_url={served.url}/v1/completions,tokenizer={checkpoint},max_retries=1"
+    chosen = {}
+    for model, arguments in [("local-completions", api), ("hf", f"pretrained={checkpoint},dtype=float32")]:
+        words = [
+            "run",
+            "--model",
+            model,
+            "--model_args",
+            arguments,
+            "--tasks",
+            "items",
+            "--include_path",
+            str(tmp_path),
+        ]
+        words += ["--batch_size", "8", "--device", "cpu", "--log_samples", "--output_path", str(tmp_path / model)]
+        run_client("lm_eval", tmp_path, *words)
+        (samples,) = (tmp_path / model).rglob("samples*.jsonl")
+        answers = [json.loads(line) for line in samples.read_text().splitlines()]
+        scores = {one["doc_id"]: [float(choice[0][0]) for choice in one["resps"]] for one in answers}
+        chosen[model] = {doc: max(range(4), key=row.__getitem__) for doc, row in scores.items()}
+    assert len(chosen["hf"]) == 100
+    assert len({*chosen["hf"].values()}) > 1
+    assert chosen["local-completions"] == chosen["hf"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_aiperf(served: Served, checkpoint: Path, tmp_path: Path) -> None:
+    words = ["profile", "--model", "sharp", "--url", served.url, "--endpoint-type", "chat", "--streaming"]
+    words += ["--tokenizer", str(checkpoint), "--concurrency", "4", "--request-count", "12", "--ui", "none"]
+    words += [
+        "--synthetic-input-tokens-mean",
+        "40",
+        "--output-tokens-mean",
+        "8",
+        "--artifact-dir",
+        str(tmp_path / "out"),
+    ]
+    run_client("aiperf", tmp_path, *words)
+    (exported,) = (tmp_path / "out").rglob("profile_export_aiperf.json")
+    told = json.loads(exported.read_text())
+    assert told["request_count"]["avg"] == 12
+    assert not told.get("error_request_count", {}).get("avg")
 
 
 class Number(BaseModel):
