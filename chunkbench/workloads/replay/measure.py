@@ -32,7 +32,8 @@ from chunkbench.workloads.replay.step_time import Constant, StepTime, WithSwaps,
 
 _POLL_S = 0.2
 PAPER_HOST_S = 0.004
-"""Fitted seconds per step outside the kernels that the paper times. With this value, replays come closest to Table 4.
+"""Seconds of a step outside of the kernels whose times the paper prints. The value is fitted: with it, replays come
+closest to the paper's Table 4.
 """
 
 

@@ -133,8 +133,8 @@ def non_negative(columns: Floats, target: Floats) -> Floats:
     """Coefficients x >= 0 with the smallest sum of squares of `columns @ x - target`. `columns` is [rows, columns],
     with few columns.
 
-    The best x is the plain least-squares solution over the columns where x is not 0. So all sets of columns are tried.
-    Five columns have 31 sets. Columns of zeros get 0.
+    Every set of columns is tried, with plain least squares. Five columns have 31 sets. The other columns get 0, and so
+    do columns of zeros.
     """
     scale = np.abs(columns).max(axis=0)
     scale[scale == 0] = 1.0
@@ -176,16 +176,16 @@ class FittedStepTime:
     steps: int
     """Number of steps that the fit used."""
     median_error: float
-    """Median error of the predicted times of these steps, over the measured times."""
+    """Median of the relative errors of the predicted times of these steps."""
     p95_error: float
-    """95th percentile of the errors of the predicted times of these steps, over the measured times."""
+    """95th percentile of the relative errors of the predicted times of these steps."""
 
     @classmethod
     def fit(cls, rows: Sequence[TimedStep]) -> FittedStepTime:
         """Fit to measured steps by least squares of the error in seconds. No coefficient is negative.
 
-        Relative errors would give long steps less weight. The sum of the predicted times, which a replay needs, would
-        then be too small. Raises ValueError for fewer than 10 steps.
+        A replay needs the sum of the predicted times. A fit of relative errors would make this sum too small. Raises
+        ValueError for fewer than 10 steps.
         """
         if len(rows) < 10:
             raise ValueError(f"{len(rows)} steps are too few to fit step times to; 10 are the least")

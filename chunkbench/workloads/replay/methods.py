@@ -46,7 +46,7 @@ class ManagerKind:
     make: Callable[[Memory], AccountedManager]
     style: Style
     kernel: PaperSystem = "paged_attn"
-    """The system of the paper whose decode attention gives the step times with `step_time: paper`."""
+    """System in the paper's Table 3. With `step_time: paper`, its times of decode attention are used."""
     swaps: bool = False
     """Whether preempted sequences are swapped to host memory instead of computed again."""
     one_at_a_time: bool = False

@@ -40,7 +40,9 @@ def throughput(evidence: Evidence) -> Judgement:
 
 
 def answers(evidence: Evidence) -> Judgement:
-    """Growth of the ratio of `throughput` from one answer to beam search of width 6, with the lengths of Alpaca."""
+    """Ratio of sustained rates as in `throughput`, for beam search of width 6 with the lengths of Alpaca. The ratio
+    should be larger than with one answer, and both above 1.
+    """
     one = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca")
     beams = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca", beams=6)
     if one is None or beams is None:
@@ -75,8 +77,8 @@ def chat(evidence: Evidence) -> Judgement:
 
 
 def waste(evidence: Evidence, kind: str, manager: str = _MAX) -> Judgement:
-    """Share of a kind in the memory that sequences have taken, mean over time. It is near if it differs by at most 15%
-    of the stated share, or of the rest of the memory, whichever is less.
+    """Share of the slots of this kind in the memory that sequences have taken, as a mean over time. The share agrees
+    with a printed share s if they differ by at most 15% of s or of 1 - s, whichever is smaller.
     """
     stated = _stated("2", manager=manager, quantity=kind)
     found = _seeds(evidence, manager, kind, traffic="sharegpt", rate=120)
@@ -119,7 +121,9 @@ def saved(evidence: Evidence, samples: int | None = None, beams: int | None = No
 
 
 def parallel(evidence: Evidence) -> Judgement:
-    """Share of prompts in the memory of parallel sampling, and share of the memory that beams have in common."""
+    """Share of the memory that holds prompts, in parallel sampling. The reason also names the share of memory that
+    beams save by sharing, in beam search.
+    """
     paged = [(row, facts) for row, facts in replays(evidence) if facts.implementation == "paged"]
     prompts = [(METRICS["prompt_share"].value(facts) or 0.0, row) for row, facts in paged if facts.samples]
     beams = [(METRICS["saved"].value(facts) or 0.0, row) for row, facts in paged if facts.beams]
@@ -150,7 +154,9 @@ def kernel(evidence: Evidence) -> Judgement:
 
 
 def block(evidence: Evidence) -> Judgement:
-    """Largest block size whose latency is within 15% of the best, with the lengths of each of two workloads."""
+    """Largest block size whose latency is at most 15% above the best latency, with the lengths of ShareGPT. The lengths
+    of Alpaca are checked too.
+    """
     block_sizes: dict[str, int] = {}
     used: list[Row] = []
     worst = 0.0
@@ -173,8 +179,8 @@ def block(evidence: Evidence) -> Judgement:
 
 
 def recompute(evidence: Evidence) -> Judgement:
-    """Latency where preempted requests are computed again, over latency where they are swapped; the worst block size
-    decides.
+    """Latency of replays that compute preempted requests again, divided by the latency of replays that swap them. The
+    worst block size decides.
     """
     swapped = {
         facts.block_size: row
@@ -198,7 +204,9 @@ def recompute(evidence: Evidence) -> Judgement:
 
 
 def last_block(evidence: Evidence) -> Judgement:
-    """Empty slots at the worst recorded moment, mean over the live requests, in blocks; requests with one answer."""
+    """Empty slots per live request, in blocks, at the worst recorded moment. Only replays of requests with one answer
+    are used.
+    """
     found = []
     for row, facts in _rows(evidence, "paged", block_size=..., n_s=...):
         moments = [moment for seed in facts.replays for moment in seed.timeline if moment.batch]
@@ -289,7 +297,9 @@ _WHOLE = _A100_GB * 2**30 // (800 * 2**10 * 2048)
 _SHAPE = SHAPES["llama2-70b"]
 _GROUPED = _SHAPE.kv_bytes()
 _UNGROUPED = _SHAPE.model_copy(update={"num_key_value_heads": _SHAPE.num_attention_heads}).kv_bytes()
-"""Bytes of a token with 8 K/V heads, and with as many K/V heads as query heads."""
+"""Bytes of K and V of a token of Llama2-70B. `_GROUPED`: with its 8 K/V heads. `_UNGROUPED`: with as many K/V heads as
+query heads.
+"""
 
 
 JUDGES: Mapping[str, Judge] = {

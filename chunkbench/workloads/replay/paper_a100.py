@@ -26,9 +26,9 @@ TABLE_3_ANSWER = 32.5
 PEAK_FLOPS = 312e12
 """FLOP/s of an A100's tensor cores with 16-bit numbers, from NVIDIA's data sheet."""
 SHARE_OF_PEAK = 0.6
-"""Assumed share of the peak for products of many rows and for the attention of prompts.
+"""Assumed share of `PEAK_FLOPS` that the attention of prompts and matrix products of many rows reach.
 
-Table 1 cannot give this share. It ends at 64 rows, where the time to read the weights dominates.
+Table 1 cannot give this share. The table ends at 64 rows, where the time to read the weights dominates.
 """
 
 VOCABULARY = 32_000
@@ -46,15 +46,16 @@ _LOGITS_OF_MLP = _HIDDEN * VOCABULARY / _MLP_WEIGHTS
 class PaperA100:
     """Step times of Llama2-7B with 32 layers and 16-bit numbers on one A100.
 
-    Printed: times of the QKV projection and the MLP at 1, 32 and 64 rows (Table 1), and of decode attention with 32
-    sequences (Table 3). Between 1, 32 and 64 rows, times are interpolated linearly.
+    Printed: times of the QKV projection and the MLP at 1, 32 and 64 rows (Table 1). Times between these rows are
+    interpolated linearly.
 
-    Fitted: microseconds for the first read of a token by attention, and for each further sequence that reads the token
-    (`attention_fit`).
+    Fitted to decode attention with 32 sequences (Table 3): the time for the first read of a token, and the time for
+    each further sequence that reads the token (`attention_fit`).
 
-    Assumed: attention takes these times at other batch sizes too. The output projection takes a third of QKV's time,
-    and the logits 0.97 of an MLP's, in proportion to their weights. Above 64 rows, products take the time of their
-    FLOPs at `SHARE_OF_PEAK`, but at least the time of 64 rows. Attention of prompts takes the time of its FLOPs.
+    Assumed: attention takes the fitted times at other batch sizes too. The output projection takes a third of QKV's
+    time, and the logits 0.97 of an MLP's. These are the ratios of their weights. Above 64 rows, products take the time
+    of their FLOPs at `SHARE_OF_PEAK`, but at least the time of 64 rows. Attention of prompts takes the time of its
+    FLOPs at `SHARE_OF_PEAK`.
 
     Left out, because the paper prints nothing: norms, rotary positions, sampling, and the time of the host. `host_s`
     can add the host's time to each step.
@@ -109,12 +110,14 @@ class AttentionFit(NamedTuple):
 
 @cache
 def attention_fit(system: PaperSystem) -> AttentionFit:
-    """Fit decode attention to the 12 rows of Table 3 by least squares of relative errors.
+    """Fit times of decode attention to the 12 rows of Table 3, by least squares of relative errors.
 
-    There is no constant term, because its fitted value was zero. All rows have 32 sequences, so Table 3 cannot separate
-    the first read of a shared token from the 31 further reads. Assumed: the first read costs as much as that of a
-    private token. ChunkAttn's token rate then grows by a factor of 1.31 from 16 to 96 sequences. The paper's Figure 4
-    says 1.45, but its times disagree with Table 3.
+    There is no constant term, because its fitted value was zero. All rows of Table 3 have 32 sequences. So the table
+    cannot separate the first read of a shared token from the 31 further reads. Assumed: the first read of a shared
+    token costs as much as the read of a private token.
+
+    With this fit, ChunkAttn's token rate grows by a factor of 1.31 from 16 to 96 sequences. The paper's Figure 4 says
+    1.45, but the times in Figure 4 disagree with Table 3.
     """
     rows = [(n_p, n_s, us) for (n_p, n_s, column), us in table3().items() if column == system]
     printed = np.array([us for _, _, us in rows])
@@ -151,13 +154,15 @@ PARAMETERS = 13e9
 
 @dataclass(frozen=True)
 class Opt13bA100:
-    """Step times of OPT-13B: a constant plus a time per decoding sequence. They are fitted to the mean batches of paged
-    memory in Figure 13.
+    """Step times of OPT-13B on one A100: a constant, a time for each decoding sequence, and a time for each prompt
+    token.
 
-    On average a request takes part in as many steps as its answer has tokens. So batch = rate * answer * time of a
-    step. Assumed: all requests are served at the rates of Figure 13. Prompts take the time of their FLOPs, 2 per
-    parameter and token, at `SHARE_OF_PEAK`. The paper prints no step times. The batches of other systems are not
-    fitted.
+    The paper prints no step times. The first two values are fitted to the mean batches of paged memory in Figure 13. On
+    average, a request takes part in as many steps as its answer has tokens. So batch = rate * answer tokens * seconds
+    of a step.
+
+    Assumed: all requests are served at the rates of Figure 13. Prompts take the time of their FLOPs, 2 per parameter
+    and token, at `SHARE_OF_PEAK`. The batches of other systems are not fitted.
     """
 
     def seconds(self, shape: StepShape) -> float:

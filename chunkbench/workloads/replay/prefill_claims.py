@@ -18,8 +18,8 @@ Order = Callable[[PrefixTree, list[Request]], Request]
 
 
 def bound(evidence: Evidence) -> Judgement:
-    """Check the bound with the suite's own tree and with replays: no order computes less than the edges of the
-    requests' radix tree.
+    """Check that every order of requests computes at least as many tokens as the edges of their radix tree hold. Uses
+    the suite's own tree, and replays.
     """
     own, least = _bound(), managers.least_computed(evidence)
     if least is None or own.verdict != "holds":
@@ -50,7 +50,9 @@ def _bound() -> Judgement:
 
 
 def hit_rate(evidence: Evidence) -> Judgement:
-    """Check the sum of cached and computed tokens with the suite's own tree, and with replays without preemptions."""
+    """Check that cached and computed tokens add up to all tokens of the requests. Uses the suite's own tree, and
+    replays without preemptions.
+    """
     own, (replays, equal) = _hit_rate(), managers.hits(evidence)
     if not replays or own.verdict != "holds":
         return own

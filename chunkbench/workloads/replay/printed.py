@@ -30,8 +30,8 @@ def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
 
 
 def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: str) -> float | None:
-    """The PagedAttention paper's value for a system with this manager, with 12 GB beside OPT-13B. None if the paper
-    prints no value.
+    """The value that the PagedAttention paper prints for a system with this manager. None if the paper prints no value,
+    or if the replay does not stand for OPT-13B with 12 GB of K/V memory.
     """
     if (str(axes["model"]), axes["memory"]) != PAGED_ATTENTION_SETUP:
         return None
@@ -56,11 +56,10 @@ def printed(group: Group, row: Row, column: str) -> str | None:
 
 
 OBJECTIVE_S = 0.1
-"""A rate of generated or recorded traffic counts as sustained if its requests take at most this number of seconds per
-token.
+"""Largest number of seconds per token at which a rate of generated or recorded traffic counts as sustained.
 
-The value is our choice. The PagedAttention paper compares rates at similar latencies, on axes up to 1 s. At 0.1 s some
-requests already wait. At much longer latencies, the rate depends on how long the traffic lasts.
+The value is our choice. The PagedAttention paper compares rates at similar latencies, on axes up to 1 s. The value is
+large enough that some requests wait. At much longer latencies, the rate depends on how long the traffic lasts.
 """
 
 

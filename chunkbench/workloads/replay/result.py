@@ -100,7 +100,9 @@ class ReplaySeed(Facts):
 
     @cached_property
     def slot_seconds(self) -> Mapping[str, float]:
-        """Sum of slots times seconds, for each use of slots. Each moment lasts until the next one."""
+        """Kind of slots (`TAKEN`) or `covered` -> slots times seconds, summed over the timeline. Each moment lasts
+        until the next one.
+        """
         spans = [(moment, following.at - moment.at) for moment, following in pairwise(self.timeline)]
         return {kind: sum(time * getattr(moment, kind) for moment, time in spans) for kind in (*TAKEN, "covered")}
 

@@ -81,11 +81,12 @@ def replay(
     step_time: StepTime,
     answers: int = 1,
 ) -> Replay:
-    """Replay requests, which must be in order of due time. Each request has `answers` answers.
+    """Run requests through a scheduler and a manager on a virtual clock. `requests` must be in order of due time. Each
+    request has `answers` answers.
 
     With several answers, `manager` is an `AnswerGroups`, and the budget of a step counts one answer per request. A
     request joins the queue at the first step that begins at or after its due time. A step takes the time that
-    `step_time` gives. Its tokens appear at its end. Raises Stuck.
+    `step_time` gives. The step's tokens appear at the end of the step. Raises Stuck.
     """
     entries = [
         Replayed(number, request, request.text.prompt, request.text.total) for number, request in enumerate(requests)

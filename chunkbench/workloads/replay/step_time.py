@@ -20,8 +20,8 @@ class StepShape:
     decoding: int
     """Number of sequences that decode one token."""
     reads: Reads
-    """Tokens that the decoding sequences attend to, the new ones included. Live sequences whose prompts are not fully
-    computed count too.
+    """Tokens that all live sequences attend to, the new tokens included. Sequences whose prompts are not fully computed
+    count like decoding ones.
     """
     prompt_tokens: int = 0
     """Prompt tokens that the step computes, over all prompts."""
@@ -94,7 +94,7 @@ class WithSwaps:
 
 
 _BYTES = 1 << 28
-"""Bytes of the memory that is copied from. Most machines have smaller caches."""
+"""Bytes of the memory that is copied from. This memory is larger than the caches of most machines."""
 _COPIED = 1 << 26
 _TIMES = 5
 

@@ -129,11 +129,11 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tu
 
 
 def rectangles(seen: Ints) -> Iterator[tuple[slice, slice, bool]]:
-    """Split attention into full and causal calls. Row i sees the first `seen[i]` keys. Yields (rows, keys, whether the
-    call is causal).
+    """Split attention into full and causal calls. Row i attends to the first `seen[i]` keys. Yields (rows, keys,
+    whether the call is causal).
 
-    Rows that see no key must come first. A run of rows with equal `seen` takes one call. A run in which `seen` grows by
-    one takes at most two.
+    Rows that see no key must come first. Consecutive rows with equal `seen` take one call. Consecutive rows whose
+    `seen` grows by one from row to row take at most two calls.
     """
     first = int(np.argmax(seen > 0)) if seen.any() else len(seen)
     while first < len(seen):

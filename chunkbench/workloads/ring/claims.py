@@ -24,11 +24,13 @@ _INFINIBAND = "A100 InfiniBand"
 _HIDDEN_SIZES = (9216, 12288)
 """Hidden sizes of models with about 170e9 parameters; the text does not say which model it means."""
 _ALL_REDUCES = 3
-"""Rounds of communication of a decode step with the tree; the ring has one less than ranks."""
+"""Number of rounds of communication of a decode step with the tree. The ring has `ranks - 1` rounds."""
 _BALANCE: Mapping[int, Stated] = {8: Stated("at least", 1.59, 2, most=1.64)}
-"""Ranks -> stated gain of zigzag: on 8 GPUs, 51.4% and 81.7% of the ideal rate (A100), 52.1% and 85.2% (H800)."""
+"""Number of ranks -> stated gain of zigzag over the ring. On 8 GPUs, the ring reaches 51.4% of the ideal rate and
+zigzag 81.7% (A100), or 52.1% and 85.2% (H800).
+"""
 _HELD = {"q": 1, "K and V": 2, "K and V that arrive": 2, "and the output": 1}
-"""Tensors that a rank holds, in blocks of bch elements."""
+"""Tensors that a rank holds -> their size in blocks of bch elements (batch, tokens of the block, hidden size)."""
 
 
 def exact(evidence: Evidence, stated: Stated) -> Judgement:
@@ -55,8 +57,8 @@ def memory(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def overlap(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share of transfers that the ring does not hide on a slow link, with blocks of twice and of half the break-even
-    size.
+    """Share of the transfer time that the ring does not hide on a slow link. Blocks of at least twice the break-even
+    size decide. With blocks of at most half this size, a share below 40% refutes the claim.
     """
     found = []
     for _, row in _prefills(evidence, "ring", slow=True):
@@ -76,8 +78,11 @@ def overlap(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def balance(evidence: Evidence) -> Judgement:
-    """Time of the ring over that of the zigzag ring with a causal mask, and the balance of work over ranks. Where the
-    text gives no figure, the gain has to lie above 1, and at most at the excess work of the ring's busiest rank.
+    """Time of the ring divided by that of the zigzag ring, with a causal mask. The reason also names the balance of
+    work over ranks.
+
+    If the text states no gain for this number of ranks, the ratio must be above 1. It must also be at most the work of
+    the ring's busiest rank divided by the mean work.
     """
     prefills = [rows for rows, row in _prefills(evidence, "zigzag") if _facts(row).ranks > 1]
     ratios = [ratio for rows in prefills if (ratio := latency_ratio(rows, "ring", "zigzag"))]
@@ -95,7 +100,9 @@ def balance(evidence: Evidence) -> Judgement:
 
 
 def table2() -> Judgement:
-    """Compare Table 2 with F / B and 6 F / B, in thousands with one decimal. The row of claim `X-ring2` is left out."""
+    """Compare the sizes of blocks and sequences in Table 2 with F / B and 6 F / B, for F FLOP/s and B bytes/s. The
+    sizes are in thousands of tokens, with one decimal. The row of claim `X-ring2` is left out.
+    """
     wrong, count = [], 0
     for row in ring_devices():
         if row.name == _INFINIBAND:
@@ -118,8 +125,8 @@ def table2_disagrees() -> Judgement:
 
 
 def appendix_d() -> Judgement:
-    """The formula with hidden sizes of models with about 170e9 parameters; 4K and 10M are read as powers of ten and of
-    two. These readings are the interval.
+    """Ratio that the formula of Appendix D gives for contexts of 10M tokens over 4K tokens. The interval spans all
+    `_HIDDEN_SIZES`, with 10M and 4K read as powers of ten and of two.
     """
     lengths = ((4_000, 10_000_000), (4_096, 10 * 2**20))
     ratios = [(6 * h + after) / (6 * h + before) for h in _HIDDEN_SIZES for before, after in lengths]
@@ -130,8 +137,8 @@ def appendix_d() -> Judgement:
 
 
 def tree(evidence: Evidence, stated: Stated) -> Judgement:
-    """Bytes that a rank sends in a decode step, and rounds of communication: the ring's over the tree's. The smaller
-    gain decides.
+    """Gains of the tree over the ring in a decode step. One gain is the ratio of the bytes that a rank sends. The other
+    gain is the ratio of the rounds of communication. The smaller gain decides.
     """
     found = []
     for group in _points(evidence):

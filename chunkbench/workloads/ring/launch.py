@@ -176,8 +176,8 @@ class GivenWorld:
 
     @cached_property
     def store(self) -> Any:
-        """The store of rank 0. If `torchrun` has a store at this port, it is that one. Otherwise it is a new one.
-        Raises `RankLostError`.
+        """The store through which the ranks meet. This process creates the store, unless `torchrun` already has one at
+        this port. Raises `RankLostError`.
         """
         has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         try:

@@ -26,8 +26,8 @@ from chunkbench.workloads.ring.task import Task
 _LEAST_S = 0.1
 """Short passes are repeated until a sample takes this many seconds."""
 _WARM_S = 1.0
-"""Each timed pass shorter than this number of seconds follows an untimed pass. The first pass, which is checked, is
-then not timed.
+"""Passes shorter than this number of seconds are warmed up: an untimed pass runs before each timed pass. The first pass
+of such a scheme, which is checked, is not timed.
 """
 _MOST_REPEATS = 200
 

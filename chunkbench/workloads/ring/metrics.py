@@ -1,5 +1,5 @@
-"""Metrics of attention over several ranks. Times are medians over rounds. The six blocks are from RingAttention (arXiv
-2310.01889), section 3.
+"""Metrics of attention over several ranks. Times are medians over rounds. Peak memory is compared with the six blocks
+that a rank of RingAttention holds (arXiv 2310.01889, section 3).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ BLOCKS = 6
 
 
 def exposed_shares(facts: RingResult) -> list[float]:
-    """[round] time in which a rank only waits over the time of its transfers, largest of all ranks. Empty without
-    transfers.
+    """[round] exposed share of the transfers, on the rank with the largest share. The share is the time in which the
+    rank only waits, divided by the time of its transfers. Empty without transfers.
     """
     if not all(rank.transfer_s for times in facts.times for rank in times):
         return []
@@ -34,8 +34,8 @@ def imbalance(facts: RingResult) -> float | None:
 
 
 def block_bytes(facts: RingResult) -> int:
-    """Bytes of six blocks of c tokens. q, and K and V twice, have the point's dtype. The output and its sums are
-    float32.
+    """Bytes of the six blocks that a rank holds (`BLOCKS`), with c = n_p / ranks tokens each. The output is in float32,
+    the other blocks are in the point's dtype.
     """
     wide = facts.heads * facts.head_dim
     return facts.n_p // facts.ranks * (wide * facts.element_bytes + 2 * facts.token_bytes + 4 * wide)

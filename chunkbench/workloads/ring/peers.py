@@ -23,8 +23,8 @@ _BUCKET = 1024
 
 
 class PeerSession:
-    """A session that calls another library with q, k and v `[1, h, n, d]` and gets `[1, h, rows, d]`. With
-    `tokens_first`, h and n change places.
+    """A session that calls another library. The call gets q, K and V as `[1, h, n, d]` and returns `[1, h, rows, d]`.
+    With `tokens_first`, heads and tokens change places.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ START_S = 120.0
 """Seconds that ranks and their leader wait for each other at the start."""
 BEAT_S = 0.2
 END = "end"
-"""First message to the ranks if there is no job. If there are jobs, the first message is the name of the device."""
+"""First message to the ranks if they must end without a job. Otherwise the first message is the name of the device."""
 _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
 """Largest number of tokens in the probed block."""
@@ -40,7 +40,9 @@ _LEAST_PROBES, _MOST_PROBES, _PROBED_FLOPS = 5, 50, 2e10
 call counts.
 """
 _PROBE_BYTES = 1 << 25
-"""Largest number of bytes in a probed transfer. On a slowed link, a probe sends what takes a quarter of a second."""
+"""Largest number of bytes in a probed transfer. On a slow link, the transfer is smaller and takes about a quarter of a
+second.
+"""
 
 
 class NoLeaderError(Exception):
@@ -70,7 +72,8 @@ class Answer(NamedTuple):
     peak_bytes: int | None
     """Peak memory of the session, with its inputs, in bytes. None if the system does not report memory."""
     error: float | None
-    """Largest difference to float64 over the sampled rows, over their largest value. None if the pass was not checked.
+    """Largest difference to attention in float64, divided by the largest value of that attention. Both are over the
+    sampled rows. None if the pass was not checked.
     """
     events: tuple[tuple[str, float, float], ...]
     """(activity, start, end) in seconds after the start of the last repeat."""

@@ -102,12 +102,12 @@ class PrefillSession:
 
 
 class DecodeSession:
-    """A decode step: two-phase partition over ranks. The shared tokens are split over the ranks. A sequence's own
-    tokens stay on one rank.
+    """A decode step in two phases. The shared tokens are split into one part per rank. The other tokens of a sequence
+    stay on one rank.
 
     If the scheme merges partial results, every rank computes all sequences over its part of the shared tokens.
-    Otherwise a rank computes its own sequences over all tokens, and the outputs are gathered. In the end every rank has
-    all outputs.
+    Otherwise each sequence is computed by one rank over all its tokens, and the outputs are gathered. In the end every
+    rank has all outputs.
     """
 
     def __init__(self, world: World, scheme: Scheme, task: Task, inputs: ContextInputs) -> None:

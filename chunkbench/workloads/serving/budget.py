@@ -15,7 +15,7 @@ more."""
 FEWEST_SEEDS = 2
 """Smallest number of arrival seeds that allows a comparison."""
 _SHARES = 64
-"""Number of steps in which `fit` goes from all requests down to the fewest."""
+"""`fit` goes from all requests down to the fewest in this number of equal steps."""
 
 
 class Cut(NamedTuple):
@@ -48,9 +48,9 @@ class Part:
         return self.once_s + cut.seeds * (self.seed_s + cut.requests * self.request_s) if cut.seeds else 0.0
 
     def cut(self, share: float, fewer_seeds: int) -> Cut:
-        """Reduce the part, but not below the fewest requests and seeds.
+        """A smaller amount of this part, with at least the fewest requests and seeds.
 
-        `share`: fraction that is kept of the requests above the fewest. `fewer_seeds`: number of seeds to leave out.
+        `share`: fraction to keep of the requests that exceed the fewest. `fewer_seeds`: number of seeds to leave out.
         """
         requests = self.fewest_requests + int(share * (self.requests - self.fewest_requests))
         return Cut(requests, max(self.fewest_seeds, self.seeds - fewer_seeds))
@@ -81,11 +81,12 @@ class _Pace(NamedTuple):
     """The measured pace of a system, relative to the reference with closed-loop clients."""
 
     waits: float
-    """Seconds that an arrival seed takes in addition to its requests, divided by the seconds of one request on the
-    reference."""
+    """Time that an arrival seed takes in addition to its requests. The unit is the time of one request on the
+    reference.
+    """
     stretch: float
-    """Seconds that one more request adds to a run, divided by the time between two arrivals or by the seconds of one
-    request on the reference, whichever is larger.
+    """Time that one more request adds to a run. The unit is the time between two arrivals, or the time of one request
+    on the reference if that is longer.
     """
 
 

@@ -73,9 +73,10 @@ def peak_kv(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def peak_batch(evidence: Evidence, stated: Stated) -> Judgement:
-    """Judges by which fraction ChunkLlama's peak batch is smaller than vLLM's, with the whole prompt shared. Points
-    where a batch reaches its limit cannot prove the claim. If there are any, the claim fails at other points, or the
-    verdict is "cannot tell".
+    """Judges by which fraction ChunkLlama's peak batch is smaller than vLLM's, with the whole prompt shared.
+
+    A point where a batch reaches its limit cannot prove the claim. If there is such a point, the verdict is "cannot
+    tell", unless another point refutes the claim.
     """
     found = evidence.last(partial(_saved, "peak_batch"))
     capped = [figure for figure in found if any(_capped(row) for row in figure.rows)]

@@ -38,7 +38,8 @@ def objective_s(rows: Iterable[Row], n_p: int) -> float | None:
 def shares_one_prefix(axes: Mapping[str, Any]) -> bool:
     """Whether all requests of a point share one prefix, or share nothing. `axes`: name -> value.
 
-    Other points are left out of lines over the rate, because prefix trees and several prefixes may have the same n_s.
+    Comparisons over the rate use only such points. Points with prefix trees or several prefixes may have the same n_s,
+    so n_s cannot tell them apart.
     """
     return axes["n_s"] is not None and axes["prompts"] in (None, 1)
 

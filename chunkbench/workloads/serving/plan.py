@@ -42,7 +42,9 @@ WARM_UP = 4
 """Number of requests that a server answers before its first measurement. Their prompts are not used again."""
 REFUSED = "this server follows no constraints"
 _FLOAT32, _REFERENCE = 2.0, 2.0
-"""How many times as long a request takes: in float32 instead of bfloat16, and with transformers instead of a server."""
+"""Assumed factors by which a request takes longer: in float32 instead of bfloat16, and with transformers instead of a
+server.
+"""
 _GPU_RATES = 1e14, 1e12
 """Assumed rates of a GPU: FLOPs per second and bytes per second."""
 
@@ -208,8 +210,9 @@ def outlook(
 def asked_requests(requests: int, point: ServingPoint) -> int:
     """Number of requests of an arrival seed at this point.
 
-    With `clients`, each client sends at most two requests. A load above 100% gets more requests, so that arrivals last
-    as long as at 100%. In a shorter burst, a rate would look better than a system can sustain.
+    With `clients`, there are at most two requests per client, or four in all if that is more. A load above 100% gets
+    more requests, so that arrivals last as long as at 100%. In a shorter burst, the server would seem to sustain a rate
+    that it cannot sustain.
     """
     if point.clients:
         return min(requests, max(4, 2 * point.clients))

@@ -84,9 +84,9 @@ class Belady(_Ranked):
     """The optimum: takes the block whose next use is furthest away. Among blocks of one request, it takes the last
     block in the text.
 
-    Sequences must join in the order of `texts`, each after the previous one left. Every text must fit. Only leading
-    blocks of a prompt can be found, without the prompt's last token. A request always computes its other blocks, and
-    the new blocks get the keys. So it gains nothing to keep older blocks with these keys.
+    Sequences must join in the order of `texts`, each after the previous one left. Every text must fit. A prompt can
+    find only its leading full blocks, and not the block of its last token. A request computes all later blocks of its
+    text, and the new blocks get the keys. So an older block with such a key has no next use.
     """
 
     def __init__(self, texts: Sequence[Text], block_tokens: int) -> None:
@@ -130,10 +130,10 @@ class Adaptive(Policy):
     """ARC (Megiddo and Modha, 2003): keeps a list of blocks used once and a list of blocks used again. Each list is in
     the order in which its blocks became free.
 
-    `target` is the number of blocks used once to keep. It grows when a key is computed again that was evicted from that
-    list. It shrinks when a key is computed again that was evicted from the other list. As in the paper, the number of
-    remembered evicted keys is limited. A block gets its key only after older blocks were evicted for it. So the target
-    changes just after that eviction.
+    `target` is the number of blocks used once that the policy tries to keep. The policy also remembers keys that were
+    evicted from each list. As in the paper, the number of these keys is limited. If an evicted key of blocks used once
+    is computed again, `target` grows. If an evicted key of blocks used again is computed again, `target` shrinks. A new
+    block gets its key only after older blocks were evicted. So `target` changes just after the eviction.
     """
 
     def __init__(self, blocks: int) -> None:

@@ -38,8 +38,8 @@ class Policy(ABC):
 class PolicyBlocks(Blocks):
     """A pool for `HashedBlocks` with any policy. It is slower than `KeyedBlocks` and needs more memory.
 
-    A key has only one block. If a key is computed again and the older block is free, the new block gets the key, and
-    the older block stays free without one. While sequences hold the older block, the new block gets no key.
+    A key has only one block. If a key is computed again and its older block is free, the new block gets the key. The
+    older block then stays free without a key. While sequences hold the older block, the new block gets no key.
     """
 
     def __init__(self, blocks: int, policy: Policy) -> None:

@@ -86,8 +86,8 @@ class Blocks(ABC):
         return taken
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Remove one reference from each of these distinct blocks. The first block that becomes free without a key is
-        the next one to be taken.
+        """Remove one reference from each of these distinct blocks. The next `take` begins with the blocks that became
+        free without a key, in this order.
         """
         ids = ids_of(blocks)
         left = self._references[ids] - 1
