@@ -18,7 +18,7 @@ Remedy = Literal[
 class RunError(ValueError):
     """A run cannot be created or used. The message says why, and what to do.
 
-    `remedy` names the solution if the command line has an option for it.
+    `remedy` names a solution for which the command line has options. None: no option solves the problem.
     """
 
     def __init__(self, message: str, remedy: Remedy | None = None) -> None:

@@ -27,7 +27,7 @@ def _single(annotation: Any) -> bool:
 
 
 def added(result: type[Result], metrics: Mapping[str, Metric]) -> list[Metric]:
-    """The figures of a kind of work that are neither facts nor derived figures. An ending `_us` of names is ignored."""
+    """The metrics whose names are not names of facts or derived figures. A name `x_us` also excludes the metric `x`."""
     names = {*result.model_fields, *(field.name for field in fields(Derived))}
     return [metric for metric in metrics.values() if not {metric.name, f"{metric.name}_us"} & names]
 

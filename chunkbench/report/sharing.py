@@ -49,8 +49,8 @@ def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c:
 def experiment(
     groups: Sequence[Sharing], forests: Sequence[Forest], shape: LlamaShape, chunk_size: int, n_c: int
 ) -> str:
-    """Write a YAML experiment on decode attention over these prompts. Each group has one block, with the forest of the
-    group's first prompts."""
+    """The YAML text of an experiment on decode attention over these prompts. Each group has one block in the sweep. The
+    forest of the block holds the first prompts of the group."""
     lines = [
         f"# Written by chunkbench prompts: a block for every group, the forest of its first {MOST_SEQUENCES} prompts.",
         'title: "Decode attention over these prompts"',

@@ -44,9 +44,10 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
 
 
 def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
-    """Write a YAML experiment that replays the trace at `path` through cache managers.
+    """The YAML text of an experiment that replays the trace at `path` through cache managers.
 
-    Its memory sizes go from four of the largest requests to all different blocks of the trace.
+    The smallest memory size holds four of the largest requests. The largest memory size holds all different blocks
+    of the trace, or all prompt tokens if the trace has no blocks.
     """
     chunk = block_tokens if 0 < block_tokens <= _LARGEST_CHUNK else 16
     least = max(chunk, 4 * int(numbers.prompt_tokens.most + numbers.answer_tokens.most))
@@ -82,8 +83,8 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
 
 
 def cut_lines(path: Path, forest: Forest, at: float) -> list[str]:
-    """Describe the forest at `path`, and show how an experiment uses it. The forest has the requests of a trace that
-    were live `at` seconds after the start."""
+    """Lines that describe the forest at `path`, and an example of a sweep with this forest. The forest holds the
+    requests of a trace that were live `at` seconds after the start."""
     lengths = lengths_in(forest)
     sizes = f"{count(len(lengths), 'sequence')} in {count(nodes_in(forest), 'node')}"
     tokens = f"{tokens_in(forest):,} tokens stored once, {sum(lengths):,} without sharing"

@@ -1,4 +1,4 @@
-"""Shows printed tables of the paper that no run of a book measures. Their titles name commands that measure them."""
+"""Shows tables of the paper that no run of a book measures. Some titles name a command for a similar table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SYSTEMS = {"vllm": "vLLM 0.2.7", "chunk_llama": "ChunkLlama"}
 
 
 def tables(measured: Collection[str]) -> tuple[Table, ...]:
-    """Table 2, and the paper's numbers for Table 4 and Figure 5. Of the last two, those named in `measured` are left
-    out."""
+    """The paper's Table 2, Table 4, and numbers of Figure 5. Table 4 is left out if `measured` holds `table4`; Figure 5
+    is left out if `measured` holds `figure5`."""
     served = {"table4": _table4, "figure5": _figure5}
     return paper_table(), *(table() for name, table in served.items() if name not in measured)
 

@@ -70,10 +70,11 @@ class View:
         apart: bool = False,
         essential: bool = True,
     ) -> Table:
-        """Make a table with one or more lines for each point. The axes that vary are the first columns.
+        """Make a table with one or more lines for each point. Its first columns are the axes that vary.
 
-        `lines` returns the lines of a point. The first `keys` of `columns` identify a line. With `apart`, a gap follows
-        every point. Otherwise a gap follows every value of the first axis.
+        `lines` returns the lines of a point. The first `keys` of `columns` identify a line within its point. With
+        `apart`, a gap follows every point. Otherwise a gap follows every value of the first axis, if at least two
+        axes vary.
         """
         of_points = [(group, lines(group)) for group in self.groups]
         items = [(group, number, line) for group, shown in of_points for number, line in enumerate(shown)]

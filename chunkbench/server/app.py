@@ -45,7 +45,8 @@ DEFAULT_MAX_TOKENS = 16
 """Maximum number of tokens of a completion if the client sends no `max_tokens`, as in OpenAI's API."""
 ANYTHING: Any = {"allow_methods": ["*"], "allow_headers": ["*"]}
 SMALL_BODY = 32 << 10
-"""A body of at most this many bytes is parsed on the event loop, which takes about a millisecond."""
+"""Maximum size, in bytes, of a body that is parsed on the event loop. Parsing takes up to about a millisecond. A
+larger body is parsed in a thread, so that other clients do not wait."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Backend(Protocol):
         """Start the engine. It reports every step to the observer."""
 
     def check(self, request: Request, answers: int) -> None:
-        """Raise RequestRefused if the engine can never compute this number of answers to the request at once."""
+        """Raise RequestRefused if the engine can never give this number of answers to the request."""
 
     def tokens(self) -> tuple[int, frozenset[int]]:
         """Size of the vocabulary, and the token ids that end an answer."""

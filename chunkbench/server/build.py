@@ -33,8 +33,8 @@ class ModelChoice:
     """The model that a server runs."""
 
     model: str
-    """Folder of a checkpoint, or `smollm2-135m`. The name of another shape, or the path of a config.json, gets
-    random weights."""
+    """With trained weights: the folder of a checkpoint, or `smollm2-135m`. With random weights: the name of any other
+    shape, or the path of a config.json."""
     dtype: torch.dtype
     device: str = "cpu"
     layers: int | None = None

@@ -17,7 +17,7 @@ REPEATS = 4
 """The test repeats the random tokens until they occur this many times."""
 PAPERS_TOKENS = 2500
 INDUCTION_SHARE, ECHO_SHARE = 0.14, 0.01
-"""Retrieval heads are these shares of the KV heads: the best by induction, and the best by echo."""
+"""Shares of all KV heads that become retrieval heads: for their induction scores, and for their echo scores."""
 
 Scores = tuple[tuple[FiniteFloat, ...], ...]
 """`[layer][head]`: one score per head."""
@@ -31,7 +31,8 @@ class HeadsError(ValueError):
 
 
 class HeadScores(BaseModel):
-    """Results of the test: two scores for each query head, both means over the repeated tokens."""
+    """Results of the test: an echo score and an induction score for each query head. A score is a mean over the
+    repeated tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,8 +51,8 @@ class HeadScores(BaseModel):
         return tuple(tuple(max(layer[i : i + group]) for i in range(0, len(layer), group)) for layer in scores)
 
     def retrieval_heads(self, echo: bool = True) -> tuple[tuple[bool, ...], ...]:
-        """`[layer][KV head]`: whether the head is a retrieval head: among the best of all layers by induction or,
-        with `echo`, by echo. The number of best heads is rounded up."""
+        """`[layer][KV head]`: True for a retrieval head. These are the heads of all layers with the best induction
+        scores. With `echo`, the heads with the best echo scores are added. Both numbers of heads are rounded up."""
         chosen = _best(self.of_kv_heads(self.induction), INDUCTION_SHARE)
         if echo:
             chosen |= _best(self.of_kv_heads(self.echo), ECHO_SHARE)

@@ -16,7 +16,7 @@ from chunkbench.server.engine.beams import BeamOptions
 MOST_LOGPROBS = 20
 """Maximum number of most probable tokens that a client can ask for, as in vLLM."""
 MOST_ANSWERS = 4096
-"""Maximum of `n` in a body. The engine's limit, the sequences of a step, is usually lower."""
+"""Maximum of `n` in a body. The engine usually has a lower limit: the maximum number of sequences in a step."""
 MOST_PENALTY = 20
 TopCount = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]

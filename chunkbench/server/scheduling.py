@@ -23,8 +23,8 @@ class Entry(ABC):
     computed: int = 0
     """Number of leading tokens whose K and V are in the cache at the end of the current step."""
     joined: int = 0
-    """Number of tokens when the request was last admitted, or when several tokens were last appended at once. It
-    includes the answer so far."""
+    """Number of tokens of the prompt and the answer when the request was last admitted, or when several appended
+    tokens last got slots at once. 0 before the first admission."""
     cached_tokens: int | None = None
     """Number of prompt tokens that were not computed; None until the first part of the prompt is computed."""
     preempted: int = 0
@@ -56,8 +56,8 @@ class Entry(ABC):
 
     @property
     def mates(self) -> Sequence[Entry]:
-        """The requests that run only together with this one, and this one. After a preemption the first of them begins
-        again for all."""
+        """This request, and all requests that can run only together with it. After a preemption, the first request of
+        the list begins again for all."""
         return (self,)
 
     def restart(self) -> None:
@@ -77,8 +77,8 @@ class Entry(ABC):
 
     @property
     def decoding(self) -> bool:
-        """Whether only the last token must be computed, and the sequence was admitted before it generated this
-        token."""
+        """Whether only the last token must be computed, and this token was generated after the tokens that `joined`
+        counts."""
         return self.computed == self.length - 1 >= self.joined > 0
 
     def cut(self, tokens: int) -> None:
@@ -90,8 +90,8 @@ class Entry(ABC):
 E = TypeVar("E", bound=Entry)
 Order = Callable[[Sequence[E], Manager], list[E]]
 MOST_MATCHED = 128
-"""With more waiting requests, `longest_prefix` keeps the order of arrival, because looking up all prompts would take
-too long."""
+"""Maximum number of waiting requests that `longest_prefix` sorts. A longer queue keeps the order of arrival, because
+looking up all prompts would take too long."""
 
 
 def by_arrival(waiting: Sequence[E], manager: Manager) -> list[E]:
@@ -110,8 +110,8 @@ def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
     """Group waiting requests by shared prefixes, and finish one group before the next. Groups with cached prefixes come
     first, then larger groups.
 
-    If all requests wait and the cache holds the longest of them, this order computes every shared token only once
-    (RadixAttention).
+    This order computes every shared token only once under two conditions: all requests are waiting at the start, and
+    the cache has room for the longest request (RadixAttention).
     """
     size = manager.block_tokens
     ordered: list[E] = []

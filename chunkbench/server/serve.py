@@ -31,7 +31,8 @@ BACKLOG = 2048
 """Maximum number of connections that wait to be accepted. It is large, so that many clients can connect at once."""
 
 _EVERYWHERE = ("0.0.0.0", "::")
-"""Host names that mean all addresses of the machine. On some systems clients cannot connect to these names."""
+"""Host names with which the server listens on all addresses of the machine. Messages name localhost in their place,
+because clients on some systems cannot connect to these names."""
 
 
 class _Announcing(uvicorn.Server):

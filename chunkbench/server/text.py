@@ -166,7 +166,8 @@ class TextStream:
     def add(self, token: int, last: bool, replaces: int = 0) -> str:
         """Add a token. Returns the text that later tokens cannot change. The last token returns all remaining text.
 
-        The last `replaces` tokens are removed before. Text that was returned for them is not returned again.
+        Before the token is added, the last `replaces` tokens are removed. Text that was returned for the removed tokens
+        is not returned again.
         """
         piece = self._piece(token, last, replaces)
         self._all_given += piece

@@ -11,7 +11,8 @@ from chunkbench.attention.tokens import alike
 from chunkbench.traffic.request_result import RequestResult
 
 SLACK_TOKENS = 64
-"""This number of cached tokens per request proves nothing: a chat template begins all prompts with the same tokens."""
+"""Up to this number of cached tokens per request may come from a chat template. The template begins all prompts with
+the same tokens."""
 _BY_CHANCE_TOKENS = 4
 """The first tokens of a request and of a warm-up request may be equal by chance, up to this number."""
 _LENGTHS_DIFFER = 1.1

@@ -41,8 +41,8 @@ def from_conversations(conversations: Conversations, rate: float, count: int, se
     """Draw conversations, and return their first `count` requests in order of due time. Conversations start by a
     Poisson process.
 
-    `rate` is the number of requests per second after about `turns * think_s` seconds. Before, fewer requests are
-    due. A larger count extends the same sequence. Raises ValueError.
+    `rate` is the mean number of requests per second after about `turns * think_s` seconds. During these first seconds,
+    fewer requests are due. A larger `count` adds requests at the end. Raises ValueError.
     """
     starts = due_times(Arrivals(), rate / conversations.turns, count, f"{seed} conversations")
     turns = [

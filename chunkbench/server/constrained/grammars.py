@@ -32,13 +32,13 @@ _MOST_BYTES = 48 << 20
 compiled. Usual constraints take less than 1 MiB, `(a{400}){400}` takes 18 MiB."""
 _LONG_S = 0.1
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-"""Options for JSON without optional whitespace. If whitespace could follow, no text would be forced."""
+"""llguidance's options for JSON without optional whitespace. Where whitespace may follow, no text is forced."""
 _MESSAGE_CHARACTERS = 400
 _MOST_GAPS = 32
 """Maximum number of different gaps of a template."""
 _FUEL = 100_000
-"""Limit of the work of compiling a constraint, in llguidance's units. Usual schemas need less. With a limit twenty
-times as high, `(a{9000}){9000}` took 330 MiB and 3 s. For the work of a step, llguidance's default limits apply."""
+"""Maximum work for compiling a constraint, in llguidance's units. Usual schemas need less. With a limit of
+2,000,000, `(a{9000}){9000}` took 330 MiB and 3 s. The work of a step has llguidance's default limits."""
 
 MISSING = "constrained answers need llguidance: pip install 'chunkbench[constrained]'"
 

@@ -64,8 +64,8 @@ class Matcher:
         self.work.mask_s += perf_counter() - began
 
     def allows(self, token: int) -> bool:
-        """Test quickly whether a token may come next; a mask takes a hundred times as long. False also if only a
-        mask can tell. This is the case when the next text is forced."""
+        """True if a quick test shows that the token may come next. A mask takes a hundred times as long. When the next
+        text is forced, only a mask can tell, and the result is False."""
         began = perf_counter()
         known = not self._state.compute_ff_tokens() and self._state.validate_tokens([token]) == 1
         self.work.mask_s += perf_counter() - began
@@ -142,9 +142,9 @@ class ForcedTokensMatcher(Matcher):
 class JumpMatcher(Matcher):
     """Appends forced bytes as their canonical tokens.
 
-    A byte is forced if the constraint's automaton has no other edge from its state. Consecutive forced bytes are a
-    compressed edge in SGLang's paper (section 4 and appendix B). If the text may end in a state, the end counts as
-    an edge. llguidance builds the automaton while an answer grows.
+    A byte is forced if it is the only edge from a state of the constraint's automaton, and the text may not end in
+    this state. SGLang's paper calls consecutive forced bytes a compressed edge (section 4 and appendix B). llguidance
+    builds the automaton while an answer grows.
     """
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:

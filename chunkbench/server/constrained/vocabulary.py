@@ -37,7 +37,7 @@ class Vocabulary:
     lengths: NDArray[np.int32]
     """`[tokens]`: number of bytes of each token's text; 0 for special tokens."""
     writable: NDArray[np.int32]
-    """`[words]`: a mask with a bit for every token of the model."""
+    """`[words]`: a bit mask of the tokens that the model can choose. A word has the bits of 32 tokens."""
     endless: bool
     """True if the model has no token that ends an answer."""
 

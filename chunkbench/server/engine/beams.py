@@ -22,12 +22,12 @@ class BeamOptions:
     length_penalty: float = 1.0
     """A finished beam of n tokens has the score: sum of its log-probabilities / n ** length_penalty."""
     early_stopping: bool = False
-    """Whether to end as soon as there are as many finished beams as answers. Otherwise the search goes on while a
-    running beam has a better score than the worst finished one."""
+    """If True, the search ends when there are as many finished beams as answers. If False, the search then goes on
+    while the best running beam has a better score than the worst finished beam."""
 
 
 class Beam(list[tuple[float, int]]):
-    """The likeliest next tokens of a beam, each after its log-probability."""
+    """Pairs of a log-probability and a token id: the likeliest next tokens of a beam."""
 
 
 class Continuation(NamedTuple):

@@ -42,9 +42,9 @@ class EngineCache(Manager):
 
     Tokens that get a slot are also selected for the next step. `plan` ends the selection.
 
-    `tree` adds up the seconds for managing prefixes: matching, adding, forking and removing sequences, appending
-    tokens, evicting and keeping chunks, and finding which K and V are written. It leaves out selecting the tokens of
-    a step, planning, writing K and V, and shortening answers.
+    `tree` measures the seconds for managing prefixes. This work includes matching, adding, forking and removing
+    sequences, appending tokens, evicting and keeping chunks, and finding which K and V are written. The work does not
+    include selecting tokens, planning a step, writing K and V, and shortening answers.
     """
 
     _live: LiveSequences[_Live]
@@ -130,8 +130,11 @@ class EngineCache(Manager):
         return True
 
     def truncate(self, sequence: int, tokens: int) -> None:
-        """Keep K and V of only the first `tokens` tokens of a sequence. Raises PoolExhausted if a shared chunk
-        cannot be copied, or if window heads no longer have the new last chunk."""
+        """Keep K and V of only the first `tokens` tokens of a sequence.
+
+        Raises PoolExhausted if there is no memory to copy a shared chunk, or if heads with a window have dropped the
+        chunk that would become the last.
+        """
         member = self._live[sequence]
         try:
             self._attention.truncate(member.handle, tokens)

@@ -169,7 +169,7 @@ class Engine:
         return self._scheduler.idle and not self._early
 
     def check(self, request: Request, answers: int = 1) -> None:
-        """Raise RequestRefused if the engine can never compute this number of answers to the request at once."""
+        """Raise RequestRefused if the engine can never give this number of answers to the request."""
         request.check(self.max_length, self.model.vocabulary)
         if answers > self.options.max_batch:
             raise RequestRefused(
@@ -189,9 +189,11 @@ class Engine:
             )
 
     def add(self, request: Request, *others: Request) -> None:
-        """Put a request into the queue. `others`: requests for more answers to the same prompt, with the same
-        constraint but for example other seeds. When the prompt is computed, they start as copies of the first
-        sequence. Raises RequestRefused."""
+        """Put a request into the queue. Raises RequestRefused.
+
+        `others`: requests for more answers to the same prompt, with the same constraint. Their seeds, for example, may
+        differ. When the prompt is computed, their sequences start as copies of the first sequence.
+        """
         self.check(request, 1 + len(others))
         sequences = []
         for one in (request, *others):

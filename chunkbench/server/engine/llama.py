@@ -1,7 +1,7 @@
 """The forward pass of Llama-like models on a CPU. It uses packed weights and native loops.
 
-In transformers, a decode step of a small model has hundreds of small operations, and each takes longer to call than
-to compute. Here a layer takes two native calls, and its attention between them.
+In transformers, a decode step of a small model has hundreds of small operations. Calling an operation takes longer than
+its computation. Here a layer has only two native calls: one before and one after its attention.
 """
 
 from __future__ import annotations

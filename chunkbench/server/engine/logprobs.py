@@ -49,9 +49,10 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[in
 
 
 def largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, ids) of the largest logits of each row, `[n, count]` both, largest first.
+    """The values and token ids of the `count` largest logits of each row, largest first. Both are `[n, count]`.
 
-    The largest ones lie in the groups with the largest maxima, so that only these groups are sorted.
+    For speed, only the `count` groups of tokens with the largest maxima are searched, and the tokens after the last
+    whole group. No other group can hold a larger logit.
     """
     rows, vocabulary = logits.shape
     if count == 0 or vocabulary < _GROUP * count:

@@ -22,7 +22,7 @@ from chunkbench.server.scheduling import Entry
 Finish = Literal["length", "stop"]
 
 COLD = 1e-5
-"""At a lower temperature, the token with the largest logit is always chosen, as in vLLM."""
+"""Temperature below which the token with the largest logit is always chosen, as in vLLM."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Sampling:
     top_p: float = 1.0
     """Draw only from the most probable tokens whose probabilities add up to `top_p`."""
     seed: int | None = None
-    """From -2**63 to 2**64 - 1. None: a new seed. The same seed gives the same draws, whatever other requests a step
-    has. In bfloat16, however, other requests can change how logits are rounded, and so sometimes a token."""
+    """Seed of the random draws, from -2**63 to 2**64 - 1. None: a new seed. The draws depend only on the seed, not on
+    other requests of a step. In bfloat16, however, other requests can change the rounding of logits. A different token
+    may then be chosen."""
     top_k: int = 0
     """Draw only from this number of the most probable tokens, before `top_p` applies. 0, or -1 as in vLLM: all
     tokens."""
@@ -60,7 +61,7 @@ class Forced(NamedTuple):
     kept: int
     """Number of leading tokens of the answer that stay. The other tokens of the answer are replaced."""
     tokens: Ordered[int]
-    """Tokens to append after the kept ones, at least one. They also write the text of the replaced tokens."""
+    """Tokens to append after the kept tokens, at least one. Their text begins with the text of the replaced tokens."""
 
 
 class Matcher(Protocol):
@@ -156,8 +157,8 @@ class Generated:
     """Number of tokens directly before this one that are removed from the answer."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Log-probabilities of the prompt's tokens; None for the first of them. They come with the first token of the
-    answer, if the request asks for them. Otherwise empty."""
+    """Log-probabilities of the prompt's tokens, if the request asks for them. Only the first token of an answer has
+    them; otherwise the tuple is empty. The entry of the first prompt token is None."""
 
 
 @dataclass(frozen=True)
