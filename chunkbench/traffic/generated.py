@@ -22,8 +22,8 @@ CHAT_THINK_S = 30.0
 
 @dataclass(frozen=True)
 class Demand:
-    """The traffic that an experiment asks for. `n_p` to `tree` are axes; None if the experiment does not set the
-    axis."""
+    """The traffic that an experiment asks for. The fields `n_p` to `tree` are axes of the experiment. An axis that the
+    experiment does not set is None."""
 
     rate: float
     """Mean number of requests per second."""

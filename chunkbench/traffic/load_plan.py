@@ -15,7 +15,8 @@ from chunkbench.traffic.texts import control, read_texts
 
 _ANSWER_TOKENS = 64
 _MOST_WAIT_S = 86_400.0
-"""If a trace's first request is due after more than this number of seconds, its times are probably clock times."""
+"""Largest due time of a trace's first request, in seconds. If the first request is due later, the trace is refused: its
+times are probably clock times."""
 
 
 class LoadPlan(NamedTuple):

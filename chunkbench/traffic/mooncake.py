@@ -25,9 +25,9 @@ class MooncakeLines:
 
     A line with the `session_id` of an earlier line is the next turn of that conversation, as AIPerf sends it. Its
     `input_length` and `hash_ids` describe only the new text. The prompt is all earlier texts and answers of the
-    conversation, then the new text. Exception: the line describes the whole prompt if its ids begin with the
-    conversation's first id, or `context_mode` is `message_array_with_responses`. Without a `timestamp`, a later turn
-    is due `delay` after the answer to the turn before.
+    conversation, then the new text. In two cases the line describes the whole prompt: its ids begin with the
+    conversation's first id, or its `context_mode` is `message_array_with_responses`. Without a `timestamp`, a later
+    turn is due `delay` after the answer to the turn before.
     """
 
     def __init__(self, block_tokens: int, per_second: float) -> None:

@@ -45,9 +45,9 @@ def draw_prompts(
 ) -> list[tuple[int, ...]]:
     """Draw the token ids of `count` prompts: random ids below `vocabulary`, or ids of `texts`.
 
-    Another seed also changes the shared tokens. So a server that keeps prefixes of an earlier measurement finds
-    none. The first private token of request i is i modulo `vocabulary`, so that requests do not share more than they
-    should.
+    Shared tokens also depend on the seed. With a new seed, a server's cache holds no prefix of the prompts from an
+    earlier measurement. If ids are random, the first private token of request i is i modulo `vocabulary`. So requests
+    share only tokens of their paths.
     """
 
     def draw(purpose: str, tokens: int, shared: bool) -> list[int]:

@@ -19,7 +19,7 @@ from chunkbench.traffic.texts import Texts
 from chunkbench.traffic.trace import TraceRequest
 
 _CUT = 1 << 37
-"""First segment id of shortened prompts, above all other ids."""
+"""First segment id that shortened prompts use. The segment ids of all other prompts are smaller."""
 
 
 class ReplayRequest(NamedTuple):
@@ -101,10 +101,11 @@ _BYTES = 256
 def from_texts(texts: Texts, rate: float, count: int, seed: int | str) -> list[ReplayRequest]:
     """Make the first `count` requests of texts, or all if there are fewer. They are in order of due time.
 
-    Each byte of a text in UTF-8 is a token: about four times as many tokens as a model's tokenizer gives. An answer
-    has `MOST_ANSWER_TOKENS` tokens, which no other answer has. A later turn repeats all earlier texts and answers.
-    It is due its delay after the due time of the turn before. Conversations start by a Poisson process, with `rate`
-    requests per second in the mean. Raises ValueError.
+    Each byte of a text in UTF-8 is a token: about four times as many tokens as a model's tokenizer gives. An answer has
+    `MOST_ANSWER_TOKENS` tokens, with ids that occur nowhere else in texts or answers. The prompt of a later turn begins
+    with all earlier texts and answers of the conversation. The turn's due time is that of the turn before, plus the
+    turn's delay. Conversations start by a Poisson process. `rate`: mean number of requests per second. Raises
+    ValueError.
     """
     turns = sum(map(len, texts.lines))
     starts = due_times(Arrivals(), rate * len(texts.lines) / turns, len(texts.lines), f"{seed} conversations")
@@ -129,11 +130,11 @@ def read_replayed(
     order of due time.
 
     Prompts share what their token ids or their blocks have in common. If the file has neither, they share nothing. The
-    answers' texts are unknown, so each answer gets tokens of its own. Later prompts do not find these in a cache,
-    unlike in real conversations.
+    file does not hold the texts of answers, so each answer gets new token ids. In real conversations, later prompts
+    find earlier answers in a cache; here they do not.
 
-    `rate`: draw due times by a Poisson process with this number of requests per second. None: use the file's times,
-    shifted to begin at 0 s. Raises TraceError, and ValueError if no request is short enough.
+    `rate`: requests per second of a Poisson process that draws the due times. None: the file's times, shifted to begin
+    at 0 s. Raises TraceError, and ValueError if no request is short enough.
     """
     trace = read_traffic(path)
     kept = trace.first(count, longest)

@@ -32,7 +32,7 @@ class Chat:
         return "".join(f"<|{said['role']}|>\n{said['content']}\n" for said in (*self.sent, *answered))
 
     def after(self, before: Chat, answer: str) -> Chat:
-        """The messages of the turn `before`, its answer, then these messages."""
+        """A chat of all turns so far: the messages of `before`, the answer to them, then the messages of this turn."""
         answered = {"role": "assistant", "content": answer}
         return Chat((*before.messages, answered, *self.messages), self.word)
 

@@ -130,8 +130,8 @@ def normalized_latency(request: RequestResult) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest v of the values for which at least `share` of them are <= v. Raises ValueError if there is no
-    value."""
+    """The smallest of the values v for which v >= x holds for at least the share `share` of all values x. For 0.5: the
+    lower median. Raises ValueError if there is no value."""
     if not values:
         raise ValueError("no values: a quantile needs at least one")
     ordered = sorted(values)

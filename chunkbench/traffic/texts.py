@@ -24,8 +24,8 @@ MOST_ANSWER_TOKENS = 512
 """Maximum number of tokens of an answer that the model may end itself."""
 LONGEST_DELAY_S = 86_400.0
 _CONTROL_TOKENS = 4
-"""A control request gets this many new token ids at its beginning: enough that two calls hardly ever draw the same
-ids."""
+"""Number of token ids that `control` replaces at the beginning of a prompt. With four ids, two calls hardly ever draw
+the same beginning."""
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -155,10 +155,10 @@ def _behind(beginning: Prompt, rest: Prompt) -> Prompt:
 
 
 def control(plan: Sequence[PlannedRequest], vocabulary: int) -> list[PlannedRequest]:
-    """Copy the requests, and give each a random beginning of its own, so that no cache can help.
+    """Copy the requests, and give each copy a different random beginning, so that no cache can help.
 
-    Texts and chats get a word of random letters before them. In prompts of token ids, the first ids are replaced by
-    others below `vocabulary`.
+    Texts and chats then begin with a word of random letters. In prompts of token ids, the first ids are replaced. The
+    new first id is drawn below `vocabulary`.
     """
     chance = SystemRandom()
     first = cycle(chance.sample(range(vocabulary), vocabulary))
@@ -175,7 +175,8 @@ def _control(prompt: Prompt, chance: SystemRandom, first: Iterator[int]) -> Prom
 
 Ids = tuple[int, ...]
 _OWN_WORDS = 4
-"""Number of random tokens at the beginning of a text, so that it is not in a cache from an earlier measurement."""
+"""Number of random tokens at the beginning of a drawn text. Without them, a cache could hold the text from an earlier
+measurement."""
 
 
 @dataclass(frozen=True)

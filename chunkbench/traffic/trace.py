@@ -27,8 +27,8 @@ class TraceRequest(NamedTuple):
     session: int | None = None
     """Number of the conversation; None if the request belongs to none."""
     delay: float | None = None
-    """Seconds between the answer to the turn before and this request. None: only `due` counts. With a delay, `due`
-    assumes that this answer took no time."""
+    """Seconds between the answer to the turn before and this request; None if only `due` counts. If there is a delay,
+    `due` assumes that the answer to the turn before took no time."""
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class Tokens:
 
     @property
     def count(self) -> int:
-        """Number of tokens of the answer as the server reports it. Otherwise, the number of chunks with tokens."""
+        """Number of answer tokens that the server reports. Without a report: number of chunks that count as tokens."""
         counted = self._usage.completion_tokens
         return self._token_times[2] if counted is None else counted
 
@@ -190,8 +190,8 @@ class Tokens:
         return details.cached_tokens if details else None
 
     def wrong(self, request: PlannedRequest) -> str:
-        """Text that says how the answer differs from the request, such as a wrong number of tokens; empty if it does
-        not."""
+        """Text on the first contradiction between answer and request, such as a wrong number of tokens. Empty if there
+        is no contradiction."""
         if self.last is None or self.count == 0:
             return "the stream ended without a token"
         if self.count > request.max_tokens or (request.exact and self.count < request.max_tokens):
@@ -250,7 +250,7 @@ def failure(event: dict[str, Any]) -> str:
 
 
 def message(text: str) -> str:
-    """The error message in a JSON text. Without one, the beginning of the text, in one line."""
+    """The error message in a JSON text, in one line. For a text that is not JSON: its beginning."""
     with suppress(ValueError, RecursionError):
         return _said(json.loads(text))
     return one_line(text)

@@ -66,9 +66,9 @@ class LoadOptions:
     """How requests are sent."""
 
     clients: int | None = None
-    """None: an open loop, in which every request is sent when it is due. A number: a closed loop of this many
-    clients. A client sends its next request when it has the answer. It finishes a conversation, with its pauses,
-    before it begins another."""
+    """Number of clients of a closed loop. A client sends its next request when it has the answer to its last one. It
+    finishes a conversation, with its pauses, before it begins another conversation. None: an open loop, in which every
+    request is sent when it is due."""
     timeout_s: float = 600.0
     """Maximum time for a request, in seconds, including the connection."""
     ignore_eos: bool = True

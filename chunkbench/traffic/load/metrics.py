@@ -17,8 +17,8 @@ except ModuleNotFoundError as error:
 
 
 def sum_of(metrics: str, name: str) -> float | None:
-    """Sum of all samples of the metric `name` in a page of metrics. None if the page has no such sample, or one is
-    not finite."""
+    """Sum of all samples of the metric `name` in a page of metrics. None if there is no such sample, if one cannot be
+    read, or if the sum is not finite."""
     lines = "\n".join(line for line in metrics.split("\n") if line.lstrip().startswith(name))  # a page is long
     try:
         samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]

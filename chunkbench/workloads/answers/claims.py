@@ -15,11 +15,12 @@ from chunkbench.workloads.decode.head_caches import HeadCache, head_caches, pape
 
 _RAZOR = "razor_attn"
 _LONG = 20_000
-"""From this length on, a fifth of the sequence is more than RazorAttention's least window."""
+"""Length in tokens at which a fifth of the sequence equals RazorAttention's smallest window. In longer sequences, the
+window is a fifth of the sequence."""
 
 
 def saved_bytes(evidence: Evidence, stated: Stated) -> Judgement:
-    """K/V bytes saved with RazorAttention's own share of heads and window, counted in the pools."""
+    """Share of the K/V bytes that RazorAttention saves with its published share of heads and its published window."""
     caches = [cache for cache in head_caches(evidence.groups) if _by_its_own_numbers(cache)]
     found = [Figure.counted(1 - c.bytes, c.row, c.full, place=f"at {c.tokens:,} tokens") for c in caches]
     curve = ", ".join(f"{1 - paper_share(n):.0%} at {n:,}" for n in (4_000, 8_000, _LONG))
@@ -46,7 +47,8 @@ def compensation(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def echo(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share of needles lost without the heads that only the echo score finds."""
+    """Share of needles lost if retrieval heads are chosen by the induction score alone, not also by the echo score (see
+    `HeadScores`)."""
     return _loss(evidence, "induction_heads", "without the heads that only the echo score finds", stated)
 
 
@@ -63,8 +65,8 @@ def throughput(evidence: Evidence) -> Judgement:
 
 
 def prefix(evidence: Evidence) -> Judgement:
-    """A claim of ours: where prompts share 90%, compressing the shared prefix saves more bytes than keeping it
-    whole.
+    """A claim of ChunkBench, not of the paper. If about 90% of each sequence is a shared prefix, a cache that
+    compresses the prefix has fewer bytes than a cache that keeps the prefix whole.
     """
     for group in evidence.groups:
         found = {cache.row.facts.implementation: cache for cache in head_caches([group])}

@@ -36,8 +36,8 @@ class HeadChoice:
         return YES if device == "cpu" else Answer(False, "caches whose heads keep windows are for CPUs")
 
     def policy(self, scores: HeadScores, window: int | None, seed: int) -> HeadPolicy | None:
-        """The rule for which heads of a cache keep only a window, or None if all heads keep all tokens. `seed` is for
-        random heads. Their number equals the number of retrieval heads.
+        """The rule that says which heads of a cache keep only a window; None if all heads keep all tokens. The choice
+        "random" draws as many heads as there are retrieval heads, with `seed`.
         """
         if self.chosen == "all":
             return None

@@ -49,8 +49,8 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return memory_guard.touched_bytes(point, seed, shares_storage)
 
     def definition(self, implementation: str) -> str:
-        """The implementation's name if it is one of `head_methods`, which compute attention over fewer tokens.
-        Otherwise empty.
+        """The implementation's name if it is a method of `head_methods`; empty for every other implementation. The
+        methods of `head_methods` compute attention over fewer tokens.
         """
         from chunkbench.baselines.head_methods import METHODS
 

@@ -88,8 +88,8 @@ def abstract(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def order(evidence: Evidence, stated: Stated) -> Judgement:
-    """Latency of each implementation that shares nothing over ChunkAttn's and over the faster PagedAttn*'s, at all
-    points with shared tokens.
+    """Latency ratios of each implementation without sharing: over ChunkAttn, and over the faster PagedAttn*. They are
+    taken at all points with shared tokens.
     """
     found = (
         point.ratio(of, base, "for {of} over {against} at {n_p} / {n_s}")
@@ -125,8 +125,8 @@ def naive(evidence: Evidence, over_chunk: float, over_star: float) -> Judgement:
 
 
 def hardware_cache(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share of the latency that PagedAttn* saves beside PagedAttn with the same kernel. The kernel with the largest
-    saving decides.
+    """Share of PagedAttn's latency that PagedAttn* saves with the same kernel. The verdict is on the kernel with the
+    largest saving.
     """
     point = evidence.point(n_p=4096, n_s=4096)
     ratios = [point.ratio(*kernel, "for {of}") for kernel in zip(STAR, PAGED, strict=True)] if point else []
@@ -146,10 +146,11 @@ def no_regression(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def agnostic(evidence: Evidence, stated: Stated) -> Judgement:
-    """Spread of the latency over n_s, (largest - smallest) / smallest, of each implementation at each length.
+    """Spread of the latency over n_s for each implementation and each n_p: (largest - smallest) / smallest.
 
-    Points with different n_s are measured minutes apart: where the calibration kernels changed as much as the latency,
-    a change of the machine's speed may explain the spread.
+    Points with different n_s are measured minutes apart. Meanwhile the machine's speed may change, which calibration
+    kernels show. If their times changed by at least the low end of the spread's interval, that may explain the
+    spread.
     """
     spreads: list[tuple[Figure, float]] = []  # the second value: how much the machine's own speed changed
     for n_p in _LENGTHS:
@@ -238,7 +239,7 @@ _PEAKS: Mapping[ClaimVerdict, str] = {
     "cannot tell": " (the interval at {} overlaps it)",
     "holds": "",
 }
-"""What a peak says of the claim, worst first, with the words that follow the peak's place."""
+"""Verdict on a peak -> the words that follow the peak's place in the text. The worst verdict comes first."""
 
 
 def _peak(rates: Mapping[int, tuple[float, float, float]], stated: int) -> tuple[int, ClaimVerdict]:
@@ -349,8 +350,8 @@ def tensorrt(evidence: Evidence) -> Judgement:
 
 
 def issue595(evidence: Evidence, stated: Stated) -> Judgement:
-    """Time with the cascade over time without it for 1 KV head, and the inverse ratio for 8 KV heads. The issue reports
-    both above 1.
+    """Two ratios of latencies. 1 KV head: with the cascade over without the cascade. 8 KV heads: without the cascade
+    over with the cascade. The issue reports more than 1 for both.
     """
     cases = ((1, CASCADE, FLAT), (8, FLAT, CASCADE))
     found = [_ratios(evidence, _FLASHINFER, *pair, heads=8, kv_heads=kv_heads)[-1:] for kv_heads, *pair in cases]

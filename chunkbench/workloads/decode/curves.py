@@ -32,7 +32,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of one implementation, sorted by x. `here` has measured values, and `paper` those of the paper."""
+    """The values of one implementation, sorted by x. `here`: measured values. `paper`: values that the paper prints."""
 
     implementation: str
     label: str
@@ -57,8 +57,9 @@ class Panel:
 
 
 def x_axis(report: Report) -> str:
-    """The numeric axis with the most values. For `n_s / n_p`, the values at one n_p count. If several axes have equally
-    many values, it is `n_s / n_p`, or else the last of them.
+    """Name of the numeric axis with the most values. For `n_s / n_p`, only values at one n_p count. If several axes
+    have equally many values, `n_s / n_p` is preferred, then the last axis of `report.varying`. Without an axis of two
+    values, it is `n_s / n_p`.
     """
     shares: dict[object, set[object]] = {}
     for group in report.groups:

@@ -46,7 +46,8 @@ class HeadCache:
 
     @property
     def of_the_bytes(self) -> float | None:
-        """Speed-up times share of bytes. It is 1 if time and bytes shrink by the same factor."""
+        """Product of `speedup` and `bytes`: 1 if time and bytes shrink by the same factor, less if time shrinks less.
+        None without a speed-up."""
         return None if self.speedup is None else self.speedup * self.bytes
 
 

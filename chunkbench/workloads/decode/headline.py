@@ -40,10 +40,10 @@ class Match:
 
 
 def strongest_other(group: Group, baseline: str, columns: Columns) -> Row | None:
-    """The fastest correct implementation other than the baseline.
+    """The fastest correct implementation other than the baseline; None if no other one was measured.
 
-    Implementations of different memory groups ran at different times. So their ratios to the baseline are compared.
-    Without a baseline, latencies are compared.
+    Ratios to the baseline are compared, because implementations of different memory groups ran at different times.
+    Without a measured baseline, latencies are compared.
     """
     others = [row for implementation, row in group.rows.items() if columns.competes(implementation, baseline)]
     if group.rows.get(baseline) and group.rows[baseline].derived.latency_us is not None:

@@ -30,7 +30,7 @@ HELD = by_name(
     Metric("max_error", "error", one(lambda result: result.max_error), Unit("", "{:.1e}".format)),
     Metric("deviation", "deviation", one(lambda result: result.deviation), NUMBER),
 )
-"""Metrics that every session has."""
+"""Metrics that need no timed calls."""
 METRICS = HELD | by_name(
     Metric("token_rate", "token rate", _rates, Unit("tokens/s", NUMBER.text), "higher", _rate_of_median_time),
     Metric("append", "append", lambda result: _means(result.append_samples_us), MICROSECONDS),

@@ -69,8 +69,8 @@ def middle(traces: Sequence[TraceFacts]) -> TraceFacts:
 
 
 def phases(trace: TraceFacts) -> list[Phase]:
-    """The sums of shared units, of private units, and of all units. A sum without units is left out. If all units are
-    of one type, the sum of all units is left out too.
+    """Three sums: over the shared units, over the private units, and over all units. If all units are shared, or all
+    are private, there is only one sum.
     """
     parts = (_phase(name, [unit for unit in trace.units if unit.shared == (name == "shared")]) for name in _NAMES)
     found = [part for part in parts if part.units]
@@ -109,8 +109,8 @@ def threads(trace: TraceFacts) -> list[Thread]:
 
 
 def overlap(facts: ProfileFacts) -> Overlap | None:
-    """How reading and computing overlap. None without traces. Also None if a unit's data exceeds a core's own cache,
-    because computing alone would then wait for memory.
+    """Median times of reading alone, of computing alone, and of a decode. None without traces. Also None if a core's
+    own cache cannot hold what a unit reads of one chunk: then computing alone would include waits for memory.
     """
     if not facts.compute or facts.compute[0].place_bytes > (facts.l2_bytes or 0):
         return None

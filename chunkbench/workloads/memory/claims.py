@@ -22,7 +22,8 @@ _SEQUENCES = 200
 
 
 def waste(evidence: Evidence) -> Judgement:
-    """Empty slots as a share of their bound (c - 1) / n; the highest share decides."""
+    """Empty slots per token, over their upper bound (c - 1) / n. The claim holds if no point exceeds the bound. The
+    figure is the largest ratio."""
     caches = [
         (memory.empty, memory.bound, row)
         for row in evidence.rows
@@ -40,12 +41,14 @@ def waste(evidence: Evidence) -> Judgement:
 
 
 def sharing(evidence: Evidence) -> Judgement:
-    """Bytes of K and V of all sequences without sharing, over those with sharing. b sequences can save b n tokens over
-    n_s + b (n - n_s). With many sequences this is 1 / (1 - r).
+    """The saving by sharing, over the largest possible saving. A saving is bytes of K and V without sharing over bytes
+    with sharing. The largest possible saving of b sequences is b n / (n_s + b (n - n_s)). For many sequences it
+    approaches 1 / (1 - r).
 
-    The point with the smallest share of it decides. Without a run that measured bytes, the judgement compares how many
-    sequences fit in replays. What whole chunks allow explains a smaller share: a sequence's own tokens may fill a small
-    part of a chunk.
+    The point with the smallest ratio decides. A ratio below the stated one may have an explanation: chunks are
+    allocated whole, and the private tokens of a sequence may fill only a part of a chunk.
+
+    Without a run that measured bytes, the judgement compares how many sequences fit in replays.
     """
     found: list[Figure] = []
     explained = True
@@ -100,8 +103,8 @@ def contiguity() -> Judgement:
 
 @cache
 def beginning() -> Judgement:
-    """Count chunks that several sequences cover: first among prompts that end alike, then among prompts that begin
-    alike.
+    """Check two sets of prompts. Prompts with equal ends must share no chunk. Prompts with equal beginnings must share
+    every chunk of the beginning.
     """
     own, same = [[prompt] * 16 for prompt in range(_PROMPTS)], [_PROMPTS] * 64
     ends = _shared_chunks([*one, *same] for one in own)

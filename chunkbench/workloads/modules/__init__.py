@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesResult, "ModulesInputs"]):
-    """Times modules of a decoder layer. Every module takes hidden states and computes a result of its own. Only
+    """Times modules of a decoder layer. All modules take hidden states, but they compute different results. Only
     self-attention keeps K and V.
     """
 

@@ -31,8 +31,9 @@ def table1() -> Judgement:
 
 
 def attention(evidence: Evidence) -> Judgement:
-    """Share of self-attention in the time of the three modules. The printed share of each batch size has to be reached;
-    a share that grows with the batch has the stated sign.
+    """Share of self-attention in the time of the three modules. It has to reach the printed share at each batch size
+    above 1. A lower share has an explanation if the share grows with the batch size: relative to reading, products take
+    longer here than on the paper's GPU.
     """
     printed = {row["batch_size"]: row for row in paper_rows("table1") if row["metric"] == "latency"}
     found = {}

@@ -1,7 +1,7 @@
 """The modules of a decoder layer that the paper's Table 1 compares, computed by PyTorch's matrix products.
 
-`decode` takes hidden states `[b, width]`. A module reads its leading columns, as many as its input is wide. Each module
-has another result, so shapes of outputs differ.
+`decode` takes hidden states `[b, width]`, as wide as the widest input of a module. A module with a narrower input reads
+only the leading columns. The shape of the output depends on the module.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
         return MANAGERS
 
     def weight(self, point: ReplayPoint, seed: int) -> int:
-        """Relative cost of a point: tokens of an answer. Traffic with answers of different lengths counts 1, because
-        its trace is not read yet.
+        """Relative cost of a point: number of tokens of an answer. It is 1 for traffic with answers of different
+        lengths, which are not known before the traffic is read or drawn.
         """
         return point.n_c or 1
 

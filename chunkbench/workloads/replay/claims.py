@@ -12,8 +12,8 @@ from chunkbench.workloads.replay.metrics import METRICS
 from chunkbench.workloads.replay.result import ReplayResult
 
 NEAR = 0.15
-"""Largest relative difference between a replayed figure and a stated one that still counts as equal. The replayed
-requests have lengths drawn at random, not those of the text.
+"""Largest relative difference at which a replayed figure counts as equal to the stated figure. Small differences are
+expected: the lengths of replayed requests are drawn at random.
 """
 _MOONCAKE = 0.40
 _KEEPING = ("paged_prefix", "radix_tree")
@@ -21,7 +21,8 @@ _KEEPING = ("paged_prefix", "radix_tree")
 
 
 def sharing(evidence: Evidence) -> Judgement | None:
-    """Number of sequences that fit at once: with the prefix tree over with paged blocks. None without replays."""
+    """Number of sequences that fit at once with the prefix tree, over the number that fit with paged blocks. The claim
+    is a ratio of 1 / (1 - r). None without replays that memory limits."""
     best: tuple[float, float, Figure] | None = None
     for tree, paged in _pairs(evidence, "prefix_tree", "paged"):
         if not _memory_limited(tree) or not _memory_limited(paged):
@@ -54,8 +55,8 @@ def _batch(row: Row) -> float:
 
 
 def least_computed(evidence: Evidence) -> tuple[float, Row] | None:
-    """Fewest prompt tokens that any replay computed, over the fewest that any order can compute, with the row. None
-    without replays.
+    """(Ratio, row) of the replay with the smallest ratio; None without replays. The ratio is the number of computed
+    prompt tokens over the number of distinct ones. No order of requests can compute fewer than the distinct ones.
     """
     found = [
         (seed.computed_tokens / seed.distinct_tokens, row)

@@ -33,12 +33,12 @@ class AnswerGroups(ReplayedManager):
     """A cache manager for requests that have `width` answers of one length to one prompt. Callers see a request as one
     sequence.
 
-    Parallel sampling: each answer grows independently. Beam search: after each token, each of the `width` new beams
-    continues a randomly drawn beam. Each beam has an equal chance. Beams that no new beam continues are freed. Real
-    beams follow the model's scores, but traces have no scores.
+    Parallel sampling: each answer grows independently. Beam search: after each token, `width` new beams replace the old
+    beams. Each new beam continues an old beam, which is drawn at random with equal chances. Old beams that no new beam
+    continues are freed. Real beam search chooses by the model's scores, but traces have no scores.
 
-    After a preemption, the answers share only the prompt. So a request never fits if the memory cannot hold its answers
-    in that state.
+    After a preemption, the answers of a request share only the prompt. A request never fits if the memory cannot hold
+    all its answers with only the prompt shared.
     """
 
     _live: LiveSequences[_Group]

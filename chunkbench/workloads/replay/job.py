@@ -30,7 +30,7 @@ class ReplayJob:
     manager: str
     point: ReplayPoint
     named: str
-    """Text that serves as the random seed of the requests."""
+    """Random seed of the requests, as text."""
     seed: int
     """Number of the arrival seed."""
     requests: int
@@ -147,8 +147,8 @@ def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: in
 
 
 def slots_of(requests: Sequence[ReplayRequest], block: int, longest: int) -> int:
-    """Slots for all requests at once, in whole blocks. There are at least eight contiguous pieces for the longest
-    sequence.
+    """Number of slots for all requests at once, in whole blocks. It is at least the size of eight contiguous pieces for
+    the longest sequence.
     """
     blocks = sum(-(-request.text.total // block) * block for request in requests)
     return max(blocks, 8 << longest.bit_length())

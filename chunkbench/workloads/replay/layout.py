@@ -95,7 +95,7 @@ def _sustained_of_lengths(view: View) -> list[Table]:
 
 
 _SAME = ("traffic", "samples", "beams", "n_s", "prompts", "memory", "schedule", "batch_size", "block_size")
-"""Axes that are equal in one comparison of rates."""
+"""Axes that tell comparisons of rates apart. Points with equal values on these axes belong to one comparison."""
 
 
 def _sustained_of_traffic(view: View) -> list[Table]:

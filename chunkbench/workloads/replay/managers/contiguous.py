@@ -106,8 +106,8 @@ class Contiguous(AccountedManager):
     def accounts(self) -> Accounts:
         """How the slots are used.
 
-        External fragmentation is the slots that the allocator's rounding adds. After a refused allocation, it includes
-        the free pieces that were too small.
+        External fragmentation is the number of slots that the allocator's rounding adds. If the last allocation was
+        refused, the number includes the slots of free pieces that were too small for the refused sequence.
         """
         used = reserved = inside = 0
         for entry in self._live.values():

@@ -22,13 +22,14 @@ class _Live:
 
 
 class HashedBlocks(AccountedManager):
-    """A full block has a key. An allocation finds blocks by their keys, also blocks of sequences that ended.
+    """A cache manager that gives each full block a key. An allocation finds blocks by their keys, also blocks of
+    sequences that ended.
 
-    Free blocks without a key are taken first. Then blocks with a key are taken, least recently used first (see
-    `KeyedBlocks`). A sequence gives its blocks back from the last to the first, so its last block is taken first.
+    Free blocks without a key are taken first. Then free blocks with a key are taken, least recently used first (see
+    `KeyedBlocks`). When a sequence ends, it gives back its last block first. So its last block is also taken first.
 
     Several blocks may have one key. An allocation then finds the block that got the key first. A block gets its key
-    when its last slot is given to a token, so sequences of the same step can share.
+    when its last slot is given to a token. So sequences of the same step can share the block.
 
     With a `pool`, the pool's policy decides which block is taken, and a key has only one block (see `PolicyBlocks`).
     The pool must have `blocks` blocks.
@@ -63,10 +64,11 @@ class HashedBlocks(AccountedManager):
         return len(self._hits(text.keys(self.block_tokens), text.prompt)) * self.block_tokens
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """Give the sequence the blocks that are found by key. Other blocks follow when its tokens need them.
+        """Give the sequence the blocks that are found by key. Returns the number of tokens in these blocks.
 
-        Returns None if too few blocks are free for all known tokens. So a prompt that is computed in parts has enough
-        room at first, but other sequences may take the blocks later.
+        Returns None if too few blocks are free for all known tokens. The blocks for the remaining tokens are not
+        reserved: the sequence takes them when it needs them. If a prompt is computed in parts, other sequences may take
+        these blocks first.
         """
         self._live.check_new(sequence, known)
         self._check_size(text)

@@ -14,7 +14,7 @@ from chunkbench.kernels.integers import Bools, Ints
 from chunkbench.workloads.replay.managers.pools import Blocks, ids_of
 
 _MOST_OUTDATED = 1 << 16
-"""Stale entries are removed from the queue when it has this many more stale entries than live ones."""
+"""Stale blocks are removed from the queue when the queue has over this many more stale blocks than live ones."""
 
 
 class _Run:
@@ -37,9 +37,9 @@ class _Run:
 class KeyedBlocks(Blocks):
     """A pool that takes blocks with a key in the order in which they became free. Several blocks may have one key.
 
-    A key stands for its block and all earlier blocks of the text, so each key has at most one predecessor. A sequence
-    that holds a block with a key also holds a block with the predecessor, and gives that block back later. So while a
-    key exists, all its predecessors exist.
+    A key stands for the tokens of its block and of all earlier blocks of the text. So each key has at most one
+    predecessor: the key of the block before. A sequence that holds a block with a key also holds a block with the
+    predecessor, and gives back the predecessor's block later. So while a key exists, all its predecessors exist.
     """
 
     # Traces have millions of blocks, so consecutive keys are stored together, as a run.

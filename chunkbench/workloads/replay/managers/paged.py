@@ -21,9 +21,11 @@ class Paged(AccountedManager):
     """A sequence gets the blocks of its prompt when it is allocated. It gets a further block whenever its last one is
     full.
 
-    Only forks share blocks. A fork copies a partial shared block before it appends to that block. `watermark` is the
-    share of all blocks that an allocation must leave free, so that running sequences can grow. A text that would need
-    these blocks never fits, because a sequence that is preempted near its end must be allocated again.
+    Only forks share blocks. A fork copies a partial shared block before it appends to that block.
+
+    `watermark`: share of all blocks that an allocation must leave free, so that running sequences can grow. A text that
+    would need some of these blocks never fits. The reason: a sequence that is preempted near its end must be allocated
+    again with nearly all its tokens.
     """
 
     _live: LiveSequences[_Live]
