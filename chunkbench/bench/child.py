@@ -16,9 +16,10 @@ from chunkbench.lifetime import PARENT, end_with_parent
 class ChildProcess(Popen[bytes]):
     """A child program in a session of its own, so that Ctrl-C at the terminal reaches only the parent.
 
-    The program ends when its parent ends. Our own programs watch their parent, whose process id is in the variable
-    `PARENT`. A `polite` program gets SIGTERM. For this signal, Python has to fork, which is slow if the parent has much
-    memory, and less safe with threads.
+    The environment variable `PARENT` holds the process id of the parent. ChunkBench's programs read the variable and
+    end when the parent ends. Any other program has to be `polite`: Linux then sends SIGTERM to the program when the
+    parent ends. To start a polite program, Python has to fork. A fork is slow if the parent has much memory, and less
+    safe if the parent has threads.
     """
 
     def __init__(

@@ -100,10 +100,10 @@ class Session(ABC):
         return None
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        """Run one decode and record the time of each unit of work. None if the implementation cannot record these
-        times.
+        """Run one decode for `chunkbench profile`. Returns the times of each unit of work, or None if the
+        implementation cannot record these times.
 
-        `call` selects the whole decode, only its reads, or only its arithmetic. `chunkbench profile` calls this method.
+        `call` selects the whole decode, only its reads, or only its arithmetic.
         """
         return None
 
@@ -113,7 +113,8 @@ InputsT = TypeVar("InputsT", default=Inputs, contravariant=True)
 
 
 class Implementation(ABC, Generic[PointT, InputsT]):
-    """One way to compute decode attention. Other kinds of work use this class with their own points and inputs."""
+    """One way to compute decode attention. For another kind of work, the type parameters name the points and the inputs
+    of this kind."""
 
     id: str
     """Lower-case identifier, as written in experiments."""

@@ -27,7 +27,7 @@ class Surveyed(NamedTuple):
 
 
 class Listed(Protocol):
-    """An implementation of any kind of work, as a registry sees it."""
+    """The properties of an implementation that a registry needs, for any kind of work."""
 
     @property
     def label(self) -> str: ...
@@ -46,7 +46,7 @@ ListedT = TypeVar("ListedT", bound=Listed, covariant=True)
 
 @runtime_checkable
 class Loadable(Protocol):
-    """An entry point, or a row of our own. The module of the implementation is imported only in `load`."""
+    """An entry point, or a row of this package that names a module. Only `load` imports this module."""
 
     def load(self) -> Any:
         """Import the module and return the implementation or its class."""

@@ -40,11 +40,12 @@ def latency_us(samples_us: Sequence[Sequence[float]]) -> float:
 
 
 def interval(means: Sequence[float], confidence: float) -> Interval:
-    """Confidence interval for the median of the distribution from which the round means come.
+    """Confidence interval for the true median of the round means, in the unit of `means`.
 
-    With n sorted means, the median lies between the j-th smallest and the j-th largest mean with probability 1 - 2
-    P(Binomial(n, 1/2) < j). The function takes the largest j with at least the probability `confidence`. Without such a
-    j, or with fewer than 6 means, the interval goes from the smallest to the largest mean. Its kind is then `range`.
+    The interval goes from the j-th smallest to the j-th largest mean. With n means, the interval holds the true median
+    with probability 1 - 2 P(Binomial(n, 1/2) < j). j is the largest number for which this probability is at least
+    `confidence`. Without such a j, or with fewer than 6 means, the interval goes from the smallest to the largest mean.
+    The kind of the interval is then `range`, otherwise `confidence`.
     Raises `ValueError` when `means` is empty or `confidence` is not inside (0, 1).
     """
     if not means:
@@ -71,10 +72,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float, confidence: float) -> bool:
-    """Whether every case has at least `min_rounds` rounds and a narrow enough interval.
+    """Whether every case has at least `min_rounds` rounds and a `relative_half_width` of at most `precision`.
 
-    `rounds`: the round means of each case that is still measured. A noisy machine may never reach `precision`, so the
-    caller must also have a time limit.
+    `rounds`: for each case, the means of its rounds. On a noisy machine the answer may always be no, so the caller must
+    also have a time limit.
     """
     return all(
         len(means) >= max(min_rounds, 1) and relative_half_width(means, confidence) <= precision for means in rounds

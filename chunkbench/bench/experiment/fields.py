@@ -14,7 +14,8 @@ from chunkbench.text_file import did_you_mean
 
 T = TypeVar("T")
 DEFINED = "x-defined"
-"""Key that replaces `$ref` to our own definitions, because pydantic accepts only references to its own ones."""
+"""Key that holds the name of a definition in a field's JSON schema. `schema.py` replaces the key by a `$ref`. The field
+cannot have the `$ref` itself, because pydantic accepts only references to definitions that pydantic made."""
 
 
 def _listed(raw: object) -> object:

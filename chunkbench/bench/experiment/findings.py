@@ -60,7 +60,7 @@ class Finding(NamedTuple):
     key: bool = False
 
     def below(self, *above: str | int) -> Finding:
-        """The same finding for an outer value: `above` is put before its path."""
+        """This finding with a longer path: the steps `above`, then the steps of this finding's path."""
         return self._replace(path=(*above, *self.path))
 
 

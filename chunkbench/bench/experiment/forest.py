@@ -24,7 +24,8 @@ class PromptSegment(NamedTuple):
 
 
 def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> list[int]:
-    """Tokens of each sequence's prompt. The lengths of a range are drawn from the seed. Both ends can occur."""
+    """Number of tokens of each sequence's prompt. If `n_p` is a range (low, high), `seed` decides random lengths from
+    low to high, both included."""
     if isinstance(n_p, int):
         return [n_p] * batch_size
     low, high = n_p

@@ -37,7 +37,8 @@ def _with_default_tolerance(raw: object) -> object:
 
 
 class SessionExperiment(Experiment[PointT]):
-    """An experiment whose implementations are sessions in a worker, checked against float64."""
+    """An experiment whose implementations run in a worker. The output of each implementation is compared with a
+    float64 computation."""
 
     tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
         default_factory=lambda: dict(TOLERANCE),

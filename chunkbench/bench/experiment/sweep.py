@@ -86,7 +86,8 @@ def _not_here(axis: str) -> str:
 
 
 def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
-    """For each tree: whether it lists the private tokens of its sequences. Returns the set of these answers."""
+    """The set of values that `has_lengths` has for the trees. True: at least one tree lists the private tokens of its
+    sequences. False: at least one tree does not."""
     return {has_lengths(cast(Forest, tree)) for _, tree in trees}
 
 
@@ -119,7 +120,7 @@ class Sweep:
     combinations: list[dict[str, Any]] = field(default_factory=list)
     """The combinations, each with the values of all axes. The dtype may be `auto`."""
     findings: list[Finding] = field(default_factory=list)
-    """The path of a finding begins with `defaults`, `sweep` or `exclude`."""
+    """All problems found by `read`. The path of each one begins with `defaults`, `sweep` or `exclude`."""
 
     def read(self, defaults: object, blocks: object, exclude: object, report_unused: bool) -> None:
         """Read `defaults`, `sweep` and `exclude` of a file. If `report_unused`, a filter that matches nothing is a
@@ -217,8 +218,8 @@ class Sweep:
     def points(self, device: Device, auto: Dtype, usual: Dtype) -> Iterator[Point]:
         """The points on a device, in the order of the file.
 
-        `auto` is the dtype for combinations with the dtype `auto`. `usual` is the dtype for combinations without a
-        dtype.
+        `auto`: the dtype that replaces the text `auto` of a file. `usual`: the dtype of combinations for which the file
+        gives no dtype.
         """
         for values in self.combinations:
             dtype = {None: usual, "auto": auto}.get(values["dtype"], values["dtype"])

@@ -84,12 +84,13 @@ class Share(NamedTuple):
         return cls(share, text)
 
     def tokens(self, n_p: object) -> Fraction | None:
-        """Number of tokens, which may not be whole; None if n_p is not a single number."""
+        """Number of tokens, possibly a fraction; None if n_p is not a single number."""
         return self.of_n_p * n_p if isinstance(n_p, int) else None
 
 
 AxisValue = int | str | LengthRange | Share | Forest | LlamaShape
-"""A count, a name, a range or a share of n_p, a forest of prompts, or the shape of a model."""
+"""One value of an axis: a count, a name, a range of prompt lengths, a share of n_p, a forest of prompts, or the shape
+of a model."""
 
 
 def count_reader(low: int, high: int, multiple: int = 1) -> Callable[[object], int]:

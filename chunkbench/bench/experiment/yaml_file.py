@@ -35,7 +35,8 @@ _HINTS = {
 _REFUSED = "refused"
 """Tag of the node that replaces an alias, because aliases are refused."""
 _KEY = -1
-"""Stands for the key as the last step of a path. If a key is refused, its value has the same path."""
+"""Last step of the path of a key; the path of a value ends with the name of its key. The value of a refused key also
+gets this step."""
 
 
 @dataclass

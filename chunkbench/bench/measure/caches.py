@@ -44,11 +44,11 @@ class CacheSweeper:
 
 @contextmanager
 def sweep_file() -> Iterator[str]:
-    """Allocate memory that several processes can map for their sweeps, and yield its path.
+    """Allocate the buffer that several processes can map for their sweeps, and yield the path of the buffer.
 
-    The memory exists until the `with` block ends. Twice a large cache is half a gigabyte. On a virtual machine, a
-    process needs a second to allocate that much, but 20 ms to map it. The path is empty if memory is short or the
-    system cannot share it.
+    The buffer exists until the `with` block ends. The path is empty if memory is short or the system is not Linux. For
+    a large cache, a buffer is half a gigabyte. On a virtual machine, a process needs a second to allocate such a
+    buffer, but 20 ms to map it.
     """
     if sys.platform != "linux":
         yield ""

@@ -1,8 +1,8 @@
-"""Times fixed pieces of work with every round. Their times show the current speed of the machine.
+"""Times fixed pieces of work in every round. Their times show the current speed of the machine.
 
-On a shared machine, other tenants slow down a core or the memory for seconds. No counter shows this to a guest, but
-fixed work then takes longer. Comparisons of runs use only rounds with similar calibration times
-(`chunkbench.report.compare.calibration`).
+On a shared machine, other tenants can slow down a core or the memory for seconds. A virtual machine has no counter of
+such slowdowns, but fixed work takes longer during a slowdown. Comparisons of runs use only rounds with similar
+calibration times (`chunkbench.report.compare.calibration`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from chunkbench.bench.measure.gpu_loop import Call, CaptureError
 from chunkbench.bench.measure.loop import no_collections
 
 _CYCLES_PER_US = 2000
-"""Clock cycles per microsecond at about the highest clock of a data-centre GPU. At a lower clock a stall takes longer,
-which does no harm."""
+"""Clock cycles that `stall` waits for each microsecond: about the highest clock of a data-centre GPU. At a lower clock
+the device waits longer than asked, which does no harm."""
 
 
 class CudaDevice:

@@ -17,7 +17,7 @@ from chunkbench.bench.measure.clocks import ClockGuard
 from chunkbench.bench.measure.loop import Feed, Round, no_collections
 
 L2_FACTOR = 5
-"""All copies together are more than this many times as large as the L2 cache."""
+"""The calls of all copies together read more than this multiple of the size of the L2 cache."""
 MOST_COPIES = 32
 """Largest number of copies. If more are needed, a sweep clears the cache instead, because appends to many copies take
 too long."""
@@ -48,13 +48,15 @@ def rotation(touched: int, l2_bytes: int, need: int, room: int) -> Rotation:
 
 
 def calls_of(mode: Mode, copies: int) -> int:
-    """Number of calls in a sample: one in the mode `eager`, otherwise at least eight, and equally many for every
-    copy."""
+    """Number of calls in a sample. In the mode `eager`: one. In other modes: at least `FEWEST_CALLS`, with the same
+    number of calls on each copy."""
     return 1 if mode == "eager" else copies * math.ceil(FEWEST_CALLS / copies)
 
 
 def runs_of(mode: Mode, copies: int) -> int:
-    """Number of decodes that a sample takes. Each call first runs untimed: once, or twice in the mode `graph`."""
+    """Number of decodes that one sample costs, timed and untimed. In the mode `eager`, each copy decodes once untimed
+    before the timed call. In other modes, each call runs untimed before it is timed: twice in the mode `graph`, else
+    once."""
     if mode == "eager":
         return copies + 1
     return calls_of(mode, copies) * (3 if mode == "graph" else 2)
@@ -62,8 +64,8 @@ def runs_of(mode: Mode, copies: int) -> int:
 
 Call = Callable[[], None]
 _LEAD, _SHORTEST_LEAD_US, _LONGEST_LEAD_US = 2.0, 100.0, 20_000.0
-"""The device waits `_LEAD` times as long as the host last needed to queue the calls. The other two numbers limit this
-wait, in microseconds."""
+"""Lengths of the device's wait before timed calls, during which the host queues these calls. The wait is `_LEAD` times
+the queueing time of the preceding untimed calls. Its limits are the shortest and the longest lead, in microseconds."""
 
 
 class CaptureError(RuntimeError):
@@ -216,8 +218,8 @@ class _Sampler:
     def drift(self) -> float:
         """Repeat a call of the last sample without a graph, and compare the two outputs.
 
-        Returns the largest difference divided by the largest value. A large result means that the timed call did not
-        compute what the check had checked.
+        Returns the largest difference divided by the largest value. If the result is large, the timed call did not
+        compute the attention of its queries.
         """
         lane = self._lanes[0]
         repeated = torch.full_like(lane.out, float("nan"))

@@ -28,8 +28,8 @@ class Feed(Protocol):
 
 @dataclass
 class Round:
-    """The times of one round in microseconds. `decode_us` has one entry per timed step, the other lists one per
-    step."""
+    """The times of one round in microseconds. `decode_us` has one entry for each timed step. `append_us` and `plan_us`
+    have one entry for each step."""
 
     decode_us: list[float] = field(default_factory=list)
     append_us: list[float] = field(default_factory=list)

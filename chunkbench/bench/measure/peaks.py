@@ -18,17 +18,19 @@ from chunkbench.kernels.cpu.read_order import ReadOrderProbe
 _PASSES = 3
 _MATRIX_SECONDS = 0.02
 _CALLS = 8
-"""Number of calls between two events on a GPU."""
+"""Number of calls between two events on a GPU. The time is averaged over the calls, so that the delay before the first
+call counts little."""
 
 
 class PeakProbe:
     """Probes the peak rates of one device for one dtype. The buffers are allocated once.
 
-    Read bandwidth is the highest of several rates. Every device: PyTorch's sum over a buffer larger than any cache.
-    CPU: a native sum, and reads in the order of the native kernels. GPU: a copy of one half of the buffer to the other.
+    Read bandwidth is the highest rate of several probes. On every device, PyTorch sums a buffer that is larger than
+    any cache. On a CPU, native code sums the buffer, and reads the buffer in the order in which the native kernels
+    read. On a GPU, one half of the buffer is copied to the other half.
 
-    Matrix rate is the rate of PyTorch's matrix product. On a CPU, a native loop in registers is probed too, and the
-    higher rate counts. GPU times are times between events.
+    Matrix rate is the rate of PyTorch's matrix product. On a CPU, native code also multiplies matrices in registers,
+    and the higher of the two rates counts. On a GPU, times are measured between CUDA events.
     """
 
     def __init__(self, device: str, dtype: str, threads: int, buffer_bytes: int = 1 << 29) -> None:

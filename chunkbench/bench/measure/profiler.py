@@ -39,10 +39,10 @@ def timed_call(
 def traced_call(
     session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, call: TracedCall, sweep: Callable[[], None]
 ) -> TraceFacts | None:
-    """Trace step n_c; None if the session cannot trace.
+    """The facts of a trace of the decode of step n_c; None if the session cannot trace.
 
-    The caches are cold, except for the call `compute`. This call runs twice, so that K and V come from the caches, and
-    the first trace is discarded.
+    The caches are cold, except for the call `compute`. The call `compute` runs twice, and the first trace is discarded.
+    In the second run, K and V come from the caches.
     """
     q = _to_last_step(session, feed, out, n_c, nonce)
     if call == "compute":
@@ -74,9 +74,10 @@ def trace_facts(trace: Trace) -> TraceFacts:
 def watched_call(
     session: Session, feed: Feed, out: torch.Tensor, n_c: int, nonce: int, sweep: Callable[[], None]
 ) -> WatchedFacts | None:
-    """Decode step n_c with cold caches while PyTorch's profiler watches; None if no operator runs.
+    """The duration and the PyTorch operators of the decode of step n_c, with cold caches. None if PyTorch's profiler
+    sees no operator.
 
-    The function does not use `torch.profiler`, whose first use takes seconds.
+    The profiler is `torch.autograd.profiler`, because the first use of `torch.profiler` takes seconds.
     """
     q = _to_last_step(session, feed, out, n_c, nonce)
     sweep()

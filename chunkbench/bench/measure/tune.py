@@ -64,8 +64,8 @@ class Trial(NamedTuple):
 
 
 def tiles() -> list[Tuning]:
-    """Candidates for the tiles of `partial_results`. Pipeline depths are odd, because even depths give no more
-    buffers."""
+    """Candidates for the tiles and the pipeline depths of `partial_results`. All depths are odd, because an even depth
+    adds no buffer."""
     pairs = [(32, 5), (32, 7), (64, 3), (64, 5), (64, 7), (128, 3)]
     return [
         START._replace(tile=tile, stages=stages, narrow_tile=narrow_tile, narrow_stages=narrow_stages)
@@ -94,8 +94,8 @@ def search(
 ) -> Tuning:
     """Find the best tiles, then the best merge for these tiles.
 
-    `fit` returns each candidate with its `blocks`. `measure` returns a candidate's times. Both return the reason as
-    text if they refuse a candidate.
+    `fit` returns each candidate with the fields `blocks` and `narrow_blocks` filled in. `measure` returns the
+    candidate's times, one for each workload. Both return the reason as text if they refuse a candidate.
     """
 
     def trials(candidates: Sequence[Tuning]) -> Iterator[Trial]:

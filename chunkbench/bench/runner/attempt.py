@@ -1,4 +1,4 @@
-"""Measures one point: prepare, check, interleaved rounds, check again. The memory groups follow each other."""
+"""Measures one pass. Each memory group in turn is prepared, checked, measured in rounds, and checked again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Attempt(PointDriver[ExperimentT]):
     """Prepares and checks the implementations of a point, one by one, without timing.
 
-    `points`: a pass. Only its last and longest point is measured; the steps of this point also serve the others.
-    `budget`: time for the pass. `announce` receives a text about the current work. If `peaks`, each round probes the
-    machine's peaks.
+    `points`: the points of a pass, which differ only in n_c. Only the last point, which has the largest n_c, is
+    measured. The times of its steps are also the results of the other points. `budget`: time for the pass. `announce`
+    receives a text about the current work. If `peaks`, each round probes the machine's peaks.
     """
 
     sampled_checks = True

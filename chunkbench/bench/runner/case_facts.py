@@ -125,7 +125,7 @@ class Context(Generic[PointT, ResultT]):
     noise: Noise
     started_at: str
     longest_n_c: int | None = None
-    """n_c of the longest point of the pass, if this point is shorter; else None."""
+    """Largest n_c of the points of the pass; None if the point of these cases has this n_c."""
 
 
 def facts(

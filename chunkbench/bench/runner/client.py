@@ -100,9 +100,9 @@ class WorkerProcess(WorkerClient):
     ) -> None:
         """Start a worker for a kind of work. Append its standard error to `log`.
 
-        `pages`: huge or small memory pages. `command` replaces the program, `environment` the variables of this
-        process. The worker does not import packages from the current folder, because a checkout there would hide the
-        intended revision.
+        `pages`: huge or small memory pages. `command`: the program to start instead of `chunkbench.worker`.
+        `environment`: the variables to use instead of this process's variables. The worker does not import packages
+        from the current folder, because a checkout in this folder may have another revision.
         """
         self._log = log
         variables = environment or os.environ

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Fitted to runs on shared virtual machines with 2 cores, with `benchmarks/estimates.py` at revision 0e19293.
 _PASSES = 26
-"""Preparing a session and checking it twice takes as long as reading its K/V this many times."""
+"""The time to prepare a session and to check it twice, as a multiple of the time to read its K/V once."""
 _EACH_S = 0.1
 """Seconds that each implementation adds to a point, besides reading K/V."""
 _POINT_S = 1.0

@@ -63,7 +63,7 @@ class Executor(Protocol):
 
     @property
     def targets(self) -> Sequence[Target]:
-        """The machines that measure the whole experiment, one of each kind."""
+        """One target for each kind of machine. The machines of each kind measure the whole experiment."""
         ...
 
     def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
