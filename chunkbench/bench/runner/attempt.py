@@ -27,8 +27,8 @@ class Attempt(PointDriver[ExperimentT]):
     """Prepares and checks the implementations of a point, one by one, without timing.
 
     `points`: the points of a pass, which differ only in n_c. Only the last point, which has the largest n_c, is
-    measured. The times of its steps are also the results of the other points. `budget`: time for the pass. `announce`
-    receives a text about the current work. If `peaks`, each round probes the machine's peaks.
+    measured; its steps include the steps of the other points. `budget`: time for the pass. `announce` receives a text
+    about the current work. If `peaks`, each round probes the machine's peaks.
     """
 
     sampled_checks = True

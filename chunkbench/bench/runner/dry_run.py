@@ -52,7 +52,7 @@ def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Targ
 def list_plan(experiment: Experiment[Any], target: Target, registry: Registry[Listed], words: str) -> str:
     """The plan of a run without sessions, as text: the number of points, the implementations and the points.
 
-    `words`: how much is done at each point. This text follows the number of points.
+    `words`: a text about the amount of work, which follows the number of points.
     """
     points = experiment.points(target.device, target.dtype)
     lines = [
