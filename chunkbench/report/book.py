@@ -70,7 +70,7 @@ class Book:
 
     @property
     def leading(self) -> list[Chapter]:
-        """The chapters whose figures come first: Table 3 and Figure 5. Without these, the first chapter."""
+        """The chapters whose figures come first: Table 3 and Figure 5. If the book has neither, the first chapter."""
         named = [chapter for name in _LEADING for chapter in self.chapters if chapter.experiment == name]
         return named or list(self.chapters[:1])
 

@@ -90,7 +90,8 @@ _LIGATURE = re.compile("(?<=[-`',])(?=[-`',])|(?<=[?!])(?=`)")
 """Finds places between two characters that a font would join, such as two hyphens into a dash."""
 
 _CHARACTER, _GAP = 4.9, 8.0
-"""Mean width of a character (rather too large), and width of the space between two columns. In points."""
+"""Mean width of a character, and width of the space between two columns, both in points. The first is estimated on the
+large side."""
 _PAGE = 345
 """Width of the text in LaTeX's class `article`, in points."""
 _SHEETS = ((780, "a4paper,landscape,margin=1cm"), (1130, "a3paper,landscape,margin=1cm"))

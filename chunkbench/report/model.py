@@ -46,8 +46,8 @@ class Column(Generic[T]):
         return self.heading or (self.name,)
 
     def of(self, part: Callable[[U], T]) -> Column[U]:
-        """Make the same column for a table with other items. `part` turns an item of the new table into an item of this
-        column."""
+        """A copy of this column for a table whose items have another type. `part` turns an item of that table into an
+        item of this column."""
         return Column(self.name, lambda item: self.show(part(item)), self.heading, self.align, self.wrap)
 
 

@@ -32,8 +32,8 @@ STANDS_FOR: Mapping[str, str] = {
     "vllm_paged_attn": "paged_attn",
     "vllm_paged_attn_star": "paged_attn_star",
 }
-"""Id of an implementation -> id of the paper's column that it is compared with. Other implementations have the id of
-their column."""
+"""Id of an implementation -> id of the paper's column that it is compared with. For an implementation that is not
+listed here, both ids are the same."""
 
 PaperTable = Mapping[tuple[int, int, str], float]
 """(n_p, n_s, id of the implementation) -> microseconds for one decode step."""
@@ -76,8 +76,8 @@ def ring_devices() -> list[RingDevice]:
 
 
 PAGED_ATTENTION_SETUP = ("llama2-13b", 15_728)
-"""Model and K/V memory (in tokens) of replays that stand for OPT-13B with 12 GB. In this model, 15,728 tokens take 12
-GB."""
+"""The setup of replays that stand for the paper's OPT-13B with 12 GB of K/V memory: the model, and the K/V memory in
+tokens. With this model, 15,728 tokens take 12 GB."""
 
 
 @cache
@@ -130,8 +130,9 @@ def paper_us(case: Result, implementation: str | None = None) -> float | None:
     """The paper's latency at the point of this case, in microseconds for one decode step. None if Table 3 does not have
     the point.
 
-    `implementation`: read the column of this implementation instead of the case's. The dtype may differ, because the
-    paper uses float16 and some CPUs lack it. The footer of reports says so.
+    `implementation`: if given, its column is read instead of the column of the case's implementation. The paper's dtype
+    is float16. The dtype of the case may differ, because some CPUs lack float16. The footer of reports states such a
+    difference.
     """
     if not isinstance(case, AttentionPoint) or not isinstance(case.n_p, int) or case.n_s is None:
         return None

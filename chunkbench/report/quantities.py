@@ -15,7 +15,7 @@ Quantity = tuple[str, Callable[[Group, Row], Cell]]
 
 
 def paper(text: Callable[[Group, Row], str | None]) -> Callable[[Group, Row], Cell]:
-    """Make a function that makes the cells of a line with numbers of the paper."""
+    """The function of a `Quantity` for a line with numbers of the paper. `text` returns a number as text, or None."""
     return lambda group, row: Cell(text(group, row) or NOTHING, "quiet")
 
 
@@ -43,10 +43,10 @@ def quantities(
     entries: Sequence[Quantity | Metric],
     has_numbers: Callable[[Row], bool] = lambda row: row.derived.latency_us is not None,
 ) -> Table:
-    """Make a table with a line for each entry at each point. Lines without any value are left out. A point without
-    numbers has only the first line.
+    """Make a table with a line for each entry at each point. Lines without any value are left out.
 
-    If `has_numbers` is false for a row, its first cell is the row's status.
+    `has_numbers`: whether a row has numbers. A row without numbers shows its status in the first line. A point has only
+    the first line if none of its rows has numbers.
     """
 
     lines = [_line(entry) for entry in entries]

@@ -106,7 +106,8 @@ class Measurer:
         return {"styles": dict(self._measurer.styles), "log": self._new_log()}
 
     def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:
-        """Measure a pass, a pickled tuple of points. Returns the rows of each point, pickled."""
+        """Measure one pass. `points`: the points of the pass, as a pickled tuple. Returns the rows of each point,
+        pickled."""
         from chunkbench.bench.runner.passes import Budget
 
         self._text, self._budget = "starting", Budget(budget_s)
@@ -155,8 +156,8 @@ class RemoteCommand:
         """Run `chunkbench WORDS` in a folder with `files`. Returns the exit code, the output, and the files of the
         folder `OUT`.
 
-        In a word, `{project}` stands for a folder with a checkout of ChunkBench: the one on this node, or the unpacked
-        `checkout` (a bundle of git) if there is one.
+        `{project}` in `words` stands for a folder with a checkout of ChunkBench. If `checkout` (a bundle of git) is
+        given, the folder holds the unpacked bundle. Else the folder is the checkout on this node.
         """
         from chunkbench.bench.child import ChildProcess
         from chunkbench.bench.environment.revision import PROJECT

@@ -3,8 +3,8 @@
 The K and V of each layer stay in the blocks of vLLM's cache manager. Inside a block they have the layout of our
 kernels, because nothing else reads the block on a CPU. vLLM's block tables say which blocks sequences share.
 
-vLLM's own backend computes what the kernels do not support (sliding windows, soft-capping, sinks, ALiBi, quantized
-caches, encoders), for all layers that share a block table.
+vLLM's own backend computes layers that our kernels do not support (sliding windows, soft-capping, sinks, ALiBi,
+quantized caches, encoders). It then also computes all layers that share a block table with such a layer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChunkBackend(CPUAttentionBackend):
 
 @dataclass
 class ChunkMetadata(CPUAttentionMetadata):
-    """What the layers need to compute one step. `steps` has planned this step."""
+    """What the layers need to compute one step. `steps`: the object that planned this step."""
 
     steps: Steps | None = None
 

@@ -11,7 +11,7 @@ _NONE: Ints = np.empty(0, np.int64)
 
 
 class BlockForest:
-    """Plans for the block tables of an engine's steps."""
+    """Makes a plan from the block tables of each step of an engine."""
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
@@ -22,9 +22,10 @@ class BlockForest:
         self._plan = self._nothing
 
     def plan(self, table: Ints, lengths: Ints) -> Plan:
-        """The plan of sequences with block tables `[b, blocks]` and lengths `[b]` in tokens, at least 1 each.
+        """The plan of `b` sequences. Row i of the plan is sequence i.
 
-        Returns the same object as last time if no block came or went. Row i is sequence i.
+        `table` `[b, blocks]`: block ids. `lengths` `[b]`: tokens of each sequence, at least 1. If the sequences have
+        the same blocks as in the last call, the result is the same object, with the new lengths.
         """
         if not len(lengths):
             return self._nothing

@@ -1,10 +1,10 @@
 """vLLM's Triton attention for NVIDIA GPUs, with our kernels for decoded tokens.
 
-K and V stay in vLLM's layout, and vLLM's own kernels write them and compute the prompts. So vLLM can compute
-unsupported steps, and nothing is copied for them. Our kernels compute decoding, because decoding reads shared prefixes
-at every step.
+K and V stay in vLLM's layout. vLLM's own kernels write K and V, and compute the prompts. vLLM also computes steps that
+our kernels do not support, without a copy of K and V. Our kernels only compute decoding, which reads the shared
+prefixes at every step.
 
-This backend has not been measured and not run on a GPU. It is tested in Triton's interpreter, with vLLM's own classes.
+This backend has neither run on a GPU nor been measured. It is tested in Triton's interpreter, with vLLM's own classes.
 """
 
 from __future__ import annotations

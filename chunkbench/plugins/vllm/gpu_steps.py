@@ -51,9 +51,9 @@ class BlockPlaces:
 
 
 class DecodeSteps:
-    """Plans the decoding rows of an engine's steps, and computes their attention in every layer with these blocks.
+    """Plans the decoding rows of each step, and computes their attention in all layers with the same block table.
 
-    A captured CUDA graph of `attend` also computes later steps while `generation` stays the same.
+    A captured CUDA graph of `attend` can also compute later steps. It becomes invalid when `generation` changes.
     """
 
     def __init__(self, cache: torch.Tensor, heads: int, rows: int, blocks: int, tuning: Tuning | None = None) -> None:

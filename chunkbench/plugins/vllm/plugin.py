@@ -35,9 +35,9 @@ def why_not(device: str) -> str:
 def register() -> None:
     """Replace vLLM's own backend for CPUs, or its Triton backend for NVIDIA GPUs, by ours.
 
-    vLLM calls this function in each of its processes. The function does nothing unless `VLLM_PLUGINS` names the
-    plug-in, because vLLM loads all installed plug-ins, and an installation must not change an engine silently. Raises
-    RuntimeError if the plug-in does not fit.
+    vLLM loads all installed plug-ins, and calls this function in each of its processes. An installation must not change
+    an engine silently. So the function does nothing unless `VLLM_PLUGINS` names the plug-in. Raises RuntimeError if the
+    plug-in does not fit.
     """
     if NAME not in os.environ.get("VLLM_PLUGINS", "").split(","):
         return

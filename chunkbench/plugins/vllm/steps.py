@@ -26,7 +26,8 @@ class Blocks(NamedTuple):
 
     @property
     def layer_bytes(self) -> int:
-        """Always 0. Each layer has its own memory, and `Steps.attend` gets the address of this memory."""
+        """Bytes from the blocks of a layer to those of the next layer. Always 0, because each layer has separate
+        memory. `Steps.attend` gets the address of the layer's memory."""
         return 0
 
     @property
@@ -34,7 +35,7 @@ class Blocks(NamedTuple):
         return 2 * self.kv_heads * self.chunk_size * self.head_dim * self.dtype.itemsize
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
-        """Bytes from the beginning of a layer's blocks to these blocks."""
+        """Where the blocks with the ids `chunks` begin, in bytes from the beginning of the layer's memory."""
         return chunks * self.block_bytes
 
     def write(self, base: int, k: torch.Tensor, v: torch.Tensor, slots: Ints) -> None:
@@ -52,7 +53,7 @@ class Blocks(NamedTuple):
 
 
 class Steps:
-    """Plans steps from block tables, and computes their attention in every layer with these blocks."""
+    """Plans steps from block tables, and computes their attention in all layers with the same block table."""
 
     def __init__(self, blocks: Blocks, heads: int) -> None:
         """`heads`: number of query heads."""

@@ -18,8 +18,8 @@ __all__ = ["Basis", "Claim", "ClaimVerdict", "MachineRun", "claims", "claims_by_
 
 
 _EXPERIMENT = {"T3": "table3", "ABS": "table3", "F3": "figure3", "F4": "figure4"}
-"""First part of a claim's id -> the experiment whose rows judge the claim, if several experiments measured the same
-point."""
+"""First part of a claim's id -> the preferred experiment. If several experiments measured the same point, the rows of
+the preferred one judge the claim."""
 
 
 Basis = Literal["timed", "counted", "replayed", "arithmetic", "remark"]
@@ -101,7 +101,7 @@ def claims_by_machine(parts: Sequence[MachineRun]) -> dict[str, list[Claim]]:
     """Machine -> all claims, judged by the runs of this machine alone.
 
     Claims with the basis `replayed` are judged by all runs, because a virtual clock is the same on all machines. A
-    machine whose runs decide only such claims is left out if another machine remains.
+    machine is left out if its measurements decide no claim. If no machine would be left, the first one is kept.
     """
     replayed = {claim.id: claim for claim in _judged(Evidence([part.rows for part in parts]), ("replayed",))}
     judged = {

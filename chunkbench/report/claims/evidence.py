@@ -40,10 +40,11 @@ class MeasuredPoint:
         return {name: row for run in self.runs for name, row in run.items()}
 
     def ratio(self, of: Implementations, against: Implementations, place: str = "") -> Figure | None:
-        """Latency of `of` divided by the latency of `against`. Uses the last run that measured both side by side, and
-        compares them in each round. None if no run measured both.
+        """Latency of `of` divided by the latency of `against`, from rounds that were measured side by side. Uses the
+        last run that has such rounds. None if no run has them.
 
-        place: text of the figure's place. {of}, {against} and names of axes in braces are replaced by their values.
+        place: text of the figure's place. It may contain {of}, {against} and names of axes in braces, which are
+        replaced by their values.
         """
         of, against = self._fastest(of), self._fastest(against)
         for run in reversed(self.runs):
@@ -118,8 +119,8 @@ class Evidence:
         return (group for run in self.runs for group in run.groups)
 
     def last(self, of: Callable[[Group], T | None], each_experiment: bool = False) -> list[T]:
-        """The values that `of` returns for all points, without None. If several runs have the same point, the value of
-        the last run is used. With `each_experiment`, each experiment that has the point keeps a value."""
+        """The values that `of` returns for all points, without None. There is one value for each point: that of the
+        last run that has one. With `each_experiment`, there is one value for each point and experiment."""
         found: dict[str, T] = {}
         for group in self.groups:
             value = of(group)
@@ -151,8 +152,8 @@ class Evidence:
     def points(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[MeasuredPoint]:
         """Points with the axes of `setup` at which `implementation` was measured. Each point comes once.
 
-        `axes` replaces axes of the setup. Each is a value, or a function that returns whether a value is wanted, or
-        `...` for all values.
+        `axes`: name of an axis -> the wanted values, which replace the setup's: one value, or `...` for all values, or
+        a function that returns whether a value is wanted.
         """
         wanted = {**self.setup, "protocol": "strict", "cache": "cold", **axes}
         points: dict[str, MeasuredPoint] = {}

@@ -13,8 +13,9 @@ from chunkbench.bench.analysis.derive import Row
 ClaimVerdict = Literal[
     "holds", "more than stated", "does not hold", "different here", "cannot tell", "replayed", "not measured"
 ]
-""""cannot tell": the figure was measured, but its interval allows more than one verdict. "replayed": the figure comes
-from a virtual clock, which proves nothing. Then the reason says whether the figure agrees with the text."""
+"""The verdict on a claim. "different here": the figure misses the bound for a reason other than a wrong claim. "cannot
+tell": the interval of the figure allows more than one verdict. "replayed": the figure comes from a virtual clock, which
+proves nothing."""
 
 
 class Words(NamedTuple):
@@ -35,7 +36,8 @@ WORDS: Mapping[ClaimVerdict, Words] = {
     "not measured": Words("not measured", "not measured", "It was not measured"),
 }
 Bound = Literal["", "at least", "at most"]
-"""Whether the true figure may be higher ("at least") or lower ("at most"), because the measured range ends there."""
+"""Direction of a bound. A measured figure is a bound if the measured range ended too early. "at least": the true figure
+may be higher. "at most": the true figure may be lower. Empty: the figure is no bound."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
 class Stated:
     """A bound that a source text states for a figure.
 
-    `decimals`: number of decimals of the printed bound. A percentage is stored as a fraction, which has two decimals
-    more. `most`: upper end of a stated range."""
+    `decimals`: number of decimals of `bound`. A percentage is stored as a fraction: 52% is 0.52, with 2 decimals.
+    `most`: upper end of a stated range."""
 
     direction: Bound
     bound: float
@@ -119,8 +121,8 @@ class Stated:
         return "wrong" if high < self.bound else "cannot tell"
 
     def worst_first(self, figures: Iterable[Figure]) -> list[Figure]:
-        """Sort figures by their verdict: wrong, cannot tell, holds, more than stated. Figures with the same verdict are
-        sorted by the end of the interval that is nearer to the wrong side."""
+        """Sort figures by their verdict: wrong, cannot tell, holds, more than stated. Among figures with the same
+        verdict, the highest `high` comes first for the bound "at most", else the lowest `low`."""
         at_most = self.direction == "at most"
         return sorted(figures, key=lambda figure: (self.goodness(figure), -figure.high if at_most else figure.low))
 
@@ -148,8 +150,9 @@ def decided(
 ) -> Judgement:
     """Compare the figure of the worst point with the bound, and return the judgement.
 
-    `cause`: a reason, other than a wrong claim, why a figure may miss the bound. It is used only if the whole interval
-    lies above `cause_above`, that is, if the effect has the claimed direction.
+    `cause`: a reason, other than a wrong claim, why a figure may miss the bound. `cause_above`: figures above this
+    value show an effect in the direction that the text claims. The cause counts only if the whole interval lies above
+    `cause_above`.
     """
     found = stated.verdict(worst.low, worst.high)
     if found == "cannot tell":
@@ -177,7 +180,7 @@ def judged(verdict: ClaimVerdict, reason: str, figures: Sequence[Figure]) -> Jud
 
 def replayed(words: str, figures: Sequence[Figure], agrees: bool | None = None) -> Judgement:
     """Make the judgement on a claim whose figures come from a virtual clock. `agrees`: whether the figures agree with
-    the source text; None if the reason should not say."""
+    the source text. With None, the reason says nothing about agreement."""
     ends = {None: "", True: "; this agrees with the text", False: "; the text says otherwise"}
     return judged("replayed", words + ends[agrees], figures)
 

@@ -11,12 +11,12 @@ from chunkbench.report.printed import stated_token_rates, table3, table4
 
 
 def largest(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """Put the figure with the largest value first, so that it decides the claim."""
+    """Put the deciding figure first: the figure with the largest value."""
     return [max(figures, key=lambda figure: figure.value), *figures]
 
 
 def smallest(figures: Sequence[Figure]) -> Sequence[Figure]:
-    """Put the figure first whose interval has the lowest upper end, so that it decides the claim."""
+    """Put the deciding figure first: the figure whose interval has the lowest upper end."""
     return [min(figures, key=lambda figure: figure.high), *figures]
 
 
@@ -32,9 +32,9 @@ def bounded(
 ) -> Judgement:
     """Judge a claim that states one bound for the figures of all points.
 
-    says: words of the reason. Names in braces are replaced: {each} by the list of figures, {it} by the deciding figure,
-    {where} by its place, {least}, {most} and {count} by minimum, maximum and number of the figures.
-    needs: used without figures: the missing measurement, and the experiment that measures it.
+    says: words of the reason, with fields in braces. {each}: the list of figures. {it} and {where}: value and place of
+    the deciding figure. {least}, {most} and {count}: minimum, maximum and number of the figures.
+    needs: (the missing measurement, the experiment that makes it), for the reason if there are no figures.
     each: format of a value in the list.
     cause, cause_above: see `decided`.
     order: function that puts the deciding figure first. Without it, the worst figure decides.
@@ -53,8 +53,9 @@ def each_reached(
 ) -> Judgement:
     """Judge a claim that states a bound for each figure. The worst figure decides.
 
-    The worst figure has the worst verdict. If several have it, a figure whose interval begins at or below `cause_above`
-    is worse. If several remain, the worst has the smallest lower end divided by its bound.
+    The worst figure is the one with the worst verdict. Among wrong figures, those whose interval begins at or below
+    `cause_above` are worse. Among figures that are still equal, the one with the smallest ratio of lower end to bound
+    is the worst.
     """
 
     def goodness(pair: tuple[Figure, Stated]) -> tuple[int, bool, float]:
@@ -96,7 +97,7 @@ _CHUNK_4096, _VLLM_4096 = (
 )
 _HIGHEST = max(stated.tokens_per_s for stated in stated_token_rates("figure4"))
 _SCALED = 687.74 * (2048 + 32) / 2048
-"""Latency of Table 1, scaled to the mean context of 64 decode steps."""
+"""Latency of Table 1 in microseconds, scaled from 2048 tokens to the mean context of 64 decode steps."""
 
 JUDGES: Mapping[str, Judge] = {
     "S1-gpt3-kv": equal(_GPT3 / _MIB, 4.5, 1, "2 * 96 layers * 12288 * 2 bytes = 4.5 MiB"),

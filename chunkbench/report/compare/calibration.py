@@ -18,13 +18,13 @@ class CalibrationRatio(NamedTuple):
     high: float
 
     def remove_from(self, low: float, high: float) -> tuple[float, float]:
-        """Subtract the machine's part from the interval `low` to `high` of a logarithm of HEAD / BASE. The new interval
-        is wider, because the machine's part is only known as a range."""
+        """The interval of the logarithm of HEAD / BASE without the change of the machine's speed. `low` and `high`: the
+        measured interval. The result is wider, because the change of the machine's speed is only known as a range."""
         return low - math.log(self.high), high - math.log(self.low)
 
 
 NO_CHANGE = CalibrationRatio(1.0, 1.0)
-"""A ratio without effect, for interleaved measurements and for raw ratios."""
+"""The ratio of a machine whose speed stayed the same. It is used for interleaved measurements and for raw ratios."""
 
 
 def _peaks(case: Result) -> tuple[Peaks, ...]:

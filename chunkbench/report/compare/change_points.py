@@ -29,10 +29,10 @@ class ChangePoint(NamedTuple):
 def change_points(values: Sequence[float], alpha: float, least: float) -> list[ChangePoint]:
     """Find where a series of independent values changes to a new level.
 
-    Splits the series repeatedly. The best split of a segment explains most of its variance. It counts if random orders
-    of the same values rarely have such a split: with a probability of at most `alpha`. This permutation test is exact
-    for any noise. Levels whose medians differ by less than `least` are joined. A series with fewer than 2 * `SHORTEST`
-    values has no change points.
+    The series is split repeatedly, each time where two levels explain most of the variance. A permutation test decides
+    whether a split counts: random orders of the same values may have an equally good split with a probability of at
+    most `alpha`. The test holds for any distribution of the noise. Levels whose medians differ by less than `least` are
+    joined. A series with fewer than 2 * `SHORTEST` values has no change points.
     """
     series = np.asarray(values, dtype=np.float64)
     chances: dict[int, float] = {}

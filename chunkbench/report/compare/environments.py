@@ -16,7 +16,8 @@ class Difference(NamedTuple):
     """Whether the difference concerns the machine or the data, so that times must not be compared. False for a version
     of software."""
     hardware: bool = False
-    """Whether two different machines explain the difference."""
+    """Whether the difference is normal between two machines, such as another CPU. Such a difference does not forbid a
+    comparison between machines."""
 
 
 _MACHINE = (

@@ -81,9 +81,9 @@ class _Machine(NamedTuple):
 def history(recordings: Sequence[Sequence[Run]], name: str, threshold: float, confidence: float) -> list[Series]:
     """Make a series for every case that has the figure `name`.
 
-    Each item of `recordings` is one run, or several runs of the same experiment in separate processes. It gives one
-    entry of a series. Two levels differ by more than `threshold` (a fraction). `confidence` holds for all series
-    together.
+    Each item of `recordings` is one run, or several runs of the same experiment in separate processes. An item gives
+    one entry of a series. `threshold`: smallest difference between two levels, as a fraction. The series share the
+    error probability 1 - `confidence` equally.
     """
     ordered = sorted(recordings, key=lambda runs: str(runs[0].manifest.started_at))
     machines: list[_Machine] = []

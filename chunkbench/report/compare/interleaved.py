@@ -36,7 +36,8 @@ from chunkbench.run_error import RunError
 
 _FEWEST_ROUNDS = 3
 _LEAST_ROUNDS = 0.25
-"""The rounds of a case last at least this fraction of the time that the case needs before its second round."""
+"""Smallest time for the rounds of a case after the first, as a fraction of the time that the case took before its
+second round."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class Interleaved:
         Returns the runs of both sides, which it writes to `out`/base/`number` and `out`/head/`number`. `swept`: path of
         the memory that processes sweep to make caches cold. Raises `RunError`.
 
-        Each pair has new parent processes. When a program starts, its libraries and heap get random positions in
-        memory, which its forked children inherit. Positions alone can make Python code or PyTorch's dispatcher 10 to
-        20% slower.
+        Each pair has new parent processes. At its start, a program gets random memory addresses for its libraries
+        and heap. Its forked children inherit these addresses. The addresses alone can make Python code or PyTorch's
+        dispatcher 10 to 20% slower.
         """
         pending = [
             (point, case)

@@ -1,8 +1,8 @@
 """Confidence intervals of the shift between two sets of values. The intervals also hold for few values.
 
-The intervals invert exact rank tests. They contain the true shift with at least the stated confidence, for any number
-of values and any noise, also skewed or with several peaks. If there are too few values for a confidence, there is no
-interval. Each function states what it assumes.
+An interval contains all shifts that a rank test does not reject. It contains the true shift with at least the stated
+confidence, for any number of values. The noise need not have a normal distribution. Each function states what it
+assumes about the noise. If there are too few values for a confidence, the interval is infinite.
 """
 
 from __future__ import annotations

@@ -103,6 +103,6 @@ def _log_costs(case: Result, metric: Metric, steps: set[int]) -> list[float]:
 
 
 def sign_of(metric: Metric) -> int:
-    """-1 if higher values of the figure are better, else 1. The logarithm of a figure, times this sign, is higher if
-    the case is slower."""
+    """A factor for the logarithm of a figure: -1 if higher values of the figure are better, else 1. So the product is
+    higher if the case is slower."""
     return -1 if metric.better == "higher" else 1

@@ -26,7 +26,8 @@ LIMIT = 6
 @dataclass(frozen=True)
 class RegressOutcome:
     comparison: Comparison | None
-    """None if the measurement was interrupted before the first pair was complete."""
+    """The comparison of all complete pairs. None if the measurement was interrupted before the first pair was
+    complete."""
     interrupted: bool
 
 
@@ -47,11 +48,11 @@ def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> Re
 
 
 def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
-    """The times of the tests, in seconds after the start: the first at `first_s`, when `pairs` pairs are measured, the
-    last at `limit_s`.
+    """The times of the tests, in seconds after the start. The first test is at `first_s`, when `pairs` pairs are
+    measured. The last of several tests is at `limit_s`.
 
     Between two tests the number of pairs about doubles. If `pairs` is at least `FEWEST_PROCESSES`, there are at least
-    two tests. Then the last one may be after `limit_s`.
+    two tests, even if the last test is after `limit_s`.
     """
     growth = limit_s / first_s
     if pairs >= FEWEST_PROCESSES:

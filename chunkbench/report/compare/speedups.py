@@ -1,8 +1,8 @@
 """Compares speed-ups between two measurements whose times cannot be compared.
 
-Times on two machines, with two dtypes or of two implementations say little about each other. A speed-up over another
-implementation can be compared, if both were measured side by side, round by round. A disturbance of the machine then
-slows both.
+Times of different machines, dtypes or implementations say little about each other. Speed-ups over a common
+implementation can be compared. Each speed-up comes from rounds in which both implementations were measured side by
+side. So a disturbance of the machine slows both.
 """
 
 from __future__ import annotations

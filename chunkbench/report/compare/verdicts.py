@@ -44,13 +44,13 @@ class CaseVerdict(_Frozen):
     high: float | None = None
     calibration_low: float | None = None
     calibration_high: float | None = None
-    """`calibration_low`, `calibration_high`: how much slower the machine itself was for HEAD, at least and at most. The
-    verdict rests on `ratio` divided by them. None if both sides were interleaved."""
+    """`calibration_low`, `calibration_high`: range of the calibration ratio, which is how much slower the machine
+    itself was for HEAD. The verdict rests on `ratio` divided by this range. Both are None for interleaved sides."""
     unit: Literal["pair", "process", "round"] = "round"
     """What was repeated to get the compared values: pairs of processes, processes, or rounds."""
     base_units: int = 0
     head_units: int = 0
-    """`base_units`, `head_units`: number of compared values of each side."""
+    """Number of compared values of HEAD. `base_units`: number of compared values of BASE."""
     command: str = ""
     """Command line that measures only this implementation again."""
     failed: bool = False

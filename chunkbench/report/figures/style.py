@@ -250,8 +250,8 @@ def axis_label(axis: str) -> str:
 
 
 def sharing(most: bool) -> dict[str, Any]:
-    """Keyword arguments of matplotlib's `plot` for a line with one shared length. The line of the longest (`most`) is
-    thick with filled markers. The other lines are thin with hollow markers."""
+    """Keyword arguments of matplotlib's `plot` for the line of one shared length. `most`: whether this is the longest
+    shared length. Its line is thick with filled markers; other lines are thin with hollow markers."""
     return {"linewidth": 1.6} if most else {"linewidth": 0.8, "markerfacecolor": "white"}
 
 
