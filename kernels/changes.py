@@ -32,9 +32,10 @@ class Append(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The store must copy the first `tokens` of the `held` tokens in chunk `source` to the new chunk `target`.
+    """A copy that the store must make: the first `tokens` tokens of chunk `source` go to the new chunk `target`.
 
-    If `target` is `source`, the tokens stay where they are. In both cases the other slots of `target` become free.
+    `source` holds `held` tokens. If `target` is `source`, the tokens stay where they are. Also then, all later slots of
+    `target` become free.
     """
 
     source: int

@@ -85,8 +85,8 @@ class ChunkStore:
         self.capacity = capacity
 
     def touch(self) -> None:
-        """Write all of the memory once, so that the system provides its pages now. Destroys the contents of the
-        chunks."""
+        """Fill all chunks with zeros. The operating system then provides all of their memory now, and not at its first
+        use."""
         for slab in self.slabs:
             slab.keys.zero_()
             slab.values.zero_()
@@ -199,7 +199,7 @@ class ChunkStore:
 class AddressedStore(ChunkStore):
     """A chunk store for kernels that access chunks by address. In memory the layers of a chunk are contiguous.
 
-    So the byte offset from a chunk in one layer to the same chunk in another layer is the same for all chunks.
+    The byte offset between two layers of a chunk is the same for all chunks.
     """
 
     @cached_property

@@ -25,8 +25,8 @@ class Items(NamedTuple):
     first_row: Ints
     row_count: Ints
     tail_row: Ints
-    """The longest row that ends inside the item's last chunk, or -1 if all rows of the item read this chunk to its end.
-    With a tail row, each row of the item reads the last chunk up to its own length."""
+    """`[items]`: the longest row that ends inside the item's last chunk. Then each row of the item reads this chunk up
+    to the row's own end. -1 if all rows of the item read this chunk to its end."""
 
     def take(self, index: Ints) -> Items:
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
@@ -101,10 +101,11 @@ def number_partials(items: Items, leaves: Bools, batch: int) -> Numbering:
 
 
 def items_of_forest(plan: Plan, merged: Bools) -> Items:
-    """Make the items of a forest, in depth-first order. An item reads a segment, with the merged segments before it.
+    """Make the items of a forest, in depth-first order. `merged` `[segments]` comes from `planners`.
 
-    Its rows are those whose path ends with this segment, or continues with a segment that is not merged. `merged` comes
-    from `planners`. If all its flags are true, also those of segments that begin a sequence, each row has its own item.
+    An item reads a segment. If this segment is merged, the item also reads the segment before it, and so on. The rows
+    of the item are those whose path ends with the segment, or continues with a segment that is not merged. If all flags
+    of `merged` are true, also those of segments that begin a sequence, each row has its own item.
     """
     lengths = plan.lengths
     if not merged.any():
@@ -181,9 +182,10 @@ def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: 
 def items_of_lengths(chunks: Ints, tokens: int, lengths: Ints, chunk_size: int) -> tuple[Items, Ints]:
     """Items of n rows over the same chunks, which hold `tokens` tokens. Row i reads the first `lengths[i]` tokens.
 
-    Lengths must not decrease. Rows with length 0 have no item. Also returns the number of tokens that each row reads of
-    its last chunk `[n + 2]`, 1..chunk_size. Entries n and n + 1 are the tail rows of the items: they stand for a full
-    chunk and for the last chunk, because the kernels read a chunk as it was written.
+    Lengths must not decrease. Rows with length 0 have no item. Also returns `[n + 2]`: number of tokens that each row
+    reads of its last chunk, 1..chunk_size. Entries n and n + 1 belong to no row: the items have them as tail rows. They
+    are the numbers of tokens that a full chunk and the last of `chunks` hold. The kernels need them to read a chunk as
+    it was written.
     """
     rows, count = np.flatnonzero(lengths), len(lengths)
     items = _items_of_lengths(chunks, np.zeros_like(rows), rows, lengths[rows], chunk_size)

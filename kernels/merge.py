@@ -11,9 +11,9 @@ FLOAT32_MIN = torch.finfo(torch.float32).min
 class Partials:
     """Partial results: one entry for each part of a context and each sequence that covers the part.
 
-    Each entry has, all in float32: `peaks` `[P, h]` the largest score m, `sums` `[P, h]` n = sum of exp(score - m), and
-    `outputs` `[P, h, d]` O = sum of exp(score - m) v. `rows` `[P]` is the row (sequence) of each entry. The memory is
-    kept from one `reset` to the next, because fresh pages cost more than the merge.
+    `rows` `[P]`: the row (sequence) of each entry. The other arrays are float32. `peaks` `[P, h]`: the largest score m.
+    `sums` `[P, h]`: n = sum of exp(score - m). `outputs` `[P, h, d]`: O = sum of exp(score - m) v. `reset` keeps memory
+    that is large enough, because new memory costs more time than the merge.
     """
 
     def __init__(self, heads: int, head_dim: int, device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """Planners decide which segments of a forest are read together with the segments before them. Integers only.
 
-A segment is *merged* if its rows read it in the same item as the segment before it. The segment before it then has no
-other item for these rows. So with no segment merged there is one item per segment, and with all merged there is one
-item per row. All planners use the same kernels and the same cut of items for a machine.
+A segment is *merged* if its rows read it and the segment before it in one item. If no segment is merged, there is one
+item per segment. If all segments are merged, there is one item per row. All planners use the same kernels and the same
+cut of items for a machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Costs(NamedTuple):
     reread_queries: float = 2
     hidden_queries: float = 24
     """Reading a token that another item has just read costs as much as its arithmetic for `reread_queries` queries.
-    With many queries a core reads ahead while it computes, so this cost falls linearly to 0 at `hidden_queries`
-    queries, but not below an eighth."""
+    This cost falls linearly with the number of queries, because a core reads ahead while it computes. It would be 0 at
+    `hidden_queries` queries, but does not fall below an eighth."""
     fewest_queries: int = 4
     """With fewer queries than this, an item of several rows is not faster than one item per row."""
 
@@ -71,10 +71,10 @@ def cascade(plan: Plan, group: int) -> Bools:
 def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
     """Gives a shared segment its own item if this saves more time than the item and its partial results cost.
 
-    Otherwise the items of the later segments read the segment, one item after the other, together with the segments
-    that are merged before it. All but the first of these items read it from the cache. So the cost of a segment depends
-    on the number of segments that it is merged with. The costs are computed for each such number, beginning with the
-    deepest segments.
+    Otherwise each item of a later segment reads the segment again, with all segments that are merged before it. The
+    first of these items reads from memory, the others from the cache. So the cost of a segment depends on the number of
+    segments that are merged before it. The costs are computed for each such number, beginning with the deepest
+    segments.
     """
     widths = plan.ends - plan.begins
     queries, shared = widths * group, np.flatnonzero(widths > 1)
@@ -82,7 +82,7 @@ def two_phase(plan: Plan, group: int, costs: Costs = CPU) -> Bools:
     most = np.where(queries < costs.fewest_queries, np.inf, costs.item + costs.partial * queries)
 
     def are_long(more: int | Ints) -> bool:
-        """Whether `more` additional reads of each shared segment take longer than its partial results."""
+        """Whether, for every shared segment, `more` additional reads cost more than an item and its partial results."""
         return bool((more * reread * lengths > most)[shared].all())
 
     # If a segment is merged, each of the two or more segments after it reads it.

@@ -32,7 +32,8 @@ TOOLS = ["triton", "pytest", "pytest-timeout", "hypothesis"]
 """Packages that this script needs and ChunkBench does not."""
 OPTIONAL = ["nvidia-ml-py", "flashinfer-python", "xformers", "flash-attn", "fa3-fwd"]
 TESTS = ["tests/bench/measure/test_gpu_loop.py", "tests/kernels/triton/test_decode.py"]
-"""Tests that need a GPU, or that do something else on a GPU."""
+"""Test files that this script runs. Some of their tests need a GPU. Others do not need one, but behave differently on
+a GPU."""
 GPU_FACTS = (
     "index,name,driver_version,vbios_version,memory.total,memory.used,ecc.mode.current,power.limit,power.default_limit,"
     "clocks.max.sm,clocks.max.mem,mig.mode.current,persistence_mode,pstate"
@@ -52,7 +53,7 @@ def missing(packages: list[str]) -> list[str]:
 
 
 def compiled_ahead() -> bool:
-    """Whether all kernels are compiled: by `make gpu-prepare`, or in FlashInfer's package of binaries."""
+    """Whether `make gpu-prepare` has compiled the kernels, or FlashInfer's package of compiled kernels is installed."""
     return PREPARED.exists() or importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 

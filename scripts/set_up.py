@@ -147,10 +147,10 @@ def chunkbench_installed(python: Path) -> Iterator[None]:
 
 
 def compile_imports(python: Path) -> None:
-    """Compile the modules that commands import to byte code. All installed files would take a minute.
+    """Write the byte code of the modules that commands import. Compiling all installed files would take a minute.
 
-    In many container images, Python does not write byte code. There every process would compile PyTorch again, which
-    doubles its start time.
+    In many container images, Python writes no byte code by itself. Every process would then compile PyTorch's modules
+    again, and take twice as long to start.
     """
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(ROOT)}
     folder = tempfile.gettempdir()

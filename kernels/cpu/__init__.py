@@ -92,10 +92,10 @@ def read_seconds(buffer: torch.Tensor, threads: int) -> float:
 def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float, isa: str = "") -> float:
     """Floating-point operations per second of multiply-add loops held in registers, all threads together.
 
-    This is the peak rate of the vector units for `dtype` float32, bfloat16 or float16, measured for about
-    `milliseconds` (at most 60000). For bfloat16, a CPU with AVX512-BF16 uses its dot products. On other CPUs, and for
-    float16, the rate is that of float32, because the kernels widen the numbers to float32. Matrix units (AMX) are not
-    counted. `isa`: an instruction set that this CPU can run; default: the best.
+    The result is the peak rate of the vector units. Matrix units (AMX) are not counted. `dtype`: float32, bfloat16 or
+    float16. For bfloat16, a CPU with AVX512-BF16 uses its dot products. On other CPUs, and for float16, the rate is
+    that of float32, because the kernels widen the numbers to float32. `milliseconds`: approximate time of the
+    measurement, at most 60000. `isa`: an instruction set that this CPU can run; default: the best.
 
     Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
     """

@@ -49,9 +49,10 @@ def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
     """Two flags for an item of one row: whether to prefetch its K and V, and whether to read several parts side by
     side.
 
-    Intel's CPUs without bfloat16 products prefetch several streams of addresses by themselves. The kernel's own
-    prefetches then help only if numbers must be widened, because this arithmetic makes the CPU's prefetches late. AMD's
-    CPUs are slower with several streams. docs/notes/cpu-tried.md has figures.
+    Only Intel's CPUs read several parts side by side: AMD's CPUs are slower with several streams of addresses. The
+    kernel prefetches if numbers must be widened, because the CPU's prefetches are then late. The kernel also prefetches
+    with AVX-512 or AMX, except on Intel's CPUs without bfloat16 products. Such CPUs prefetch several streams by
+    themselves. docs/notes/cpu-tried.md has figures.
     """
     features = required().cpu_features()
     intel = features["intel"]
@@ -260,9 +261,9 @@ class TppNative(NativeDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 
     Chunk-first phase: the threads process the items of several rows and write partial results (O, m, n). Sequence-first
-    phase: they process the items of one row. Such an item folds in these results, continues with the chunks that only
-    this row covers, and writes the output. The planner, by default `two_phase`, decides which shared chunks have an
-    item of several rows.
+    phase: the threads process the items of one row. Such an item folds in the partial results of its row. Then it
+    continues with the chunks that only this row covers, and writes the row's output. The planner, by default
+    `two_phase`, decides which shared chunks have an item of several rows.
     """
 
     def __init__(self, store: PackedChunks, heads: int, planner: Planner | None = None) -> None:
@@ -273,8 +274,8 @@ class TppNative(NativeDecode):
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
-        The rows of `prompts` come after those of the plan. Each row of a prompt reads the chunks of its sequence up to
-        its own token. With prompts, `rows` can give the index of every row in q and out.
+        `prompts`: additional rows, one per token of a prompt, after the rows of the plan. Each such row reads its
+        sequence up to its token. `rows`: index in q and out of every row; ignored without prompts.
         """
         if prompts:
             self._plan = None

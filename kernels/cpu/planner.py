@@ -1,9 +1,9 @@
 """Plans for the native kernels: which runs of chunks are multiplied with which rows, and in which order.
 
-Integers only. An item is a run of chunks and the rows that cover it; it runs once for every KV head. The planner cuts
-items so that every thread gets work (long runs into shorter runs, many rows into fewer rows), sorts them so that
-expensive items start first, and chooses the order in which they read memory: one head after the other, or several heads
-chunk by chunk.
+Integers only. An item is a run of chunks and the rows that cover this run. Each item runs once for every KV head. The
+planner cuts long runs and large sets of rows, so that every thread gets work. It sorts items so that expensive items
+start first. It also chooses the order in which an item reads memory: one head after the other, or several heads chunk
+by chunk.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ HEADS_TOGETHER = 8
 """Largest number of KV heads that one thread reads together, chunk by chunk. So reads are long, and the sums of these
 heads stay in the first-level cache."""
 STAGES = 8
-"""The KV heads are divided into at least this many stages if rows also share chunks. While one thread computes on the
-shared chunks of the next stage, another thread reads private chunks."""
+"""Smallest number of stages, if rows share chunks and there are enough KV heads. A stage is a group of KV heads. While
+one thread computes on the shared chunks of the next stage, another thread reads private chunks."""
 QUERIES_PER_READ = 8
 """Number of queries whose arithmetic takes about as long as reading one chunk."""
 
@@ -65,9 +65,9 @@ class ItemArrays:
 def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
     """Cut items over rows and over chunks, and sort them by cost, the most expensive first.
 
-    Also returns the number of KV heads that a thread computes together in each item `[items]`. Items of several rows
-    take one head at a time, because the sums of all their rows fill the cache. Items with chunks that other items also
-    read take one head at a time, too: so the chunks of a head stay in the cache.
+    Also returns `[items]`: number of KV heads that a thread computes together in each item. It is 1 for an item of
+    several rows, because the sums of all its rows fill the cache. It is also 1 for an item with a chunk that another
+    item reads. The chunks of one head then stay in the cache.
     """
     narrow = items.split_rows(max(1, MAX_QUERIES // grain.group))
     heads = np.where((narrow.row_count > 1) | _read_twice(narrow), 1, _heads_together(narrow, grain))
@@ -81,11 +81,12 @@ def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
 
 
 def arrays(items: Items, heads: Ints, batch: int) -> ItemArrays:
-    """Order items in two phases (section 3.2 of the paper).
+    """Order items in two phases (section 3.2 of the paper): items that write partial results, then items that write
+    outputs.
 
-    The last item of each row folds in the partial results of the row's other items and writes the output. The last item
-    is the one that covers only this row. If there is none, or several, it is an extra item without chunks. An item of
-    several rows writes their output itself if none of these rows has another item.
+    The last item of a row folds in the partial results of the row's other items, and writes the row's output. It is the
+    only item that covers no other row. A row without such an item, or with several, gets an extra item without chunks.
+    If the rows of an item have no other items, the item writes their outputs itself.
     """
     own = items.only_own(batch)
     partials = number_partials(items, items.divided(items.of_rows(batch)) & ~own, batch)

@@ -20,10 +20,11 @@ _CHUNKS_OF_ROW = 16
 
 
 class ReadOrderProbe:
-    """Reads a contiguous buffer `[n]` as the chunks of sequences that share nothing (16 chunks each, 32 heads of 128).
+    """Reads a contiguous buffer `[n]` as the chunks of sequences that share nothing. A sequence has 16 chunks, with 32
+    heads of dimension 128.
 
-    `bytes`: number of bytes that one `run` reads, in whole sequences. Raises ValueError for a buffer that is smaller
-    than one sequence, NativeMissing without the compiled module.
+    `bytes`: number of bytes that one `run` reads; only whole sequences are read. Raises ValueError for a buffer that is
+    smaller than one sequence. Raises NativeMissing without the compiled module.
     """
 
     def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:

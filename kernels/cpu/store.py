@@ -36,9 +36,9 @@ class PackedStore(AddressedStore):
     In a chunk the K and the V of a KV head lie side by side. k and v may have n times as many KV heads as the store.
     Then they are written to n consecutive layers.
 
-    The invariant of `ChunkStore` does not hold and is not needed, because the native kernels do not read V beyond the
-    tokens of a chunk. The only exception is the pair partner of an unpaired last bfloat16 token; packing sets this
-    partner to zero.
+    Unlike in a `ChunkStore`, V in free token slots may hold any values, because the native kernels do not read it. The
+    only exception is bfloat16, whose tokens are stored in pairs. If the last token has no partner, packing sets the
+    partner's V to zero.
     """
 
     def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, layers: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Gets addresses of tensors, and checks the tensors, in one call of the native module.
 
-Every attribute of a tensor that Python reads takes more than a microsecond when caches are cold, and a small decode
-step takes tens of them. If PyTorch has the C table of DLPack 1.2, the native module reads all necessary attributes at
+Python needs more than a microsecond to read one attribute of a tensor when caches are cold. A small decode step takes
+only tens of microseconds. If PyTorch has the C table of DLPack 1.2, the native module reads all necessary attributes at
 once. Without this table the module cannot read tensors, and callers read the attributes in Python.
 """
 

@@ -5,8 +5,9 @@ runs. An item writes the output if its rows have no other item. All other items 
 float32. lse is the base-2 logarithm of the softmax denominator. `merge_rows` attends to the tail of a row, if the plan
 has one (the sequence-first phase, section 3.2 of the paper), and then merges the row's partial results.
 
-With OVERLAP (Hopper and later) the second launch begins when all blocks of the first one run. The blocks of the second
-launch attend to tails meanwhile, and wait for the first launch only before they read partial results.
+With OVERLAP (Hopper and later), the second launch may begin when all blocks of the first launch have started. The
+blocks of the second launch first attend to tails. They wait for the end of the first launch only before they read
+partial results.
 
 No argument changes from step to step: the kernels read lengths, items and the number of items from memory. So a
 captured launch stays correct.

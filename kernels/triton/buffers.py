@@ -26,9 +26,10 @@ class Capacity(NamedTuple):
         return all(have >= need for have, need in zip(self, needed, strict=True))
 
     def grown_to(self, needed: Capacity) -> Capacity:
-        """Return this capacity with each number that is too small raised to 1.5 times the needed number.
+        """Return a capacity that is enough for `needed`. Each number that is too small becomes 1.5 times the needed
+        number, and at least 16.
 
-        The additional half makes replacements of buffers rare, because each one invalidates captured graphs.
+        The additional half makes replacements of buffers rare. Each replacement invalidates captured graphs.
         """
         pairs = zip(self, needed, strict=True)
         return Capacity(*(have if have >= need else max(16, need + need // 2) for have, need in pairs))

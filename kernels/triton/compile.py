@@ -45,7 +45,8 @@ class Built(NamedTuple):
     asynchronous_loads: int
     """Number of asynchronous 16-byte copies to shared memory in the program."""
     ahead: int
-    """Number of tiles that shared memory holds at a time, of K or of V. The smaller of both numbers."""
+    """Number of tiles that shared memory holds at a time. If the numbers for K and V differ, this is the smaller
+    number."""
 
     def blocks(self, generation: int) -> int:
         """Blocks that a multiprocessor runs at the same time."""

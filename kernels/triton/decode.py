@@ -107,8 +107,8 @@ class TritonDecode:
     def reserve(self, rows: int, chunks: int, items: int = 0) -> None:
         """Make room for plans of at most `rows` rows and `chunks` chunks. Such plans then do not change `generation`.
 
-        All later launches then use the large tile and the merge, and have programs for `items` items. With 0, the
-        number of items is estimated from the number of rows.
+        `items`: smallest number of items for which later launches have programs. 0: estimated from the number of rows.
+        Later launches use the large tile and the merge, even if a plan needs neither.
         """
         shape = self._shape
         items = items or 2 * rows + 4 * shape.multiprocessors * shape.blocks // shape.kv_heads
@@ -236,8 +236,8 @@ class TppTriton(TritonDecode):
         """Make the work descriptors of a plan. If sequences only got new chunks since the last plan, extend its
         descriptors instead.
 
-        At almost every step of a busy server some sequence begins a chunk. The planner takes a millisecond for 256
-        sequences, as much as several layers on a GPU.
+        Extending avoids the planner, which takes a millisecond for 256 sequences. That is as long as several layers on
+        a GPU. On a busy server, some sequence begins a chunk at almost every step.
         """
         if plan is not self._plan:
             new = plan.growth_since(self._plan) if self._plan is not None else None

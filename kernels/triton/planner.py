@@ -21,8 +21,8 @@ TAIL_TOKENS = 64
 """Largest number of tokens in a tail. A tail is a short run of chunks that only one row reads. The merge reads it if
 the row needs a merge anyway."""
 WAVES = (0.6, 0.9, 1, 1.9, 3, 5, 8)
-"""Ways to cut that the planner compares. Each is a number of programs, divided by the number of blocks that run at the
-same time."""
+"""Cuts that the planner compares. The value of a cut is its approximate number of programs, divided by the number of
+blocks that run at the same time."""
 
 
 class Shape(NamedTuple):
@@ -42,7 +42,8 @@ class Shape(NamedTuple):
     lanes: int
     """Query heads of the large tile."""
     head_tokens: float
-    """Cost to write and read one float32 vector `[d]`, in tokens of K and V: 2 for 16-bit K and V."""
+    """Cost of writing and reading one float32 vector `[d]`. The unit is the cost of reading one token. 2 for 16-bit K
+    and V."""
     growth: int = 8
     """Number of chunks that can be added to a row before the planner must make a new plan."""
 
@@ -118,10 +119,10 @@ def spread(work: Descriptors, shape: Shape) -> Ints:
 
 
 def room_to_grow(work: Descriptors, own: Ints, shape: Shape) -> Ints:
-    """Number of chunks that can be added to each row after `spread`. `own` `[b]`: the item that only this row has, or
-    -1 if its run is a tail.
+    """`[b]`: number of chunks that can be added to each row after `spread`.
 
-    A tail can grow to twice TAIL_TOKENS.
+    `own` `[b]`: the item that only this row has, or -1 if there is none. Then the row can grow only if it has a tail. A
+    tail can grow to 2 * TAIL_TOKENS tokens.
     """
     longest, chunks = 2 * TAIL_TOKENS // shape.chunk_size, work.rows["chunk_count"]
     tails = np.where(chunks > 0, np.clip(longest - chunks, 0, shape.growth), 0)

@@ -177,14 +177,15 @@ class EqualAnswers(Facts):
     compared: Count
     """Number of compared answers: those whose token ids are known."""
     near_ties: Count
-    """Number of answers that differ, and whose first different token is at a near tie. There, the two largest logits of
+    """Number of answers whose first different token is at a near tie. At a near tie, the two largest logits of
     transformers differ by less than `near_tie_below`.
     """
     different: Count
     """Number of answers whose first different token is not at a near tie."""
     near_tie_below: NonNegativeFloat
-    """The error of float32. This is the largest change of the difference between the two largest logits if transformers
-    computes the same tokens all at once instead of one by one.
+    """Largest float32 rounding error of a gap. A gap is the difference between the two largest logits of transformers.
+    Each gap is computed twice: token by token, and with all tokens at once. The error of a gap is the difference
+    between the two results.
     """
     question: str
     """The text of one question, as an example."""
@@ -209,9 +210,8 @@ class ServingResult(ServingPoint, Result):
     capacity_per_s: PositiveFloat | None = None
     """Requests per second that `reference` answers for closed-loop clients. None if the point has no `load`."""
     asked_requests: Count | None = None
-    """Number of requests of an arrival seed, as the experiment asks for. Measurements have fewer if the budget is
-    short.
-    """
+    """Number of requests that each measurement should have. If the budget is short, measurements have fewer
+    requests."""
     weights: str = ""
     """A remark on the model's weights for readers of the report. Empty if there is none."""
     measurements: tuple[Measurement, ...] = ()

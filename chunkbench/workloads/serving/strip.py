@@ -31,7 +31,7 @@ class Written(NamedTuple):
 def single_choices(state: Any, text: str) -> Iterator[bool]:
     """`[character]`: whether the constraint allowed only this character.
 
-    `state`: a state of `follow_bytes` before the text. This function advances it.
+    `state`: result of `follow_bytes`, at the beginning of the text. This function advances `state` through the text.
     """
     from chunkbench.server.constrained.vocabulary import whole_characters
 

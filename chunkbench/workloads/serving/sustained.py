@@ -73,8 +73,8 @@ def rates_table(
 ) -> list[Table]:
     """Make a table of blocks of lines. Without blocks there is no table.
 
-    A block is (texts, lines). Its texts stand in the first columns and name the block; `keys` are the headings of these
-    columns. After blocks with the same first text there is a gap.
+    A block is (texts, lines). The texts name the block. They stand in the first columns of its first line. `keys` are
+    the headings of these columns. A gap separates two blocks whose first texts differ.
     """
     items = [
         (name if number == 0 else ("",) * len(keys), line)

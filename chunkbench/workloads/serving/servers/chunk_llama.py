@@ -20,7 +20,8 @@ from chunkbench.workloads.serving.servers.system import Launch, Setting, System,
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
 IDLE_S = 0.05
-"""If there are more than this number of seconds between two steps, the server had no request meanwhile."""
+"""Longest pause between two steps, in seconds, in which the server counts as busy. In a longer pause it counts as
+idle."""
 
 
 class StepLog(Watch):

@@ -57,8 +57,8 @@ class Setting:
         return shape.hidden_size * (self.layers * rows + 2 * self.vocabulary)
 
     def model_folder(self, folder: Path) -> Path:
-        """The folder of the model. Without a checkpoint, this is `folder`. Then a Hugging Face `config.json` without
-        weights is written into it.
+        """The folder of the model: the checkpoint, or `folder` if there is no checkpoint. Without a checkpoint, this
+        method writes a Hugging Face `config.json` into `folder`, and no weights.
         """
         if self.checkpoint is not None:
             return self.checkpoint
@@ -99,12 +99,14 @@ class Watch:
         """Begin to record, because a measurement of this server begins. `between` ends the recording."""
 
     def between(self, start: float, end: float) -> list[Moment]:
-        """The moments between two times on the clock of `time.perf_counter`."""
+        """The recorded moments from `start` to `end`, which are times of `time.perf_counter`."""
         return []
 
     def constrained(self, start: float, end: float) -> Mapping[str, Mapping[str, Any]]:
-        """Costs of following constraints, for the requests between two times: id of a request in the server -> name of
-        the cost -> value. Empty if the server does not record them. `ConstrainedAnswers.work` lists the names.
+        """Costs of following constraints: id of a request in the server -> name of the cost -> value.
+
+        Contains the requests that the server received from `start` to `end`. `ConstrainedAnswers.work` lists the names.
+        Empty if the server records no costs.
         """
         return {}
 
@@ -119,8 +121,9 @@ class System(ABC):
     style: Style = Style()
     compiles: bool = False
     constraint: Literal["sent", "left out", "refused"] = "sent"
-    """What requests of a constrained experiment tell this server. "sent": their constraint. "left out": no constraint.
-    "refused": the system is not measured, because its server cannot follow constraints.
+    """What happens to constraints in a constrained experiment. "sent": requests to this server contain them.
+    "left out": requests to this server do not contain them. "refused": the system is not measured, because its server
+    cannot follow constraints.
     """
     note: str = ""
     """A remark on this system that reports print."""
