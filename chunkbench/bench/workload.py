@@ -2,7 +2,7 @@
 
 A kind is one class. It names the classes of its experiments, points and results. It has the methods that the run loop,
 the worker and the reports call. `chunkbench.workloads.register` registers the kinds; the command line, the worker and
-`chunkbench.load` call this function. Types of higher rooms are imported for the type checker alone.
+`chunkbench.load` call this function. This module imports other modules of ChunkBench only for the type checker.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _REMEDY_OPTIONS: Mapping[Remedy, str] = {
     "name the common implementation": "--over IMPL names it",
     "ship or choose": "--ship sends this ChunkBench to them; --machine NAME leaves other machines out",
 }
-"""Remedy of a `RunError` -> text about the options that apply it."""
+"""Remedy of a `RunError` -> text that names options of the command line and says what they do."""
 
 
 class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
@@ -190,8 +190,11 @@ def open_page(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda path: None) -> None:
-    """Write a file. If this fails, no part of it is written, and the command ends with a message. `check` may first
-    read the new text from a temporary file."""
+    """Write a file completely, or end the command with a message and leave the old file unchanged.
+
+    `check` is called with the path of a temporary file that holds the new text. If `check` raises, the old file also
+    stays. A pipe or a device is written directly, without `check`.
+    """
     try:
         if path.exists() and not path.is_file():  # a pipe or a device cannot be replaced by a file
             path.write_text(text, encoding="utf-8")

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from chunkbench.bench.runner.passes import Budget, Pass
 
 _KEPT = 1.25
-"""If the passes took more than this many times their budgets, `left_s` may exceed the rest of the budget. This happens
-if the budget is too small for the minimum number of rounds."""
+"""Limit for the time of all ended passes, divided by their budgets. Above this limit, `left_s` may exceed the rest of
+the budget. A budget that is too small for the minimum number of rounds has this effect."""
 
 
 class Pace:
     """Divides the budget of a run among its passes, in proportion to their weights.
 
-    Several machines can measure at the same time. The time of each machine counts, so with two machines, a run ends
-    after about half of the budget.
+    The budget is machine time: the times of machines that measure at the same time add up. With two machines, a run
+    ends after about half of the budget.
     """
 
     def __init__(self, weights: Mapping[Pass, int], pending: Iterable[Pass], budget_s: float) -> None:

@@ -45,7 +45,8 @@ class Budget:
         return max(0.0, self.seconds - self.spent_s)
 
     def fits_another(self, done: int) -> bool:
-        """Whether there is time for one more part of the work, if `done` equal parts took the time so far."""
+        """Whether the time limit has room for one more part of the work. `done` is the number of finished parts. The
+        next part is expected to take their mean time."""
         return self.spent_s / done * (done + 1) <= self.seconds
 
 
@@ -93,6 +94,6 @@ class RunOptions:
     """Options of a run: what a resumed run measures again, and how workers start."""
 
     retry: frozenset[Status] = frozenset()
-    """A resumed run again measures points that have a result with one of these statuses."""
+    """Statuses of results. A resumed run repeats a pass if one of the pass's results has such a status."""
     start_worker: Callable[[Path, str, Pages], WorkerClient] = WorkerProcess
     """Starts a worker, given the file for its standard error, the kind of work and the size of memory pages."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 ExperimentT = TypeVar("ExperimentT", bound=SessionExperiment, default=SessionExperiment)
 BEFORE, AFTER = 1 << 20, 1 << 21
-"""First nonces of the checks before and after the rounds. A nonce seeds queries. Rounds have smaller nonces."""
+"""Smallest nonces of the checks before the rounds, and of the checks after the rounds. A nonce is a part of the seed of
+random queries. Rounds have smaller nonces than checks."""
 _HOUSEKEEPING_S = 300.0
 """Time limit, in seconds, of requests that run no implementation."""
 _REPEATS = 3
@@ -83,8 +84,8 @@ class PointDriver(Generic[ExperimentT]):
         return not state.failed
 
     def plan_copies(self, needs: Mapping[str, int], room: int, l2_bytes: int) -> dict[str, int]:
-        """Choose how each implementation's caches are made cold on a GPU. Returns the bytes of all copies of each
-        implementation."""
+        """Choose how each implementation finds cold caches on a GPU: with several copies of its session, or with a
+        sweep. Returns implementation -> bytes of all its copies together."""
         if any(case.cache == "cold" for case in self.cases):
             for name, need in needs.items():
                 shares = self.survey[name].shares_storage
@@ -127,7 +128,7 @@ class PointDriver(Generic[ExperimentT]):
         return call_s * runs_of(case.mode, copies) + self.rounds_of[case.key].capture_s * captures
 
     def appends(self, case: Case) -> int:
-        """Number of copies of the session for a case. Each step is appended to all copies."""
+        """How often a round of a case appends each step: once for each copy of the session."""
         return self.rotations[case.implementation].copies if case.cache == "cold" else 1
 
     def lost_in(self, case: Case) -> bool:

@@ -124,10 +124,10 @@ def profile(
     log: Path,
     announce: Callable[[str], None],
 ) -> ProfileFacts:
-    """Profile the step in the middle of n_c. Raises `RunError` if no worker starts.
+    """Profile the decode step in the middle of n_c. Raises `RunError` if no worker starts.
 
-    If the implementation cannot run or fails, the case in the result has the reason. `log`: a file for what the worker
-    prints.
+    If the implementation cannot run or fails, `ProfileFacts.case` states the reason. `log`: the file for the worker's
+    output.
     """
     point = case.point.model_copy(update={"n_c": (case.point.n_c + 1) // 2})
     own = experiment.model_copy(update={"implementations": (case.implementation,)})

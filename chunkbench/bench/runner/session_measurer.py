@@ -68,9 +68,10 @@ class SessionMeasurer(Generic[PointT, ResultT]):
         budget: Budget,
         announce: Callable[[str], None],
     ) -> dict[PointT, list[ResultT]]:
-        """Measure all cases of a pass. The steps of the last and longest point serve all its points.
+        """Measure all cases of a pass. Returns point -> results.
 
-        After a crash or a timeout the pass is measured again without the implementation that caused it.
+        Only the last and longest point is measured. Shorter points get their results from steps of the longest point.
+        After a crash or a timeout, the pass is measured again without the implementation that caused the failure.
         """
         started_at = now()
         point = points[-1]

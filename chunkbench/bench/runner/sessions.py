@@ -78,7 +78,7 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
 
     @abstractmethod
     def check(self, inputs: InputsT, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """Make a check of an implementation's output after `steps` completion tokens, with its own queries.
+        """Make a check: random queries, and an implementation's expected output after `steps` completion tokens.
 
         `nonce` seeds the queries. With `sample`, `nonce` also selects the part of the output that is compared.
         """

@@ -34,7 +34,8 @@ class Target:
 def resolve_target(experiment: Experiment, describing: bool = False) -> Target:
     """Resolve `device: auto` and `dtype: auto` on this machine.
 
-    Raises `RunError` if the device is absent. If `describing`, nothing will be measured, and the device may be absent.
+    Raises `RunError` if the device cannot be used. With `describing`, an absent device is no error, because nothing
+    will be measured.
     """
     environment = read_environment()
     target = resolve_on(experiment, environment, machine_id(environment.model_dump(mode="json")).id)

@@ -62,8 +62,7 @@ class MachineFacts(_Part):
     torch: TorchFacts = TorchFacts()
     packages: dict[str, str] = {}
     kind: str = ""
-    """The kind of machine. Machines of one kind measured the points together. Empty if one machine measured all
-    points."""
+    """The kind of machine in a run on a Ray cluster; empty in other runs. All machines of a kind share the points."""
 
     @property
     def name(self) -> str:
@@ -92,7 +91,8 @@ class ExperimentFacts(_Part):
     figure: str = "speedup"
     paper: str | None = None
     pages: str | None = None
-    """Memory pages, huge or small; None in schema versions before 6, which asked for no huge pages."""
+    """The workers' memory pages: `huge` or `small`. None in schema versions before 6, whose workers did not ask for
+    huge pages."""
     budget_s: NonNegativeFloat = 0.0
     arrival_seeds: Count = 0
     """Number of arrival seeds of each point; 0 for kinds without requests."""
@@ -138,7 +138,7 @@ class Manifest(_Part):
     command: tuple[str, ...] = ()
     identity: dict[str, str] = {}
     interleaved_with: str | None = Field(None, validation_alias=AliasChoices("interleaved_with", "in_turns_with"))
-    """Two runs have the same id if they were measured in interleaved pairs of processes."""
+    """An id that runs share if pairs of processes measured them, taking turns round by round; None for other runs."""
 
     @model_validator(mode="before")
     @classmethod

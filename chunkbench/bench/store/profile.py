@@ -14,8 +14,8 @@ from chunkbench.bench.store.results import DecodeResult, Facts, Positive
 class Unit(NamedTuple):
     """One unit of work in a traced call (`chunkbench.kernels.trace`).
 
-    `begin_s`, `ready_s`, `end_s`: seconds since shortly after the start of the call. `scores_s`, `softmax_s`,
-    `values_s`: seconds spent in each part.
+    `begin_s`, `ready_s`, `end_s`: times in seconds. Time 0 is shortly after the start of the call. `scores_s`,
+    `softmax_s`, `values_s`: seconds that the unit spent in these parts.
     """
 
     thread: Count

@@ -59,7 +59,8 @@ class Calibration(Facts):
     """Times of the calibration kernels: fixed pieces of work, measured with one round of one case."""
 
     arithmetic_us: Positive
-    """Microseconds of matrix products that stay in a core's own cache, on every thread."""
+    """Microseconds of one batch of small matrix products, one for each thread. The matrices fit in a core's own
+    cache."""
     memory_us: Positive | None = None
     """Microseconds of one sweep of the caches; None for warm caches."""
 
@@ -71,7 +72,7 @@ class GpuState(Facts):
     """Median clock of the multiprocessors in MHz, read after every kept sample."""
     sm_mhz_lowest: Count | None = None
     slow_samples: Count = 0
-    """Number of samples that were kept with a clock below 75% of the usual clock, because repeats were not better."""
+    """Number of kept samples with a clock below 75% of the usual clock. The clock stayed low in three repeats."""
     memory_mhz: Count | None = None
     power_w: float | None = None
     temperature_c: Count | None = None
@@ -108,8 +109,8 @@ _OLDER_FIELDS = frozenset(
 class Result(Facts):
     """One line of `cases.jsonl`: the axes and names of a case, its status, and where it was measured.
 
-    A result is also a point of its kind of work, so the axes are fields. `threads` is the number of threads that was
-    used.
+    The result class of a kind of work also inherits from the kind's point class, whose fields are the axes. `threads`
+    is the number of threads that were used.
     """
 
     VERB: ClassVar[str] = "measured"
@@ -199,9 +200,11 @@ class TimedResult(SessionResult):
     """Microseconds of `append` for every step: `[round][step]`."""
     plan_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
     groups: tuple[Count, ...] = ()
-    """For each round, the memory group in which the round ran. Ratios are formed only inside one group."""
+    """For each round, the number of its memory group: implementations that fit in memory together. Ratios use rounds of
+    the same group."""
     longest_n_c: Count | None = None
-    """n_c of the longest point of the pass, if this point is shorter; else None."""
+    """n_c of the longest point of the pass, from whose steps this result was taken. None if this point is the
+    longest."""
     discarded: Count = 0
     """Number of samples that were discarded and repeated, because the clock was throttled or the process was
     suspended."""
@@ -213,8 +216,8 @@ class TimedResult(SessionResult):
     sampling: GpuSampling | None = None
     """None on a CPU, where a sample is one call."""
     unique_bytes: tuple[Count, ...] = ()
-    """For each timed step, the bytes of K and V of the distinct token prefixes, of q and of out. For a module: all
-    bytes that it moves."""
+    """For each timed step, the bytes that every implementation must move: K, V, q and out, where a shared token counts
+    once. For a module: all bytes that the module moves."""
     read_bytes: tuple[Count, ...] = ()
     """For each timed step, the bytes that the implementation itself must read and write."""
     flops: tuple[Count, ...] = ()

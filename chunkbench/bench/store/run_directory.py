@@ -35,8 +35,8 @@ Version 2 added `yardsticks`. Version 3 added `model` and `longest_n_c`. Version
 peaks. Version 5 added the machine of every case and `looks`, and replaced `environment` by `machines`. Version 6 added
 `huge_share` and a peak. Version 7 added `load` and `rate`. Version 8 gave results only the axes and figures of their
 own kind of work. Version 9 added `deviation`, and the axes of caches whose heads keep windows. Version 10 added
-`tree_s` of servers, and `mean_batch` and `prompt_share` of replays. It also put requests with several answers on the
-clock of replays.
+`tree_s` of servers, and `mean_batch` and `prompt_share` of replays. Since version 10, replays also give times to
+requests with several answers.
 """
 _OWN_FIELDS = 8
 """The first schema version whose lines have only the fields of their own kind."""

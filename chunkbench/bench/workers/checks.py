@@ -12,8 +12,8 @@ from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels.reference import attention, head_attention
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
-"""Limits for K and V elements that are converted to float64: for a check (128 MB), and for a sample (a few
-milliseconds)."""
+"""Limits for the number of K and V elements that a check converts to float64. `_ELEMENTS` (128 MB) is for a check
+without `sample`. `_SAMPLE` (a few milliseconds) is for a check with `sample`."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Check:
     q: torch.Tensor
     sequences: tuple[int, ...]
     heads: tuple[int, ...]
-    """The query heads that are compared, in whole groups of a KV head. For a module: columns of its output."""
+    """Indices of the compared query heads: all query heads of the chosen KV heads. For a module: indices of output
+    columns."""
     expected: torch.Tensor
     """The expected output in float64: `[sequences, heads, head_dim]`, or `[sequences, columns]` for a module."""
     of_all: torch.Tensor | None = None
@@ -56,11 +57,11 @@ def make_check(
     sample: bool = False,
     losses: tuple[HeadPolicy, slice] | None = None,
 ) -> Check:
-    """Make a check of the output after `steps` completion tokens, with its own queries.
+    """Make a check: random queries, and the expected output after `steps` completion tokens.
 
-    `losses`: the heads that lose tokens, and the tokens that they lose in each sequence; None if every head sees all
-    tokens. `nonce` seeds the queries. If the point is too large for one check, or with `sample`, `nonce` also selects
-    the sequences and heads that are checked.
+    `losses`: the policy that says which heads lose tokens, and the positions of the lost tokens in each sequence. None
+    if every head sees all tokens. `nonce` seeds the queries. Only a part of a large point is checked, and `sample`
+    makes this part smaller. `nonce` also selects the sequences and heads of the part.
     """
     point = inputs.point
     rng = random.Random(f"check {nonce}")

@@ -40,8 +40,9 @@ class GpuRounds:
     ) -> dict[str, Any]:
         """Check the output of every copy and report the largest error.
 
-        `append_s`, `decode_s`: seconds of one append and one decode of the first copy, when everything is loaded.
-        `once_s`: seconds of one whole call in this mode, with the capture of a graph.
+        `append_s`: mean seconds of one append and plan of the first copy. `decode_s`: seconds of the first copy's
+        second decode, because the first decode also loads code. `once_s`: seconds of one decode in this mode, including
+        the capture of a graph.
         """
         device, append_s, decode_s, once_s, worst = self._device, 0.0, 0.0, 0.0, 0.0
         for number, session in enumerate(copies):

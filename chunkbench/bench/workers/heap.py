@@ -1,9 +1,9 @@
 """Keeps the memory of a worker.
 
 The worker reserves its heap once. Freed memory stays in the heap, and returns to the system only when memory is short.
-On a virtual machine, the first touch of a page can cost seconds per gigabyte. With two threads that let the kernel
-populate whole ranges, it costs less than half. If the page's mapping was kept, it costs a fifth. If the page was kept,
-it costs nothing.
+On a virtual machine, the first touch of new pages can cost seconds per gigabyte. Two threads that let the kernel
+populate whole ranges reduce this cost to less than half. A page whose mapping was kept costs a fifth. A page that was
+itself kept costs nothing.
 
 `visible_bytes` adds up the tensors of a session, to check its `kv_bytes`.
 """
@@ -51,11 +51,11 @@ def reserve(size: int, threads: int) -> None:
 
 
 def make_room(size: int, margin: int) -> None:
-    """Return freed pages to the system until `size` bytes can be allocated in large blocks and `margin` bytes stay
-    free.
+    """Return freed pages to the system, so that large blocks of together `size` bytes can be allocated. `margin` bytes
+    of memory then stay available.
 
-    glibc puts a block into a hole of the heap that is large enough, otherwise at the end of the heap. Does nothing
-    without glibc.
+    Pages in holes of the heap are returned first. Pages at the end of the heap follow only if memory is still lacking.
+    Does nothing without glibc.
     """
     libc = glibc()
     if libc is None or _lacking(libc, size) + margin <= 0:
@@ -81,7 +81,8 @@ def _lacking(libc: ctypes.CDLL, size: int) -> int:
     """Number of bytes that are missing for blocks of `size`: the memory that they need from the system in the worst
     case, minus the available memory.
 
-    In the worst case, no hole has pages left.
+    glibc puts a block into a hole of the heap that is large enough, otherwise at the end of the heap. In the worst
+    case, no hole has pages left.
     """
     heap = libc.mallinfo2()
     free, end = int(heap.fordblks), int(heap.keepcost)
@@ -90,8 +91,8 @@ def _lacking(libc: ctypes.CDLL, size: int) -> int:
 
 _DEPTH = 8
 _NO_HOLDERS = (str, bytes, int, float, type(None), type, ModuleType, FunctionType)
-"""Types whose attributes are not searched for tensors. Numbers and texts hold no tensors. From modules, classes and
-functions, everything can be reached."""
+"""Types of objects that are not searched for tensors. Numbers and texts hold no tensors. Modules, classes and functions
+lead to tensors that belong to other objects."""
 
 
 def visible_storages(root: object) -> dict[int, int]:

@@ -1,8 +1,8 @@
 """Makes token ids, K/V and queries of a point from a seed.
 
-All values are rows of one pool of standard normal numbers, drawn at random. Drawing a row costs one memory copy, a
-tenth of the cost of new numbers. This matters: a point of Table 3 has up to 2 GB of K/V per copy in float16. The pool
-is far larger than the K/V of one sequence and head, so a wrong index reads wrong values.
+All values are random rows of one pool of standard normal numbers. Copying a row from the pool takes a tenth of the time
+of making new random numbers. A point of the paper's Table 3 has up to 2 GB of K/V per copy in float16. The pool is far
+larger than the K/V of one sequence and head, so a wrong index reads wrong values.
 """
 
 from __future__ import annotations

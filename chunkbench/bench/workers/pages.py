@@ -1,8 +1,8 @@
 """Chooses the size of memory pages for all workers of a run: huge pages if the system allows them.
 
-With pages of 4 KB, walks through page tables cost up to a third of the time on a virtual machine. Huge pages (2 MB on
-x86) save them. glibc asks for huge pages for the whole heap (`MADV_HUGEPAGE`). The heap holds all data of a worker: the
-tensors of PyTorch and of other libraries, and the memory of the native kernels.
+On a virtual machine with pages of 4 KB, walks through page tables take up to a third of the time. Huge pages (2 MB on
+x86) save this time. glibc asks for huge pages for the whole heap (`MADV_HUGEPAGE`). The heap holds all data of a
+worker: the tensors of PyTorch and of other libraries, and the memory of the native kernels.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def keep_small(variables: Mapping[str, str]) -> None:
 
 
 def huge_share(blocks: Iterable[tuple[int, int]], smaps: Path = Path("/proc/self/smaps")) -> float | None:
-    """Share of huge pages in the memory of these blocks (address, bytes). The whole mappings of the blocks count. None
-    if the system does not say, or if there are no blocks."""
+    """Share of huge pages, 0 to 1, in the memory mappings in which these blocks (address, bytes) lie. None if the
+    system does not report the share, or if there are no blocks."""
     ranges = [(address, address + size) for address, size in blocks if size]
     try:
         lines = smaps.read_text().splitlines() if ranges else []

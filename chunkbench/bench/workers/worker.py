@@ -66,9 +66,9 @@ class Worker:
     def warm(self, seed: int, dtype: str, device: str, sweep_file: str = "") -> dict[str, Any]:
         """Make the data that forked workers share: the pool of inputs, and the buffer that makes caches cold.
 
-        If `sweep_file` is given, forked workers map this file instead of the buffer (`measure.caches.sweep_file`). Only
-        one thread runs, because the threads of a computation do not survive a fork. Nothing is done for a GPU, because
-        its state does not survive a fork.
+        With `sweep_file`, no buffer is made, because forked workers map this file (`measure.caches.sweep_file`). The
+        data is made with one thread, because further threads do not survive a fork. Nothing is done for a GPU, because
+        a GPU's state does not survive a fork either.
         """
         if device == "cpu":
             torch.set_num_threads(1)

@@ -50,7 +50,8 @@ class Patience:
 
 
 class RayExecutor:
-    """Measures an experiment on the machines of a fleet: once on all machines of one kind, or once on each kind."""
+    """Measures an experiment once for each chosen kind of machine in a fleet. All machines of a kind share the
+    passes."""
 
     def __init__(
         self,
