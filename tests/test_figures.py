@@ -69,5 +69,6 @@ def test_each_row_on_when_sharing_pays_names_its_record() -> None:
 
 @pytest.mark.parametrize("name", ["4096-3072", "1024-1024"])
 def test_the_page_quotes_the_recorded_profiles(name: str) -> None:
-    profile = json.loads((ROOT / "results" / "recorded" / "epyc-zen5-2-cores" / "profiles" / f"{name}.json").read_text())
+    folder = ROOT / "results" / "recorded" / "epyc-zen5-2-cores" / "profiles"
+    profile = json.loads((folder / f"{name}.json").read_text())
     assert " ".join(profile["limits"]) in (ROOT / "docs" / "measuring.md").read_text()

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from chunkbench.bench import workload
+from chunkbench.bench.analysis.derive import derive
 from chunkbench.bench.experiment.point import Case
 from chunkbench.bench.runner.reproduce import KERNELS
 from chunkbench.bench.store import TimedResult, open_run
@@ -20,7 +22,8 @@ from chunkbench.cli.main import cli
 from chunkbench.report import html, latex
 from chunkbench.report.book import Book, build_book
 from chunkbench.report.build import build
-from chunkbench.report.claims.document import PAPER, document_of
+from chunkbench.report.claims import claims_by_machine
+from chunkbench.report.claims.document import PAPER, document_of, parts_of
 from chunkbench.report.formats import names, render
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +36,14 @@ RUNS = sorted(path.parent for path in RECORDED.rglob("manifest.json"))
 PARTIAL = {"nvidia-h200/gpu-kernels", "nvidia-h200/figure4"}
 """The GPU went back before these runs had ended; their finished points are complete."""
 DIRTY = {"epyc-zen3-2-cores-authors"}
+TIMED = (PAPER, "timed")
+MACHINE_NAMES = {
+    "AMD EPYC, AVX2": "EPYC Zen 3",
+    "AMD EPYC (Zen 4)": "EPYC Zen 4",
+    "AMD EPYC, AVX512-BF16": "EPYC Zen 5",
+    "NVIDIA H200, Intel(R) Xeon(R) Processor (Emerald Rapids)": "NVIDIA H200",
+    "Intel(R) Xeon(R) Processor, AMX": "Xeon, AMX",
+}
 AXES_OF_LIMITS = {
     "n_c": 1,
     "batch_size": 32,
@@ -185,11 +196,60 @@ def test_the_results_rank_the_trees_of_every_machine(accept: bool) -> None:
 
 
 def test_the_results_have_the_verdicts_of_every_machine(accept: bool) -> None:
-    counts = document_of([open_run(path) for path in RUNS]).tables[0]
+    runs = [open_run(path) for path in RUNS]
+    counts = document_of(runs).tables[0]
     rows = [[cell.text for cell in row] for row in counts.rows if row[1].text == PAPER]
+    rows = [row for row in rows if not re.fullmatch(r"\d+ not measured", row[2])]
     heading = [column.name for column in counts.columns]
-    lines = [_line([row[0], *row[2:4]]) for row in (heading, ["---"] * len(heading), *rows)]
+    tallies = [[shortened(row[0]), *row[2:4]] for row in rows]
+    lines = [_line(row) for row in ([heading[0], *heading[2:4]], ["---"] * 3, *tallies)]
     check_block("verdicts", [*lines, ""], accept)
+    parts = [part for run in runs for part in parts_of(run.path.name, run.manifest, derive(run.cases))]
+    judged = {
+        machine: claims
+        for machine, claims in claims_by_machine(parts).items()
+        if any((one.text, one.basis) == TIMED and one.verdict != "not measured" for one in claims)
+    }
+    heading = ["claim", "basis", *map(shortened, judged)]
+    lines = [_line(heading), _line(["---"] * len(heading))]
+    for of_machines in zip(*judged.values(), strict=True):
+        claim = of_machines[0]
+        if claim.text == PAPER:
+            verdicts = ["" if one.verdict == "not measured" else one.verdict for one in of_machines]
+            what = f"{claim.id}: {claim.quantity} ({claim.paper})".replace("*", r"\*")
+            lines.append(_line([what, claim.basis, *verdicts]))
+    check_block("claims", [*lines, ""], accept)
+    lost = {
+        shortened(machine): sum(one.verdict == "does not hold" for one in claims if (one.text, one.basis) == TIMED)
+        for machine, claims in judged.items()
+    }
+    told = ", ".join(f"{count} on the {machine}" for machine, count in lost.items() if count)
+    assert f"Timed claims that do not hold: {told} (" in (ROOT / "README.md").read_text()
+
+
+def shortened(machine: str) -> str:
+    """The name of a recorded machine, as pages say it."""
+    return MACHINE_NAMES.get(machine, machine)
+
+
+def test_the_results_have_the_closed_loop(accept: bool) -> None:
+    """Requests per second over those of vLLM with prefix caching, arrival seed by arrival seed."""
+    names = ("chunk_llama_radix", "vllm_chunk")
+    heading = ["prompt, shared", "clients", "ChunkLlama, radix", "vLLM, our kernels"]
+    lines, ratios = [_line(heading), _line(["---", "---:", "---:", "---:"])], dict[tuple[int, int], list[str]]()
+    for group in build(open_run(RECORDED / "epyc-zen5-2-cores" / "cpu-servers")).groups:
+        rates = {
+            name: [one.numbers.requests_per_s for one in row.facts.measurements] for name, row in group.rows.items()
+        }
+        own = ratios[group.axes["n_s"], group.axes["clients"]] = []
+        for name in names:
+            values = [ours / theirs for ours, theirs in zip(rates[name], rates["vllm_prefix_caching"], strict=True)]
+            own.append(f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+        lines.append(_line([f"{group.axes['n_p']}, {group.axes['n_s']}", str(group.axes["clients"]), *own]))
+    check_block("closed loop", [*lines, ""], accept)
+    nothing, short, long = (ratios[shared, 32][1].partition(" ")[0] for shared in (0, 1024, 2048))
+    row = f"with our kernels {short}x and {long}x the requests per second where 1024 and 2048 tokens are shared"
+    assert f"{row}, {nothing}x where nothing is" in (ROOT / "README.md").read_text()
 
 
 def test_the_page_on_kernels_has_the_share_of_the_roofline(accept: bool) -> None:
