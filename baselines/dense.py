@@ -9,8 +9,8 @@ import torch
 from chunkbench.bench.contract import Inputs, Session
 
 WORTH_A_MASK = 4
-"""If capacity / held tokens is at most this, a masked product over the whole buffer is faster than a copy of the held
-tokens."""
+"""Largest quotient capacity / filled tokens of a buffer that is read as a whole. Up to this quotient, a masked product
+over the whole buffer is faster than a copy of the filled tokens."""
 
 
 def tokens_to_read(buffer: torch.Tensor, held: int) -> int:

@@ -30,7 +30,8 @@ def library() -> Any:
 class ContiguousSession(DenseSession):
     """A session with contiguous caches for `flash_attn_with_kvcache` of FlashAttention-2 or -3.
 
-    `equal_lengths`: whether the function also gets the lengths when all of them are equal.
+    The library's function always gets the lengths of the sequences if they differ. `equal_lengths`: whether the
+    function gets equal lengths, too.
     """
 
     def __init__(self, inputs: Inputs, attention: Callable[..., torch.Tensor], equal_lengths: bool) -> None:

@@ -1,6 +1,6 @@
-"""FlashInfer: paged decode, cascade and flat segments. The library has the file's name without the `_`.
+"""FlashInfer (the library `flashinfer`): paged decode, cascade and flat segments.
 
-All three read one pool of pages that stores a common prefix once. They differ in how often that prefix is read:
+All three forms read a pool of pages that stores a common prefix once. They differ in how often that prefix is read:
 
 - `flashinfer_paged` (BatchDecodeWithPagedKVCacheWrapper): every sequence reads all its pages through its own table.
 - `flashinfer_cascade`: one batch-prefill call per level of the prefix tree, then pairwise merges, like the library's

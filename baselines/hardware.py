@@ -9,10 +9,11 @@ from chunkbench.kernels.triton.tuning import nearest, read
 
 
 def instruction_set(device: str) -> str | None:
-    """On a GPU `sm_90` or similar. On a CPU the instruction set in use, or None without a native module.
+    """The instruction set that the kernels use on a device. For a GPU, it is a text such as `sm_90`. For a CPU without
+    the native module, it is None.
 
-    If the tuning table has no row for the GPU, the text also names the GPU whose row is used. `chunkbench tune` makes a
-    row for this GPU.
+    If the tuning table has no row for the machine's GPU, the text also names the row that is used instead. `chunkbench
+    tune` makes a row for the machine's GPU.
     """
     if device == "cuda":
         own, row = f"sm_{capability()}", nearest(capability(), read())

@@ -1,8 +1,9 @@
 """Caches whose KV heads keep different parts of a sequence: RazorAttention, DuoAttention and StreamingLLM.
 
-All run ChunkAttn's kernels over two stores (`chunkbench/attention/heads.py`) and differ in `head_methods.METHODS`. All
-sequences of a point have the same length. So window heads may also drop chunks of shared prefixes (`compress: all`),
-and each sequence has exactly the result that it would have alone.
+All methods run ChunkAttn's kernels over two stores (`chunkbench/attention/heads.py`). `head_methods.METHODS` says how
+the methods differ. All sequences of a point have the same length, so their windows begin at the same position. Window
+heads may therefore also drop chunks of shared prefixes (`compress: all`). Each sequence still has exactly the result
+that it would have alone.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.experiment.terms import Compensation
 
 _SUM_BYTES = 4
-"""Bytes of one float32 number in the sums of a chunk that window heads lost."""
+"""Bytes of one number (float32) in the sums of K and V. The sums replace the chunks that window heads lost."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class HeadMethod:
     retrieval: int
     """Percent of the KV heads that keep everything, rounded up."""
     compensation: Compensation = "none"
-    """The default. `none`: the method never has a compensation token, whatever a point says."""
+    """The compensation at points that name none. A method with `none` has no compensation token at any point."""
     share: bool = True
     compress: Compress = "all"
 
@@ -37,8 +37,11 @@ class HeadMethod:
         return ceil((self.retrieval if given is None else given) * point.kv_heads / 100)
 
     def policy(self, point: AttentionPoint) -> HeadPolicy:
-        """The policy of the cache at a point. If the point has `kv_share`, the window is the largest that fits this
-        percentage of the bytes, but at least one token."""
+        """The policy of the cache at a point.
+
+        If the point has `kv_share`, the heads may hold this percentage of the bytes of full caches. The window is then
+        the largest possible, but at least one token.
+        """
         compensation = self._compensation(point)
         window = point.window if point.kv_share is None else max(1, self._window(point, point.kv_share))
         heads = tuple(head < self.full_heads(point) for head in range(point.kv_heads))

@@ -1,8 +1,8 @@
 """Planners of other papers over ChunkAttn's kernel and its K and V, so that a table shows the effect of the plan alone.
 
-All planners read the K and V of one session. If `chunk_attn` has an open session at the same point, they use that one.
-Else the planners open one for themselves. The planners differ only in which segments they read together
-(`kernels.planners`). ChunkAttn's planner then cuts all their items for the threads and caches of this machine.
+All planners of a point read the K and V of one ChunkAttn session. This is the open session of `chunk_attn`, or a new
+session if none is open. The planners differ only in which segments they read together (`kernels.planners`). The items
+of every planner are cut in the same way for the threads and caches of this machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from chunkbench.kernels.trace import Trace, TracedCall
 
 
 class PlannedSession(Session):
-    """Another kernel over the cache of a ChunkAttn session. Every round begins with `rewind`, which leaves only the
-    prompts in the cache for the next session."""
+    """A session with its own kernel over the cache of a ChunkAttn session. Several sessions use this cache in turn.
+    Every round begins with `rewind`, which removes the tokens that another session appended."""
 
     def __init__(self, cache: ChunkAttnSession, planner: Planner) -> None:
         self._cache = cache

@@ -88,9 +88,10 @@ def levels(plan: Plan) -> list[Requests]:
     """The requests of each level of the prefix tree, over all query rows in depth-first order.
 
     Level i holds every segment that is the i-th shared segment of its sequences. The last level holds the private
-    segments, if there are any. Rows without a segment at a level form requests without blocks. A sequence without a
-    private segment has a shared one at level 0. So merge the last level with level 0 first, then levels 1, 2, ...: this
-    order never merges two empty results.
+    segments, if there are any. Rows without a segment at a level form requests without blocks.
+
+    The caller merges the results of the last level and of level 0 first, then those of levels 1, 2, ... This order
+    never merges two empty results: every row has a private segment, or a shared segment at level 0.
     """
     shared: list[list[int]] = []
     private: list[int] = []

@@ -113,8 +113,8 @@ def supports(point: AttentionPoint) -> Answer:
 
 
 class PagedSession(BlockSession):
-    """A session with keys `[blocks, kv_heads, d / x, block_size, x]` and values `[blocks, kv_heads, d, block_size]`. x
-    elements have 16 bytes. Only vLLM's own operator writes the keys and values."""
+    """A session with keys `[blocks, kv_heads, d / x, block_size, x]` and values `[blocks, kv_heads, d, block_size]`.
+    x is the number of elements in 16 bytes. Only vLLM's operator reshape_and_cache writes the keys and values."""
 
     def __init__(self, inputs: Inputs, share: bool) -> None:
         super().__init__(inputs, share, inputs.point.block_size)

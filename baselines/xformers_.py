@@ -1,9 +1,9 @@
-"""xformers: memory-efficient attention (section 4.1 of the paper). The library has the file's name without the `_`.
+"""The library `xformers`: memory-efficient attention (section 4.1 of the paper).
 
-The library has several forward operators. Some need its own extension, which does not load with every PyTorch.
-The library's dispatcher chooses an operator for training and prefill. This adapter instead uses one operator for all
-points, the first in `PREFERRED` that this GPU supports, and its rows name that operator. A point that this operator
-refuses is unsupported. No other operator takes its place.
+The library has several forward operators. Some of them need the library's extension module, which does not load with
+every PyTorch. The library's dispatcher chooses an operator for training and prefill. This adapter instead uses one
+operator for all points: the first in `PREFERRED` that this GPU supports. Results name this operator. If the
+operator refuses a point, the point is unsupported, even if another operator would accept the point.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Decision(NamedTuple):
 
 
 def present(run: Run) -> Decision:
-    """The current stopping rule. The first test comes at the minimum number of pairs. Each further test comes when the
-    number has about doubled. The tests share the allowed error."""
+    """The current stopping rule. The first test comes after `FEWEST` pairs. Each further test comes when the number of
+    pairs has about doubled. With n tests, each may be wrong with the probability `ERROR` / n."""
     schedule = looks(FEWEST, run.seconds[FEWEST - 1], LIMIT_S)
     verdict: Verdict = "inconclusive"
     count = FEWEST
@@ -61,8 +61,12 @@ def present(run: Run) -> Decision:
 
 
 def former(run: Run) -> Decision:
-    """The former stopping rule. The first test comes after twelve pairs. If it finds a change or nearly one, twelve
-    more pairs are measured. The verdict is a change only if all parts of the pairs agree."""
+    """The former stopping rule. The first test comes after twelve pairs. If it finds a change, a second test comes
+    twelve pairs later. Another test also follows a test that is inconclusive with a shift above half the threshold.
+
+    The verdict is a change only if each part of the pairs also shows this change. The parts are the two halves of the
+    first twelve pairs, and later each further twelve pairs.
+    """
     parts: list[float] = []
     while True:
         count = FEWEST * (1 + len(parts))

@@ -1,12 +1,12 @@
-"""Measures how long a step of our engine takes, and predicts how much faster answers get by jumping. Jumping appends
-forced text without the model.
+"""Measures how long a step of `chunkbench.server.engine` takes, and predicts how much faster jumps make answers. A jump
+appends the text that a constraint forces, without a step for each token.
 
     python benchmarks/step_times.py                                     prints the table for SmolLM2 in bfloat16
     python benchmarks/step_times.py results/runs/constrained-*/         also predicts a run of `constrained`
 
 A step computes k rows (tokens) and m logits (one for each decoding sequence). If k is larger than m, some sequences
-compute a piece of text in the step, as after a jump. The prediction uses the counts of the run: an answer takes
-`sampled` steps, and each token of the prompt and the answer is a row in one of them.
+compute several tokens in the step, as after a jump. The prediction uses the counts of the run: an answer takes
+`sampled` steps. Each token of the prompt and of the answer is a row of one of these steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chunkbench.workloads.serving.result import ServingResult
 
 LOGITS = (1, 8, 32)
 ROWS = (1, 2, 4, 8)
-"""Numbers of rows of a measured step, as multiples of its number of logits."""
+"""Rows / logits of the measured steps."""
 _STEPS, _PROMPT, _PIECE = 40, 64, 6
 
 

@@ -159,8 +159,8 @@ class HeadStores:
             self.windows.store.copy(int(places[source]), int(places[target]), tokens, held)
 
     def drop(self, chunk: int, before: int) -> None:
-        """Let window heads lose a full chunk. `before`: the last chunk that they lost before this chunk on its path, or
-        NOWHERE."""
+        """Let window heads lose a full chunk. `before`: id of the previous lost chunk on the path, or NOWHERE. With
+        compensation, the sums of `before` are added to the sums of the chunk."""
         place = int(self.pool.places[chunk])
         entry = self.pool.drop(chunk)
         if self.policy.compensation == "none":

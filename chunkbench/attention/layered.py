@@ -130,12 +130,12 @@ class LayeredChunkAttention:
         return self._tree.match(tokens)
 
     def reserve(self, tokens: int, touch: bool = False) -> None:
-        """Make room for exactly the chunks that hold `tokens` tokens. Round the length of each prompt up to whole
-        chunks.
+        """Make room for exactly the chunks that hold `tokens` tokens. The caller rounds the length of each prompt up to
+        whole chunks before adding the lengths.
 
         Without this call, the cache grows by a half each time that it is full. With `touch`, the memory is also written
-        once, so that no later step waits for the system's pages. Use `touch` only before any sequence joins. Raises
-        PoolExhausted beyond `max_tokens`, or the allocator's error.
+        once. No later step then waits until the operating system provides memory pages. Use `touch` only before any
+        sequence joins. Raises PoolExhausted beyond `max_tokens`, or the allocator's error.
         """
         self._tree.pool.reserve(-(-tokens // self.chunk_size))
         if touch:

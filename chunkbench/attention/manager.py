@@ -181,9 +181,10 @@ class ReplayedManager(Manager):
 
 
 class AccountedManager(ReplayedManager):
-    """A manager of ids that can fork sequences.
+    """A manager that can also fork sequences.
 
-    `append` and `grow` call `give`. A subclass that records which tokens are computed overrides `append`.
+    `append` and `grow` give slots in the same way, through `give`. But only the tokens of `append` are computed in this
+    step. A subclass that records which tokens are computed overrides `append`.
     """
 
     def append(self, sequences: Sequence[int]) -> bool:

@@ -47,8 +47,8 @@ class ChunkPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` ids, lowest first. Raises PoolExhausted, taking none, if the limit does not allow all of them.
 
-        When the pool grows, it grows by at least one half, so that the store adds few slabs. `reserve` gives exact
-        sizes.
+        If the pool must grow, it grows by at least one half, within the limit, so that it grows rarely. `reserve` grows
+        to an exact size.
         """
         needed = self.in_use + count
         if self.limit is not None and needed > self.limit:

@@ -131,7 +131,8 @@ class RaggedChunkAttention(LayeredChunkAttention):
         return self._rows
 
     def undo_planned(self) -> None:
-        """Declare that the K and V of the planned step were not written in all layers. Select its tokens again."""
+        """Declare that the K and V of the planned step were not written in all layers. The caller must select the
+        step's tokens again."""
         for chunks in self._planned_filled:
             self._tree.mark_written(chunks, False)
         self._planned_filled = []

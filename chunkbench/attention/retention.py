@@ -8,8 +8,8 @@ import heapq
 from chunkbench.attention.nodes import TreeNode
 
 _MOST_OUTDATED = 1 << 16
-"""The heap is cleaned of outdated entries when it has more entries than this plus twice the number of evictable
-chunks."""
+"""Part of the limit on entries in the heap. The limit is this number + 2 * the number of evictable chunks. Beyond the
+limit, all outdated entries are removed from the heap."""
 
 
 class EvictableNodes:
@@ -29,7 +29,8 @@ class EvictableNodes:
         self._entries = 0
 
     def advance_clock(self) -> None:
-        """Let nodes that are added after this call count as used later than all earlier nodes."""
+        """Advance the time of last use. Nodes added after this call count as more recently used than nodes added
+        before."""
         self._time += 1
 
     def add(self, node: TreeNode) -> None:

@@ -105,11 +105,11 @@ class ChunkAttention(LayeredChunkAttention):
         return TppNative(self._store, self.heads, planner)
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        """Run `decode` after `plan`, or only its reads, or only its arithmetic, and return the time of each unit of
-        work.
+        """The time of each unit of work of one call, after `plan`. Only the native kernel without a policy can trace;
+        others return None.
 
-        q and out `[b, heads, head_dim]`, out contiguous. Only the native kernel without a policy can trace; others
-        return None. After `compute`, out holds no result. Raises WrongTensor.
+        `call`: `decode` runs a whole decode, `read` only its reads, `compute` only its arithmetic. After `compute`, out
+        holds no result. q and out are `[b, heads, head_dim]`, and out is contiguous. Raises WrongTensor.
         """
         q, out = self._checked_q(q, out, len(self._tree))
         if not isinstance(self._kernel, NativeDecode) or not len(out):

@@ -77,7 +77,7 @@ class Slots:
         """Add `token_counts[i]` tokens to slot `slots[i]`. The slot takes the next `chunk_counts[i]` chunk ids of the
         list `new`.
 
-        Updates lengths and last chunks. The caller updates `tails`.
+        Updates all arrays except `tails`, to which the caller writes the token ids.
         """
         c = self.chunk_size
         before = self.last_tokens[slots]

@@ -16,9 +16,9 @@ class WrongTensor(KVCacheError, ValueError):
 class TensorSpec:
     """The dtype and the device of K, V, q and out.
 
-    With cold caches every attribute of a tensor takes microseconds to read, and a small decode step takes tens of them.
-    So the native module checks a contiguous tensor on the CPU in one call. A tensor that it does not accept is checked
-    again in Python, which finds out what the error message must say.
+    The native module checks a contiguous tensor on the CPU in one call. A check in Python reads several attributes, and
+    with cold caches each takes microseconds. A small decode step takes only tens of microseconds. If the native module
+    does not accept a tensor, Python checks the tensor again and finds the reason for the error message.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:

@@ -15,9 +15,10 @@ from chunkbench.attention.tokens import Tokens, token_array
 from chunkbench.kernels.integers import Ints
 
 _MOST_BLOCKS = 1 << 24
-"""A sequence has fewer blocks than this, and fewer tokens than this."""
+"""Factor in the keys and token ids of a `SegmentText`: id of the segment * this + position. A text has fewer tokens
+than this, so a different id or position gives a different number."""
 _MOST_SEGMENTS = 1 << 38
-"""Ids of segments are below this, so that an id and a position in the text together fit into 62 bits."""
+"""Ids of segments are smaller than this, so that keys and token ids have at most 62 bits."""
 
 
 class Text(Protocol):

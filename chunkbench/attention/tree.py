@@ -217,12 +217,14 @@ class PrefixTree:
         return appended
 
     def truncate(self, sequence: int, length: int) -> Copy | None:
-        """Keep the first `length` tokens of a sequence. The chunks after them are released or kept, as `leave` does it.
+        """Keep the first `length` tokens of a sequence. `leave` says what becomes of the chunks after these tokens.
 
         If the new end lies inside a chunk, the result says where the tokens of this chunk are now. They stay in the
-        same chunk (`target == source`), or move to a new chunk, because other sequences cover the old one or `retain`
-        keeps it. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length beyond the sequence),
-        PoolExhausted (no room for a new chunk, and none becomes free).
+        chunk (`target == source`), unless other sequences cover the chunk or `retain` keeps it. Then the tokens move to
+        a new chunk.
+
+        Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length beyond the sequence), PoolExhausted (no
+        room for a new chunk, and no chunk becomes free).
         """
         entry = self._find(sequence)
         before = self._slots.lengths[entry.slot]

@@ -23,11 +23,12 @@ _LEAST_WINDOW = 4000
 
 @dataclass(frozen=True)
 class HeadPolicy:
-    """Says which tokens each KV head keeps: a full head keeps all tokens, a window head keeps a few sinks and the last
-    tokens.
+    """Says which tokens each KV head keeps. A full head keeps all tokens. A window head keeps the sinks (a few first
+    tokens) and the window (the last tokens).
 
-    RazorAttention (arXiv 2407.15891): the full heads are the model's retrieval heads. Sinks and windows consist of
-    whole chunks: a query sees `window` to `window + chunk_size - 1` tokens before its own.
+    In RazorAttention (arXiv 2407.15891), the full heads are the model's retrieval heads. Sinks and windows consist of
+    whole chunks. If `window` is a multiple of chunk_size, a window has `window` to `window + chunk_size - 1` tokens
+    before the position of the query.
     """
 
     full: tuple[tuple[bool, ...], ...]
@@ -52,12 +53,12 @@ class HeadPolicy:
             raise ValueError(f"sinks cannot be negative: {self.sinks}")
 
     def heads(self, layer: int, full: bool) -> list[int]:
-        """Indices of the layer's full KV heads; of its window heads if `full` is false."""
+        """Indices of a layer's full KV heads if `full` is true, else indices of the layer's window heads."""
         return [head for head, is_full in enumerate(self.full[layer]) if is_full == full]
 
     def end_of_dropped(self, positions: Ints, chunk_size: int) -> Ints:
-        """`[n]`: the first chunk that a query at each of these positions still sees after the sinks. A chunk is given
-        as its index in the sequence."""
+        """`[n]`: for a query at each of these positions, index in the sequence of the first chunk of the window. The
+        query does not see the chunks between the sinks and this chunk."""
         windows = np.maximum(_LEAST_WINDOW, -(-(positions + 1) // 5)) if self.window is None else self.window
         return positions // chunk_size + windows // -chunk_size
 
@@ -105,8 +106,9 @@ class WindowedPool(ChunkPool):
         make_entries: Callable[[int], None],
         saved: float,
     ) -> None:
-        """`limit`: number of chunks that fit while window heads have lost none. `saved`: each lost chunk makes room for
-        this fraction of a chunk (below 1). The three functions make room for a number of chunks, places and entries."""
+        """`limit`: number of chunks that fit while window heads have lost none. `saved`: by how much the limit rises
+        with each lost chunk, a fraction of a chunk below 1. `make_room` makes room for a number of chunks,
+        `make_windows` for a number of places, `make_entries` for a number of entries."""
         super().__init__(limit, make_room)
         self.places: Ints = np.empty(0, np.int64)
         """`[chunk]`: the chunk's place in the store of the window heads; NOWHERE if they lost the chunk."""
@@ -152,12 +154,12 @@ class WindowedPool(ChunkPool):
         return entry
 
     def to_drop(self, plan: Plan, ends: Ints) -> list[tuple[int, int]]:
-        """Pairs: a chunk that window heads no longer need, and the last chunk that they lost before it on its path, or
-        NOWHERE.
+        """Pairs of chunk ids: a chunk that window heads no longer need, and the previous lost chunk on its path. The
+        second id is NOWHERE if the path has no earlier lost chunk.
 
-        `ends` `[b]`, by row: index of the first chunk after the sinks that the row still needs. The lost chunks of a
-        path are one run, which grows only at its end. The run begins after the sinks; with `own` it begins after the
-        chunks that other sequences also covered at that time.
+        `ends` `[b]`, by row: index in the sequence of the first chunk of the row's window. The lost chunks of a path
+        are consecutive, and new ones follow at their end. They begin after the sinks. With `own`, they also begin after
+        the chunks that other sequences covered at that time.
         """
         drops: list[tuple[int, int]] = []
         sinks, own = self._policy.sink_chunks(plan.chunk_size), self._policy.compress == "own"

@@ -29,8 +29,8 @@ def counted(case: Result) -> bool:
 def group(cases: Sequence[Result]) -> list[tuple[Mapping[str, Any], list[Result]]]:
     """Group the cases that differ only in the implementation. Returns the axes and the cases of each group.
 
-    The groups are sorted by the values of their axes. `threads` counts as an axis only if it was swept. The reason: a
-    case that never ran has no number of threads.
+    The groups are sorted by the values of their axes. `threads` counts as an axis only if it was swept. Otherwise a
+    case that never ran would be in another group, because it has no number of threads.
     """
     grouping = (*AXES, _MACHINE)
     fixed = [name for name in grouping if name != "threads"]

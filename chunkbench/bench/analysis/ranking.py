@@ -38,7 +38,8 @@ class Standing:
 
     @property
     def maybe_close(self) -> int:
-        """Number of points where `is_close` holds for the lower end of the ratio's interval."""
+        """Number of points where the implementation may be as fast as the fastest row: `is_close` is true for the lower
+        end of the ratio's interval."""
         return sum(is_close(over.low) for over in self.ratios)
 
 

@@ -1,4 +1,5 @@
-"""The latency ratio of two cases, formed only from rounds of the same memory group."""
+"""The latency ratio of two cases. It uses only rounds of the same memory group, a set of implementations that fit in
+memory together."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Sharing:
     common: int
     """Number of leading tokens that all prompts of the group have in common."""
     ratio: float
-    """Mean over the prompts of shared tokens / (prompt tokens + completion tokens), as in section 3.1 of the paper."""
+    """Shared tokens / (prompt tokens + completion tokens), as in section 3.1 of the paper. Mean over all prompts."""
     tokens: int
     """Number of K/V tokens in memory without sharing, completions included."""
     held: int

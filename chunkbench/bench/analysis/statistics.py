@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 IntervalKind = Literal["confidence", "range"]
 
 MIN_ROUNDS_FOR_CONFIDENCE = 6
-"""With fewer rounds, the interval is the range from minimum to maximum. Five rounds give at most 93.75% confidence (1 -
-2/2^5)."""
+"""Smallest number of rounds for a confidence interval. With fewer rounds, the interval goes from the smallest to the
+largest mean. With five rounds, this range holds the true median with a probability of only 93.75% (1 - 2/2^5)."""
 
 MIN_TIMED_STEPS = 8
 
