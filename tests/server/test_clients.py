@@ -21,6 +21,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from chunkbench.server import smollm2
 from chunkbench.workloads.serving.servers.process import free_port
 from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.server.processes import Served, serve
@@ -91,25 +92,17 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_lm_eval_scores_this_server_as_its_own_model(served: Served, checkpoint: Path, tmp_path: Path) -> None:
+def test_lm_eval_scores_this_server_as_its_own_model(tmp_path: Path) -> None:
     """All choices are the same in float32."""
     multiple_choice(tmp_path)
-    api = f"model=sharp,base_url={served.url}/v1/completions,tokenizer={checkpoint},max_retries=1"
-    chosen = {}
-    for model, arguments in [("local-completions", api), ("hf", f"pretrained={checkpoint},dtype=float32")]:
-        words = [
-            "run",
-            "--model",
-            model,
-            "--model_args",
-            arguments,
-            "--tasks",
-            "items",
-            "--include_path",
-            str(tmp_path),
-        ]
-        words += ["--batch_size", "8", "--device", "cpu", "--log_samples", "--output_path", str(tmp_path / model)]
-        run_client("lm_eval", tmp_path, *words)
+    checkpoint, chosen = smollm2.checkpoint(), {}
+    with serve(tmp_path / "log", smollm2.NAME, "--dtype", "float32", "--kv-memory", "256MiB") as server:
+        api = f"model={smollm2.NAME},base_url={server.url}/v1/completions,tokenizer={checkpoint},max_retries=1"
+        for model, given in [("local-completions", api), ("hf", f"pretrained={checkpoint},dtype=float32")]:
+            words = ["run", "--model", model, "--model_args", given, "--tasks", "items", "--batch_size", "8"]
+            words += ["--device", "cpu", "--log_samples", "--include_path", str(tmp_path)]
+            run_client("lm_eval", tmp_path, *words, "--output_path", str(tmp_path / model))
+    for model in ("local-completions", "hf"):
         (samples,) = (tmp_path / model).rglob("samples*.jsonl")
         answers = [json.loads(line) for line in samples.read_text().splitlines()]
         scores = {one["doc_id"]: [float(choice[0][0]) for choice in one["resps"]] for one in answers}
@@ -117,26 +110,6 @@ def test_lm_eval_scores_this_server_as_its_own_model(served: Served, checkpoint:
     assert len(chosen["hf"]) == 100
     assert len({*chosen["hf"].values()}) > 1
     assert chosen["local-completions"] == chosen["hf"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_aiperf(served: Served, checkpoint: Path, tmp_path: Path) -> None:
-    words = ["profile", "--model", "sharp", "--url", served.url, "--endpoint-type", "chat", "--streaming"]
-    words += ["--tokenizer", str(checkpoint), "--concurrency", "4", "--request-count", "12", "--ui", "none"]
-    words += [
-        "--synthetic-input-tokens-mean",
-        "40",
-        "--output-tokens-mean",
-        "8",
-        "--artifact-dir",
-        str(tmp_path / "out"),
-    ]
-    run_client("aiperf", tmp_path, *words)
-    (exported,) = (tmp_path / "out").rglob("profile_export_aiperf.json")
-    told = json.loads(exported.read_text())
-    assert told["request_count"]["avg"] == 12
-    assert not told.get("error_request_count", {}).get("avg")
 
 
 class Number(BaseModel):
