@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from chunkbench.bench import workload
@@ -72,6 +73,15 @@ class Raylets:
     def remove(self, machine: str) -> None:
         """Kill a raylet, with all that runs on it."""
         self.ray.remove_node(self.nodes.pop(machine), allow_graceful=False)
+
+    def actors(self) -> list[psutil.Process]:
+        """The processes that measure, on these raylets alone: another test may have raylets of its own on this host.
+        Those that measure now come first."""
+        raylets = [one.process.pid for node in self.nodes.values() for one in node.all_processes["raylet"]]
+        workers = [worker for raylet in raylets for worker in psutil.Process(raylet).children(recursive=True)]
+        titles = {worker: " ".join(worker.cmdline()) for worker in workers}
+        found = [worker for worker, title in titles.items() if "ray::Measurer" in title]
+        return sorted(found, key=lambda worker: "ray::Measurer.measure" not in titles[worker])
 
     def connect(self) -> Cluster:
         """Connect as a run does; workers know the kind of work that waits."""
