@@ -278,17 +278,18 @@ class RequestBody(Fields):
             sampling = Sampling(self.temperature, self.top_p, seed, self.top_k)
         except RequestRefused as error:
             raise ApiError(str(error), param=error.field) from None
+        beams = self.beams()
         return Request(
             id,
             prompt,
             max_tokens,
-            sampling,
+            sampling if beams is None else Sampling(),  # a search draws no tokens
             frozenset(self.stop_token_ids),
             self.ignore_eos,
             self.min_tokens,
             self.logprobs_of_answer,
             self.logprobs_of_prompt,
-            self.beams(),
+            beams,
             self.cache_salt or "",
             matcher,
         )

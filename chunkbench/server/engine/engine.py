@@ -14,13 +14,14 @@ from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.errors import PoolExhausted
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.cpu.store import dtype_name
-from chunkbench.server.engine.beams import Beam, BeamSearch, likeliest
+from chunkbench.server.engine import beam_steps
+from chunkbench.server.engine.beams import Beam, BeamSearch
 from chunkbench.server.engine.cache import EngineCache
 from chunkbench.server.engine.errors import RequestFailed, RequestRefused
 from chunkbench.server.engine.logprobs import TokenLogprobs, logprobs_of
 from chunkbench.server.engine.model import Model
 from chunkbench.server.engine.request import BeamGroup, Finish, Generated, Request, Sequence
-from chunkbench.server.engine.sampling import next_tokens, without_early_ends
+from chunkbench.server.engine.sampling import next_tokens
 from chunkbench.server.scheduling import Piece, Rules, Scheduler
 
 Attention = Literal["two-phase", "sequence-first", "no-sharing"]
@@ -260,7 +261,7 @@ class Engine:
             if sequence.group is not None:
                 groups[sequence.group] = None
                 if isinstance(outcome, RequestFailed):
-                    failed += self._fail(sequence.group, outcome)
+                    failed += beam_steps.fail(sequence.group, outcome, self._cache, self._scheduler)
                 else:
                     sequence.group.rows[sequence] = outcome.beam
                 continue
@@ -273,7 +274,7 @@ class Engine:
             else:
                 generated += self._take(sequence, outcome)
         for group in groups:
-            generated += self._advance(group)
+            generated += beam_steps.advance(group, self._cache, self._scheduler)
         computed, done = self._computed, perf_counter()
         return StepReport(
             tuple(generated),
@@ -331,7 +332,7 @@ class Engine:
             logits = logits.repeat_interleave(torch.tensor(counts, device=logits.device), 0)
         told = [row for row, sequence in enumerate(sequences) if sequence.request.logprobs is not None]
         raw = logits[told] if told else None  # a copy, because the choice of tokens changes logits
-        beams = self._beams(logits, sequences)
+        beams = beam_steps.likeliest_of(logits, sequences)
         chosen = next_tokens(logits, sequences) if sequences else []
         found = dict[int, TokenLogprobs]()
         if raw is not None:
@@ -381,76 +382,6 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         """Remove a sequence, whether it runs or waits."""
         self._scheduler.drop([sequence])
-
-    @staticmethod
-    def _beams(logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, Beam]:
-        """The likeliest next tokens of the rows that belong to beams."""
-        of_beams = {row: one.group for row, one in enumerate(sequences) if one.group is not None}
-        if not of_beams:
-            return {}
-        rows = list(of_beams)
-        allowed = without_early_ends(logits[rows], [sequences[row] for row in rows])
-        most = max(group.search.candidates for group in of_beams.values())
-        found = likeliest(allowed, most)
-        return {row: Beam(one[: of_beams[row].search.candidates]) for row, one in zip(rows, found, strict=True)}
-
-    def _advance(self, group: BeamGroup) -> list[Generated]:
-        """Continue the beams of a group by one token, if all of them were computed. Returns the tokens of all answers
-        at the end of the search."""
-        if not group.live or len(group.rows) < len(group.live):
-            return []
-        parents = group.live
-        going = group.search.advance([group.rows[beam] for beam in parents])
-        group.rows, parents[0].others = {}, []
-        if not going:
-            group.live = []
-            self._scheduler.drop(parents)
-            return self._answers_of(group)
-        kept = {one.beam for one in going}
-        self._scheduler.drop([beam for place, beam in enumerate(parents) if place not in kept])
-        busy = {parents[place] for place in kept}
-        free = [slot for slot in group.slots if slot not in busy]
-        group.live = []
-        for one in going:
-            parent = parents[one.beam]
-            beam = parent if one.beam in kept else free.pop()
-            kept.discard(one.beam)
-            group.live.append(beam)
-        for one, beam in zip(going, group.live, strict=True):
-            parent = parents[one.beam]
-            if beam is not parent:
-                beam.tokens[:] = parent.tokens
-                if not self._cache.fork(parent.arrival, beam.arrival, beam.text):
-                    self._scheduler.put_back(group.slots[0])
-                    return []
-                self._scheduler.branch(parent, beam)
-        for one, beam in zip(going, group.live, strict=True):
-            beam.tokens.append(one.token)
-        return []
-
-    @staticmethod
-    def _answers_of(group: BeamGroup) -> list[Generated]:
-        """The tokens of all answers of a search that has ended."""
-        generated = []
-        for slot, (_, tokens) in zip(group.slots, group.search.finished, strict=True):
-            finish: Finish = "stop" if tokens[-1] in slot.ends else "length"
-            cached = group.slots[0].cached_tokens
-            generated += [Generated(slot.request.id, token, None, cached) for token in tokens[:-1]]
-            generated.append(Generated(slot.request.id, tokens[-1], finish, cached))
-        return generated
-
-    def _fail(self, group: BeamGroup, failure: RequestFailed) -> list[RequestFailed]:
-        """End a beam search, one of whose beams cannot be computed."""
-        live, group.live = group.live, []
-        for beam in live:
-            self._cache.forget(beam.arrival)
-        self._scheduler.drop(live)
-        if not live:  # another beam has failed before
-            return []
-        failures = [RequestFailed(slot.request.id, str(failure), failure.asked) for slot in group.slots]
-        for one in failures:
-            one.__cause__ = failure.__cause__
-        return failures
 
     def _no_token(self, sequence: Sequence) -> RequestFailed:
         matcher = sequence.request.matcher

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -132,3 +134,26 @@ def answers_of(engine: Engine, *requests: Request) -> dict[str, list[int]]:
         for made in engine.step().generated:
             answers[made.request].append(made.token)
     return answers
+
+
+def run_groups(
+    engine: Engine, groups: Sequence[Sequence[Request]], gone: Mapping[int, Sequence[str]] = MappingProxyType({})
+) -> tuple[dict[str, list[int]], int]:
+    """(the tokens of each answer, number of preemptions) of groups of answers, all added at once. `gone`: number of a
+    step -> requests that are dropped before it."""
+    for group in groups:
+        engine.add(*group)
+    answers: dict[str, list[int]] = {request.id: [] for group in groups for request in group}
+    preempted = 0
+    for step in itertools.count():
+        engine.drop(gone.get(step, []))
+        if engine.idle:
+            break
+        report = engine.step()
+        assert not report.failed
+        preempted += report.preempted
+        for made in report.generated:
+            answers[made.request].append(made.token)
+    assert engine.kv_bytes == 0
+    assert engine.running == 0
+    return answers, preempted

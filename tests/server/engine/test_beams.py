@@ -11,7 +11,7 @@ import torch
 
 from chunkbench.server.engine import Engine, EngineOptions, Request, RequestRefused, Sampling
 from chunkbench.server.engine.beams import BeamOptions
-from tests.server.engine.models import VOCABULARY, sharp_module, small_model
+from tests.server.engine.models import VOCABULARY, run_groups, sharp_module, small_model
 
 CHUNK_BYTES = small_model().token_bytes * 64
 USUAL = BeamOptions()
@@ -26,24 +26,6 @@ def engine(chunks: int = 64, **options: Any) -> Engine:
 def beams(name: str, prompt: list[int], tokens: int, width: int, options: BeamOptions = USUAL) -> list[Request]:
     request = Request(name, prompt, tokens, stop_ids=ENDS, beams=options)
     return [replace(request, id=f"{name}.{n}") for n in range(width)]
-
-
-def run(served: Engine, groups: list[list[Request]], together: int = 100) -> tuple[dict[str, list[int]], int]:
-    """(the tokens of each answer, number of preemptions). `together`: groups that are added before a step."""
-    waiting, preempted = list(groups), 0
-    answers: dict[str, list[int]] = {request.id: [] for group in groups for request in group}
-    while waiting or not served.idle:
-        for group in waiting[:together]:
-            served.add(*group)
-        del waiting[:together]
-        report = served.step()
-        assert not report.failed
-        preempted += report.preempted
-        for made in report.generated:
-            answers[made.request].append(made.token)
-    assert served.kv_bytes == 0
-    assert served.running == 0
-    return answers, preempted
 
 
 @pytest.mark.parametrize(("penalty", "early"), [(1.0, False), (1.0, True), (0.0, False), (-1.0, True), (2.5, False)])
@@ -64,7 +46,7 @@ def test_beams_are_those_of_transformers(penalty: float, early: bool) -> None:
             eos_token_id=sorted(ENDS),
             pad_token_id=VOCABULARY - 1,
         )[:, length:].tolist()
-        answers, _ = run(engine(), [beams("a", prompt, 12, width, BeamOptions(penalty, early))])
+        answers, _ = run_groups(engine(), [beams("a", prompt, 12, width, BeamOptions(penalty, early))])
         for answer, padded in zip(answers.values(), expected, strict=True):
             assert answer == padded[: len(answer)]
             assert set(padded[len(answer) :]) <= {VOCABULARY - 1}
@@ -96,10 +78,10 @@ def test_all_kinds_of_requests_in_one_batch(chunks: int, cache: Any) -> None:
             beams(f"{number}", prompt, tokens, 2),
         ]
         groups.append(kinds[number % 4])
-    answers, preempted = run(engine(chunks, max_batch=20, prompt_budget=300, cache=cache), groups)
+    answers, preempted = run_groups(engine(chunks, max_batch=20, prompt_budget=300, cache=cache), groups)
     alone: dict[str, list[int]] = {}
     for group in groups:
-        alone |= run(engine(), [group])[0]
+        alone |= run_groups(engine(), [group])[0]
     assert answers == alone
     assert (preempted > 0) == (chunks < 64)
 
@@ -129,4 +111,4 @@ def test_a_search_that_never_fits_is_refused() -> None:
     served = engine(chunks=8)
     with pytest.raises(RequestRefused, match="too few for 4 answers to a prompt of 3 tokens"):
         served.add(*beams("a", [1, 2, 3], 62, 4))
-    assert len(run(served, [beams("a", [1, 2, 3], 61, 4)])[0]) == 4
+    assert len(run_groups(served, [beams("a", [1, 2, 3], 61, 4)])[0]) == 4

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from chunkbench.server.engine import Engine, EngineOptions, Request, RequestRefused, Sampling
-from tests.server.engine.models import VOCABULARY, answers_of, small_model
+from tests.server.engine.models import VOCABULARY, answers_of, run_groups, small_model
 
-torch_threads = None
 CHUNK = 64
 CHUNK_BYTES = small_model().token_bytes * CHUNK
 
@@ -30,27 +26,6 @@ def group_of(name: str, prompt: list[int], tokens: int, count: int, temperature:
     ]
 
 
-def run(
-    engine: Engine, groups: list[list[Request]], gone: Mapping[int, list[str]] = MappingProxyType({})
-) -> tuple[dict[str, list[int]], int]:
-    """(the tokens of each answer, number of preemptions). `gone`: number of a step -> requests dropped before it."""
-    for group in groups:
-        engine.add(*group)
-    answers: dict[str, list[int]] = {request.id: [] for group in groups for request in group}
-    preempted = 0
-    for step in itertools.count():
-        engine.drop(gone.get(step, []))
-        if engine.idle:
-            break
-        report = engine.step()
-        assert not report.failed
-        preempted += report.preempted
-        for made in report.generated:
-            answers[made.request].append(made.token)
-    assert engine.kv_bytes == 0
-    return answers, preempted
-
-
 @pytest.mark.parametrize("length", [1, 40, 64, 130])
 def test_each_answer_is_that_of_a_request_of_its_own(length: int) -> None:
     group = group_of("a", [n % VOCABULARY for n in range(length)], 20, 4)
@@ -63,7 +38,7 @@ def test_each_answer_is_that_of_a_request_of_its_own(length: int) -> None:
     shared, own = length // CHUNK, length % CHUNK
     assert served.step().kv_bytes == (shared + 4) * CHUNK_BYTES, own
     alone = {key: tokens for one in group for key, tokens in answers_of(engine(), one).items()}
-    assert run(engine(), [group]) == (alone, 0)
+    assert run_groups(engine(), [group]) == (alone, 0)
     assert len({tuple(tokens) for tokens in alone.values()}) == 4
 
 
@@ -72,7 +47,7 @@ def test_without_sharing_every_answer_computes_the_prompt() -> None:
     served = engine(attention="no-sharing")
     served.add(*group)
     assert served.step().prompt_tokens == 300
-    assert run(engine(attention="no-sharing"), [group]) == run(engine(), [group])
+    assert run_groups(engine(attention="no-sharing"), [group]) == run_groups(engine(), [group])
 
 
 def test_a_group_is_admitted_whole() -> None:
@@ -115,7 +90,7 @@ def test_groups_beside_each_other_in_little_memory(cache: Any) -> None:
                 if chance.random() < 0.2:
                     gone.setdefault(chance.randrange(30), []).append(request.id)
         served = engine(chunks=5, max_batch=8, prompt_budget=60, cache=cache)
-        answers, more = run(served, groups, gone)
+        answers, more = run_groups(served, groups, gone)
         preempted += more
         undisturbed = engine(max_batch=1)
         alone = answers_of(undisturbed, *[one for group in groups for one in group])
@@ -144,4 +119,4 @@ def test_a_prompt_that_cannot_be_computed_fails_all_its_answers() -> None:
     ]
     assert served.idle
     assert served.kv_bytes == 0
-    assert run(served, [[replace(one, id=f"again {one.id}") for one in group]])
+    assert run_groups(served, [[replace(one, id=f"again {one.id}") for one in group]])
