@@ -35,7 +35,7 @@ def test_without_runs_only_claims_about_shapes_and_the_paper_are_judged(tmp_path
     keys = "id source basis read statement quantity unit verdict measured low high paper reason rows bound experiment"
     assert {" ".join(claim) for claim in judged} == {keys}
     assert judged[0]["verdict"] == "holds"
-    assert "Of the paper's 18 timed claims 18 not measured." in text
+    assert "Of the paper's 20 timed claims 20 not measured." in text
     assert "chunkbench run table3" in text
     unknown = CliRunner().invoke(cli, ["claims", str(tmp_path / "nothing")])
     assert (unknown.exit_code, "no such run directory" in unknown.output) == (2, True)

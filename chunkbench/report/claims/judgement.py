@@ -13,8 +13,8 @@ from chunkbench.bench.analysis.derive import Row
 ClaimVerdict = Literal[
     "holds", "more than stated", "does not hold", "different here", "cannot tell", "replayed", "not measured"
 ]
-"""The verdict on a claim. "different here": the figure misses the bound for a reason other than a wrong claim. "cannot
-tell": the interval of the figure allows more than one verdict. "replayed": the figure comes from a virtual clock, which
+"""The verdict on a claim. "different here": the figure has the stated sign, but a reason other than a wrong claim
+explains why it misses the bound, or it was measured under another condition than the text's. "cannot tell": the interval of the figure allows more than one verdict. "replayed": the figure comes from a virtual clock, which
 proves nothing."""
 
 
@@ -121,15 +121,17 @@ class Stated:
         return "wrong" if high < self.bound else "cannot tell"
 
     def worst_first(self, figures: Iterable[Figure]) -> list[Figure]:
-        """Sort figures by their verdict: wrong, cannot tell, holds, more than stated. Among figures with the same
-        verdict, the highest `high` comes first for the bound "at most", else the lowest `low`."""
+        """Sort figures by their verdict: wrong, cannot tell, more than stated, holds. Among figures with the same
+        verdict, the highest `high` comes first for the bound "at most", else the lowest `low`.
+
+        So a range holds only if no figure lies above it.
+        """
         at_most = self.direction == "at most"
         return sorted(figures, key=lambda figure: (self.goodness(figure), -figure.high if at_most else figure.low))
 
     def goodness(self, figure: Figure) -> int:
-        """Rank of a figure's verdict: 0 if the figure is on the wrong side of the bound, up to 3 if it is more than
-        stated."""
-        order = ("wrong", "cannot tell", "holds", "more than stated")
+        """Rank of a figure's verdict: 0 if the figure is on the wrong side of the bound, up to 3 if it holds."""
+        order = ("wrong", "cannot tell", "more than stated", "holds")
         return order.index(self.verdict(figure.low, figure.high))
 
 
