@@ -56,3 +56,12 @@ class PlannedRequest:
     """True: ask for exactly `max_tokens` tokens. False: the model may end the answer earlier."""
     regex: str = ""
     """Regular expression that the answer must match. Empty: any text is allowed."""
+    answers: int = 1
+    """Number of answers to the prompt. Several answers are sampled at temperature 1, one answer is greedy."""
+    beams: bool = False
+    """Whether beam search finds the answers, which then come whole, not as a stream."""
+
+    @property
+    def asked_tokens(self) -> int:
+        """Maximum number of tokens of all answers."""
+        return self.answers * self.max_tokens

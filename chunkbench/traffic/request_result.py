@@ -24,14 +24,16 @@ class RequestResult(Facts):
     sent: NonNegativeFloat | None = None
     """Time at which the request was sent; None if there was no connection."""
     first: NonNegativeFloat | None = None
-    """Time at which the first token arrived."""
+    """Time at which the first token arrived; None without a stream."""
     last: NonNegativeFloat | None = None
     """Time at which the last token arrived."""
     prompt_tokens: Count | None
     """Number of prompt tokens; None for a text whose tokens the server does not report."""
     asked_tokens: Count
-    """Number of answer tokens that the request asks for; a maximum if the model may end the answer earlier."""
+    """Number of tokens of all answers that the request asks for; a maximum if the model may end an answer earlier."""
+    answers: Count = 1
     tokens: Count = 0
+    """Number of tokens of all answers."""
     cached_tokens: Count | None = None
     """Number of prompt tokens that the server found in its cache; None if the server does not say."""
     status: RequestStatus = "ok"
@@ -56,7 +58,8 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class LoadNumbers:
-    """The figures of one measurement of a server. Times are in seconds. A figure is None if no request has it."""
+    """The figures of one measurement of a server. Times are in seconds. A figure is None if no request has it. If
+    requests have several answers, times per token divide by the mean number of tokens of an answer."""
 
     requests: int
     answered: int
@@ -101,6 +104,7 @@ def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = 
     good = None
     if objective_s is not None:
         good = per_s * sum(normalized_latency(request) <= objective_s for request in answered)
+    streamed = [request for request in answered if request.first is not None]
     told = [request for request in answered if request.cached_tokens is not None and request.prompt_tokens]
     cached = sum(r.cached_tokens or 0 for r in told) / sum(r.prompt_tokens or 0 for r in told) if told else None
     return LoadNumbers(
@@ -111,9 +115,10 @@ def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = 
         seconds=max(seconds, 0.0),
         normalized_latency=_quantiles(answered, normalized_latency),
         latency=_quantiles(answered, lambda r: (r.last or 0.0) - r.due),
-        time_to_first_token=_quantiles(answered, lambda r: (r.first or 0.0) - r.due),
+        time_to_first_token=_quantiles(streamed, lambda r: (r.first or 0.0) - r.due),
         time_per_token=_quantiles(
-            [r for r in answered if r.tokens > 1], lambda r: ((r.last or 0.0) - (r.first or 0.0)) / (r.tokens - 1)
+            [r for r in streamed if r.tokens > r.answers],
+            lambda r: ((r.last or 0.0) - (r.first or 0.0)) / (r.tokens / r.answers - 1),
         ),
         requests_per_s=per_s * len(answered),
         tokens_per_s=per_s * sum(request.tokens for request in answered),
@@ -124,9 +129,9 @@ def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = 
 
 
 def normalized_latency(request: RequestResult) -> float:
-    """(last token - due time) / number of answer tokens, in seconds per token."""
+    """(last token - due time) / number of tokens of an answer, in seconds per token."""
     assert request.last is not None
-    return (request.last - request.due) / request.tokens
+    return (request.last - request.due) * request.answers / request.tokens
 
 
 def quantile(values: Sequence[float], share: float) -> float:

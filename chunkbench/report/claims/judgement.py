@@ -14,8 +14,9 @@ ClaimVerdict = Literal[
     "holds", "more than stated", "does not hold", "different here", "cannot tell", "replayed", "not measured"
 ]
 """The verdict on a claim. "different here": the figure has the stated sign, but a reason other than a wrong claim
-explains why it misses the bound, or it was measured under another condition than the text's. "cannot tell": the interval of the figure allows more than one verdict. "replayed": the figure comes from a virtual clock, which
-proves nothing."""
+explains why it misses the bound, or it was measured under another condition than the text's. "cannot tell": the
+interval of the figure allows more than one verdict. "replayed": the figure comes from a virtual clock, which proves
+nothing."""
 
 
 class Words(NamedTuple):

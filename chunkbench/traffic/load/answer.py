@@ -71,6 +71,7 @@ class _Delta(_Answer):
 
 
 class _Choice(_Answer):
+    index: Count = 0
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
@@ -85,14 +86,20 @@ class _Chunk(_Answer):
     usage: _Usage | None = None
 
     @property
+    def first(self) -> list[_Choice]:
+        """The parts of the first answer."""
+        return [choice for choice in self.choices or () if not choice.index]
+
+    @property
     def text(self) -> str:
-        pieces = (choice.delta.text if choice.delta else choice.text for choice in self.choices or ())
+        """The text of the first answer."""
+        pieces = (choice.delta.text if choice.delta else choice.text for choice in self.first)
         return "".join(piece or "" for piece in pieces)
 
     @property
     def token_ids(self) -> list[int]:
-        """Token ids in the event; empty if the server does not send them."""
-        return [token for choice in self.choices or () for token in choice.token_ids or ()]
+        """Token ids of the first answer; empty if the server does not send them."""
+        return [token for choice in self.first for token in choice.token_ids or ()]
 
     @property
     def holds_token(self) -> bool:
@@ -113,15 +120,16 @@ class Models(_Answer):
 
 
 class Tokens:
-    """The tokens of one answer, with their times and their text."""
+    """The tokens of the answers to one request, with their times, and the text of the first answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers: int = 1) -> None:
+        self._answers = answers
         self.ids: list[int] = []
-        """Token ids of the answer; empty if the server does not send them."""
+        """Token ids of the first answer; empty if the server does not send them."""
         self.request = ""
         """The server's id of the request; empty if the server does not send it."""
-        self._finish: Any = None
-        """The server's reason to end the answer; None until the server sends it."""
+        self._finish: dict[int, Any] = {}
+        """Index of each answer that ended -> the server's reason to end it."""
         self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
         """For chunks with a token (True) and without (False): time of the first, time of the last, and their number."""
@@ -133,7 +141,7 @@ class Tokens:
         self._usage = chunk.usage or self._usage
         self.request = str(chunk.id or self.request)
         if chunk.choices:
-            self._finish = chunk.choices[-1].finish_reason or self._finish
+            self._finish |= {choice.index: choice.finish_reason for choice in chunk.choices if choice.finish_reason}
             self._pieces.append(chunk.text)
             self.ids += chunk.token_ids
             first, _, count = self._times.get(chunk.holds_token, (at, at, 0))
@@ -141,17 +149,18 @@ class Tokens:
 
     @property
     def cut(self) -> bool:
-        """Whether the answer ended at the maximum number of tokens of the request."""
-        return bool(self._finish == "length")
+        """Whether the first answer ended at the maximum number of tokens of the request."""
+        return bool(self._finish.get(0) == "length")
 
     @property
     def unfinished(self) -> str:
-        """Text that says why the answer is not complete; empty if it is complete. If a server dies, its stream just
+        """Text that says why an answer is not complete; empty if all are complete. If a server dies, its stream just
         ends."""
-        if self._finish is None:
+        for reason in self._finish.values():
+            if str(reason).lower() not in _WHOLE:
+                return f"the server broke the answer off: finish_reason {one_line(str(reason))}"
+        if len(self._finish) < self._answers:
             return "the stream ended without a finish_reason: the answer may be cut off"
-        if str(self._finish).lower() not in _WHOLE:
-            return f"the server broke the answer off: finish_reason {one_line(str(self._finish))}"
         return ""
 
     @property
@@ -194,8 +203,8 @@ class Tokens:
         is no contradiction."""
         if self.last is None or self.count == 0:
             return "the stream ended without a token"
-        if self.count > request.max_tokens or (request.exact and self.count < request.max_tokens):
-            return f"{self.count} tokens generated, {request.max_tokens} asked for"
+        if self.count > request.asked_tokens or (request.exact and self.count < request.asked_tokens):
+            return f"{self.count} tokens generated, {request.asked_tokens} asked for"
         sent = len(request.prompt) if isinstance(request.prompt, tuple) else self.prompt
         if self.prompt not in (None, sent):
             return f"the server counts {self.prompt} prompt tokens, {sent} were sent"
@@ -240,6 +249,14 @@ async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
                 yield event
     if begin.strip() and not events_found:
         raise ValueError(f"no event came, but {message(begin.decode(errors='replace'))}")
+
+
+async def whole(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON object of an answer that is no stream. Raises ValueError if it is none."""
+    answer = json.loads(b"".join([piece async for piece in pieces]))
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is not a JSON object")
+    yield answer
 
 
 def failure(event: dict[str, Any]) -> str:

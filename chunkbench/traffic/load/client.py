@@ -16,7 +16,18 @@ from chunkbench.limits import most_files
 from chunkbench.pins import SERVING_INSTALL
 from chunkbench.text_file import from_json
 from chunkbench.traffic import Chat, PlannedRequest, Prompt
-from chunkbench.traffic.load.answer import Models, Tokens, at_most, events, explain, failure, message, one_line, text_of
+from chunkbench.traffic.load.answer import (
+    Models,
+    Tokens,
+    at_most,
+    events,
+    explain,
+    failure,
+    message,
+    one_line,
+    text_of,
+    whole,
+)
 from chunkbench.traffic.load.timing import at_due_times, punctual
 from chunkbench.traffic.request_result import RequestResult, RequestStatus
 
@@ -311,6 +322,11 @@ def _body(model: str, request: PlannedRequest, options: LoadOptions) -> bytes:
         body["ignore_eos"] = True
     if request.regex:
         body["structured_outputs"] = {"regex": request.regex}
+    if request.answers > 1:
+        body |= {"n": request.answers} | ({} if request.beams else {"temperature": 1})
+    if request.beams:  # a search knows its answers only at the end
+        del body["stream_options"]
+        body |= {"use_beam_search": True, "stream": False}
     if options.token_ids:
         body["return_token_ids"] = True
     return json.dumps(body).encode()
@@ -333,7 +349,7 @@ async def _ask(
     sent.
     """
     sent: float | None = None
-    tokens = Tokens()
+    tokens = Tokens(request.answers)
     status: RequestStatus = "ok"
     reason = ""
     cut: asyncio.CancelledError | None = None
@@ -355,9 +371,10 @@ async def _ask(
                     place = one_line(answer.headers["Location"])
                     reason = f"status {answer.status}: redirected to {place}; give that address"
             else:
-                most = _ANSWER_BYTES + _TOKEN_BYTES * request.max_tokens
+                most = _ANSWER_BYTES + _TOKEN_BYTES * request.asked_tokens
                 # Wait once for each piece, not for each line.
-                async for event in events(at_most(most, answer.content.iter_any())):
+                pieces = at_most(most, answer.content.iter_any())
+                async for event in whole(pieces) if request.beams else events(pieces):
                     tokens.add(event, now())
                     if failed := failure(event):
                         status, reason = "error", failed
@@ -378,10 +395,11 @@ async def _ask(
             RequestResult(
                 due=due,
                 sent=sent,
-                first=tokens.first,
+                first=None if request.beams else tokens.first,
                 last=tokens.last,
                 prompt_tokens=len(request.prompt) if isinstance(request.prompt, tuple) else tokens.prompt,
-                asked_tokens=request.max_tokens,
+                asked_tokens=request.asked_tokens,
+                answers=request.answers,
                 tokens=tokens.count,
                 cached_tokens=tokens.cached,
                 status=status,

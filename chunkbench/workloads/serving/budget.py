@@ -155,7 +155,7 @@ class Costs:
         known = {where: pace for (system, where), pace in self._paces.items() if system == name}
         alike = [pace for where, pace in known.items() if _kind(where) == _kind(point)] or list(known.values())
         if not alike:
-            return _Pace((point.clients or point.batch_size) / 2, 1.0)
+            return _Pace((point.clients or point.batch_size / point.answers) / 2, 1.0)
         return _Pace(max(pace.waits for pace in alike), max(pace.stretch for pace in alike))
 
 
@@ -169,11 +169,11 @@ def assumed_request_s(
     """Estimate the seconds that a server takes for one request in a full batch, if requests share nothing.
 
     `weights`: number of the model's weights. `token_bytes`: bytes of K/V of one token. Prompt tokens cost matrix
-    products. A step reads the weights once, and the K/V of every sequence. The sum is multiplied by 1.5 for other work
-    of servers.
+    products. A step reads the weights once, and the K/V of every sequence. Each answer to the prompt is a sequence.
+    The sum is multiplied by 1.5 for other work of servers.
     """
     prompt_s = 2 * weights * point.n_p / flops_per_s
-    batch = min(point.clients or point.batch_size, point.batch_size)
+    batch = min(point.clients * point.answers if point.clients else point.batch_size, point.batch_size)
     read = weights * point.element_bytes / batch + (point.n_p + point.n_c / 2) * token_bytes
     step_s = read / bytes_per_s + 2 * weights / flops_per_s
-    return 1.5 * (prompt_s + point.n_c * step_s)
+    return 1.5 * (prompt_s + point.answers * point.n_c * step_s)

@@ -142,9 +142,12 @@ def _tree_share(point: Group) -> Figure | None:
 
 
 def _pair(point: Group) -> Group | None:
-    """The point, if our system and vLLM were both measured there under load; else None."""
+    """The point, if our system and vLLM were both measured there under load, with one answer to a prompt; else
+    None."""
     rows = [point.rows.get(name) for name in (OURS, THEIRS)]
     one_length = isinstance(point.axes["n_p"], int) and point.axes["n_s"] is not None
+    if point.axes["samples"] or point.axes["beams"]:
+        return None
     return point if one_length and all(row and row.derived.latency_us for row in rows) else None
 
 

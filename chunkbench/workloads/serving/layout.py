@@ -11,7 +11,7 @@ from chunkbench.bench.store import Manifest
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, count, extent, significant, times
+from chunkbench.report.numbers import NOTHING, count, extent, percent, significant, times
 from chunkbench.report.printed import table4
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
@@ -29,7 +29,7 @@ _LEGEND = (
     "first token = first token - due; each token = (last - first) / (tokens - 1); medians over seeds",
     (
         "peak K/V = largest number of bytes in blocks or chunks that live requests refer to, without those kept for "
-        "later requests"
+        "later requests; saved by sharing = 1 - this peak / the peak of the same server without sharing"
     ),
     "overhead = the part of a step outside of the model: scheduling, tree, plan, sampling; prefix tree = the part of "
     "overhead for match, join, append, leave, evict, without plan, K and V",
@@ -117,6 +117,7 @@ def _servers(view: View) -> Table:
     """A table of what the servers did: memory, batch, cached tokens and step times."""
     lines: list[Quantity | Metric] = [
         METRICS["peak_kv_bytes"],
+        ("  saved by sharing", lambda group, row: Cell(percent(saved_by_sharing(group, row)))),
         METRICS["peak_batch"],
         ("  the same, paper", paper(lambda group, row: _paper(group, row, "peak_batch_size"))),
         *(METRICS[name] for name in ("cached_share", "step_s", "overhead_s", "tree_s")),
@@ -124,8 +125,27 @@ def _servers(view: View) -> Table:
     return quantities(view, "Memory, batch and steps of the servers", lines)
 
 
+_ALONE = {
+    "chunk_llama": "chunk_llama_no_sharing",
+    "chunk_llama_radix": "chunk_llama_no_sharing",
+    "vllm_prefix_caching": "vllm",
+}
+"""System whose sequences share K/V -> the same server without sharing."""
+
+
+def saved_by_sharing(group: Group, row: Row) -> float | None:
+    """Share of the peak K/V memory that sharing saves: 1 - that of this system / that of the same server without
+    sharing. None if one of them is not known. Figure 15 of the PagedAttention paper has the mean over time instead.
+    """
+    alone = group.rows.get(_ALONE.get(row.facts.implementation, ""))
+    peaks = [METRICS["peak_kv_bytes"].value(one.facts) for one in (row, alone) if one is not None]
+    return 1 - peaks[0] / peaks[1] if len(peaks) == 2 and peaks[0] is not None and peaks[1] else None
+
+
 def _paper(group: Group, row: Row, column: str, system: str | None = None) -> str | None:
     """The paper's Table 4 for a system at this n_p and n_s; None if it has no such row."""
+    if group.axes["samples"] or group.axes["beams"]:
+        return None
     wanted = system or row.facts.implementation  # the paper's systems have the same ids
     printed = table4().get((group.axes["n_p"], group.axes["n_s"], wanted))
     return printed[column] if printed else None

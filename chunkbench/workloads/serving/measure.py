@@ -37,6 +37,7 @@ from chunkbench.workloads.serving.plan import (
     answers_s,
     asked_requests,
     assumed_costs,
+    capacity_clients,
     capacity_requests,
     draw_id,
     memory_of,
@@ -310,7 +311,7 @@ class ServingMeasurer:
         if key not in self._capacity or self._capacity[key][0] != running[0]:
             announce(f"capacity of {running[0]}")
             plan = self._plan(point, "capacity", capacity_requests(point), None)
-            measured = self._send(self._systems[running[0]], plan, point.batch_size)
+            measured = self._send(self._systems[running[0]], plan, capacity_clients(point))
             self._capacity[key] = running[0], load_numbers(measured.requests).requests_per_s
         name, capacity = self._capacity[key]
         if capacity:
@@ -339,7 +340,8 @@ class ServingMeasurer:
         else:
             prompts = Prompts(point.n_p, point.n_s or 0, point.prompts, point.tree)
             drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{draw_id(point)} {named}", self._texts)
-            plan = [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
+            several, beams = point.answers, point.beams is not None
+            plan = [PlannedRequest(0.0, prompt, point.n_c, answers=several, beams=beams) for prompt in drawn]
         if not rate:
             return plan
         # All loads have the same sequence of arrivals, stretched in time.

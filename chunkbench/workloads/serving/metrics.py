@@ -71,7 +71,9 @@ METRICS = by_name(
     Metric(
         "answer_tokens",
         "tokens of an answer",
-        lambda facts: [fmean(request.tokens for request in one.requests) for one in facts.measurements],
+        lambda facts: [
+            fmean(request.tokens / request.answers for request in one.requests) for one in facts.measurements
+        ],
         NUMBER,
         "",
     ),

@@ -248,6 +248,7 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
         seed=experiment.seed,
         endpoint=experiment.endpoint,
         constrained=bool(experiment.constrained),
+        beams=any(point.beams for point in points),
     )
     return setting if setting.kv_bytes else replace(setting, kv_bytes=kv_needed(setting))
 
@@ -300,7 +301,12 @@ def kv_needed(setting: Setting) -> int:
 
 def capacity_requests(point: ServingPoint) -> int:
     """Number of requests to measure a capacity: two for each closed-loop client."""
-    return 2 * point.batch_size
+    return 2 * capacity_clients(point)
+
+
+def capacity_clients(point: ServingPoint) -> int:
+    """Number of closed-loop clients that fill a batch with the answers to their requests."""
+    return max(1, point.batch_size // point.answers)
 
 
 def weight(point: ServingPoint) -> int:
@@ -312,7 +318,7 @@ def requests_id(point: ServingPoint | ServingResult) -> str:
     """A text that contains all axes on which the capacity of a system depends. Points that differ only in their rate
     have the same text."""
     names: tuple[str, ...] = ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
-    names = names if point.forced is None else (*names, "forced")
+    names += tuple(axis for axis in ("forced", "samples", "beams") if getattr(point, axis) is not None)
     return " ".join(f"{name}={spell_value(getattr(point, name))}" for name in names)
 
 

@@ -22,7 +22,8 @@ class ServingPoint(RequestPoint):
     """Servers under load. Exactly one axis sets the load: `load` (percent of a system's capacity), `rate` (requests per
     minute) or `clients`.
 
-    `forced`: percentage of the bytes of an answer for which its constraint leaves no choice.
+    `forced`: percentage of the bytes of an answer for which its constraint leaves no choice. `samples`: number of
+    answers that are sampled for each prompt. `beams`: number of answers that beam search finds for each prompt.
     """
 
     LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
@@ -33,6 +34,13 @@ class ServingPoint(RequestPoint):
     load: Count | None = None
     clients: Count | None = None
     forced: Count | None = None
+    samples: Count | None = None
+    beams: Count | None = None
+
+    @property
+    def answers(self) -> int:
+        """Number of answers to each prompt."""
+        return self.samples or self.beams or 1
 
 
 TIMELINE = 100
@@ -88,9 +96,9 @@ class ServerFacts(Facts):
 
     @classmethod
     def of(cls, moments: Sequence[Moment], started: float, sampled: bool) -> ServerFacts | None:
-        """Compute the facts of a measurement. `started`: its start on the clock of the moments. None without
-        moments."""
-        if not moments:
+        """Compute the facts of a measurement. `started`: its start on the clock of the moments. None without moments,
+        and if no moment saw a running sequence: vLLM's beam search runs in requests of one token, between samples."""
+        if not any(moment.batch for moment in moments):
             return None
         steps = [moment for moment in moments if moment.seconds is not None]
         overheads = [moment.overhead_seconds for moment in steps if moment.overhead_seconds is not None]

@@ -81,6 +81,8 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
         if task and (raw.get("texts") or any(shared)):
             told = "prompts come from the task and share nothing: give n_s: 0, and no texts, prompts or tree"
             yield Finding(("constrained",), told)
+        if task and any(values["samples"] or values["beams"] for values in sweep.combinations):
+            yield Finding(("constrained",), "cannot be used together with samples or beams")
 
     @field_validator("texts")
     @classmethod
@@ -103,5 +105,11 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
             yield Finding(("n_p",), told)
         elif len(both := [axis for axis in _HOW_MANY if axis in given]) > 1:
             yield Finding((both[0],), f"cannot be used together with {both[1]}; keep one", True)
+        elif "samples" in given and "beams" in given:
+            yield Finding(("beams",), "cannot be used together with samples; keep one", True)
+        elif (answers := values["samples"] or values["beams"] or 1) > values["batch_size"]:
+            axis = "samples" if values["samples"] else "beams"
+            told = f"{answers} answers of a request do not fit into a batch of {values['batch_size']}; raise batch_size"
+            yield Finding((axis,), told, True)
         else:
             yield from request_conflicts(given, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 
 import pytest
@@ -133,6 +134,30 @@ def test_only_a_whole_answer_is_an_answer() -> None:
     requests = measure(in_turn(answers), asked, LoadOptions(clients=1)).requests
     for request, (end, reason) in zip(requests, ENDS, strict=True):
         assert (request.status, request.reason, request.tokens >= 3) == ("error" if reason else "ok", reason, True), end
+
+
+def part(*ends: tuple[int, str | None], **fields: object) -> dict[str, object]:
+    """An event with one token for each (index of an answer, reason to end it)."""
+    choices = [{"index": index, "text": "ab"[index], "finish_reason": finish} for index, finish in ends]
+    return {"choices": choices, **fields}
+
+
+def test_several_answers_are_whole_when_each_has_ended() -> None:
+    halves = [part((0, None)), part((1, None)), part((1, "stop"))]
+    end = part((0, "length"))
+    both = part((0, "length"), (1, "length"), usage={"completion_tokens": 4})
+    streamed, searched = PlannedRequest(0, (1,), 2, answers=2), PlannedRequest(0, (1,), 2, answers=2, beams=True)
+    expected = [
+        (streamed, raw(*halves, end), ""),
+        (streamed, raw(*halves), CUT_OFF),
+        (streamed, raw(*halves[1:], end), "3 tokens generated, 4 asked for"),
+        (searched, raw(json.dumps(both).encode()), ""),
+        (searched, raw(b"[]"), "the answer is not a JSON object"),
+    ]
+    answers, asked = in_turn(answer for _, answer, _ in expected), [request for request, _, _ in expected]
+    ended = measure(answers, asked, LoadOptions(clients=1)).requests
+    assert [(one.answers, one.reason) for one in ended] == [(2, reason) for _, _, reason in expected]
+    assert [ended[3].first, ended[3].tokens, ended[3].last is None] == [None, 4, False]
 
 
 def text(said: str) -> dict[str, object]:

@@ -22,6 +22,7 @@ from chunkbench.report.formats import render
 from chunkbench.run_error import CannotRunError, RunError
 from chunkbench.workloads import register
 from chunkbench.workloads.serving import plan
+from chunkbench.workloads.serving.layout import saved_by_sharing
 from chunkbench.workloads.serving.plan import draw_id
 from chunkbench.workloads.serving.result import ServingResult
 from tests.conftest import MISSING
@@ -47,7 +48,8 @@ vocabulary: 300
 defaults: {model: %s, n_p: 200, n_c: 4, batch_size: 4}
 sweep: %s
 """
-SWEEP = "[{n_s: 0, load: [50, 150]}, {n_s: n_p, load: 50}]"
+SEVERAL = "{n_s: 0, clients: 2, samples: 2}, {n_s: 0, clients: 2, beams: 2}"
+SWEEP = f"[{{n_s: 0, load: [50, 150]}}, {{n_s: n_p, load: 50}}, {SEVERAL}]"
 POINTS = [(0, 50), (0, 150), (200, 50)]
 """n_s and load."""
 
@@ -69,9 +71,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]
 
 
 def facts(path: Path) -> dict[tuple[str, int | None, int | None], ServingResult]:
+    """The cases with one answer to a prompt."""
+    return {(case.implementation, case.n_s, case.load): case for case in cases(path) if case.answers == 1}
+
+
+def cases(path: Path) -> list[ServingResult]:
     register()
-    cases = [case for case in open_run(path).cases if isinstance(case, ServingResult)]
-    return {(case.implementation, case.n_s, case.load): case for case in cases}
+    return [case for case in open_run(path).cases if isinstance(case, ServingResult)]
 
 
 def test_every_system_has_a_row_at_every_point(run: tuple[Path, Path]) -> None:
@@ -106,6 +112,23 @@ def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
             assert fmean(took for *_, took in steps) == pytest.approx(server.step_s, abs=1e-4)
             if n_s == 0 or system == "chunk_llama_no_sharing":
                 assert sum(request.cached_tokens or 0 for request in measurement.requests) == 0
+
+
+def test_several_answers_to_a_prompt(run: tuple[Path, Path]) -> None:
+    """They share its K/V; a beam search has no first token before its last one."""
+    sampled, searched = (
+        {case.implementation: case for case in cases(run[1]) if case.measurements and getattr(case, axis) == 2}
+        for axis in ("samples", "beams")
+    )
+    assert set(sampled) == set(searched) == {"chunk_llama", "chunk_llama_no_sharing"}
+    for case in (*sampled.values(), *searched.values()):
+        requests = [request for measurement in case.measurements for request in measurement.requests]
+        assert [(one.status, one.answers, one.tokens) for one in requests] == [("ok", 2, 8)] * 8
+        assert {one.first is None for one in requests} == {case.beams == 2}
+        for seed, took in zip(case.measurements, case.us_per_token, strict=True):
+            assert took == pytest.approx(fmean((one.last - one.due) / 4 for one in seed.requests) * 1e6)
+    group = next(group for group in build(open_run(run[1])).groups if group.axes["samples"])
+    assert saved_by_sharing(group, group.rows["chunk_llama"]) > 0.3
 
 
 def test_systems_get_the_same_requests_at_the_same_times(run: tuple[Path, Path]) -> None:

@@ -37,6 +37,8 @@ class Setting:
     """URL of the running server that the system `endpoint` measures."""
     constrained: bool = False
     """Whether answers follow constraints."""
+    beams: bool = False
+    """Whether beam search finds some of the answers."""
     checkpoint: Path | None = None
     """Folder with the model's weights. None if the weights are random."""
 

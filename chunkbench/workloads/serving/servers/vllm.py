@@ -146,7 +146,7 @@ class Vllm(System):
         arguments = ["--model", str(setting.model_folder(folder))]
         if setting.constrained:
             arguments += ["--structured-outputs-config", json.dumps({"backend": self.structured})]
-        else:
+        elif not setting.beams:  # vLLM's beam search asks the tokenizer for its end token
             arguments += ["--skip-tokenizer-init"]
         if setting.checkpoint is None:
             arguments += ["--load-format", "dummy"]  # vLLM draws the weights
