@@ -103,8 +103,7 @@ class Plan:
 
     @cached_property
     def parents(self) -> Ints:
-        """`[segments]`: the segment before each segment on the path of its sequences. -1 if the path begins with the
-        segment."""
+        """`[segments]`: the parent of each segment in the prefix tree, as an index. -1 if it has no parent."""
         parents = np.full(len(self.begins), -1)
         behind = np.full(len(self.order), -1)  # by position: the last segment so far
         widths = self.ends - self.begins

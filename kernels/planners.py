@@ -36,9 +36,9 @@ class Costs(NamedTuple):
     """Fixed cost of reading a chunk again, as a number of additional tokens of the chunk."""
     reread_queries: float = 2
     hidden_queries: float = 24
-    """Reading a token that another item has just read costs as much as its arithmetic for `reread_queries` queries.
-    This cost falls linearly with the number of queries, because a core reads ahead while it computes. It would be 0 at
-    `hidden_queries` queries, but does not fall below an eighth."""
+    """Cost of reading a token again that another item has just read. For an item of no queries it is the arithmetic
+    of `reread_queries` queries. It falls linearly with the number of queries, because a core reads ahead while it
+    computes, and would be 0 at `hidden_queries`. It stays at least an eighth of `reread_queries`."""
     fewest_queries: int = 4
     """With fewer queries than this, an item of several rows is not faster than one item per row."""
 

@@ -124,8 +124,8 @@ def limits(python: Path) -> list[str]:
 
 @contextmanager
 def chunkbench_installed(python: Path) -> Iterator[None]:
-    """Install ChunkBench in place and build its native module. At the same time, the block installs the packages that
-    ChunkBench imports."""
+    """Install ChunkBench in place and build its native module, while the body of the `with` statement runs. The body
+    installs the packages that ChunkBench imports."""
     tools = [*PYPROJECT["build-system"]["requires"]]
     tools += [tool for tool in ("cmake", "ninja") if not output_of(tool, "--version")]
     if not pip(python, "--constraint", str(CONSTRAINTS), *tools):

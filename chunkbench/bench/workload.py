@@ -37,7 +37,7 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
     summary: ClassVar[str]
     """A few words for the description of the key `kind`."""
     experiment: type[ExperimentT]
-    """The model of the kind's experiment files."""
+    """Class of the experiments of this kind. It checks and holds the content of a YAML file."""
     result: type[ResultT]
     """The model of a line of `cases.jsonl`."""
 

@@ -97,7 +97,7 @@ class Book:
 
     @property
     def book(self) -> Book:
-        """The content of the HTML format."""
+        """The report as one HTML page."""
         return self
 
 

@@ -130,7 +130,7 @@ class Output(Document):
     data: Any
     """The content of the JSON format."""
     suite: Suite | None = None
-    """The content of the formats for test results, such as JUnit XML."""
+    """What is written into a file of test results, such as JUnit XML."""
 
     @property
     def records(self) -> Sequence[Mapping[str, Any]] | None:

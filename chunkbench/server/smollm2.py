@@ -42,7 +42,7 @@ _LAYER = {
 }
 """Tensors of a layer: name in GGUF -> name in transformers."""
 _SPECIAL = 3
-"""Type number of special tokens in GGUF."""
+"""The number that GGUF files use for the type "special token"."""
 
 
 class ModelMissing(CannotRunError):

@@ -84,9 +84,9 @@ def arrays(items: Items, heads: Ints, batch: int) -> ItemArrays:
     """Order items in two phases (section 3.2 of the paper): items that write partial results, then items that write
     outputs.
 
-    The last item of a row folds in the partial results of the row's other items, and writes the row's output. It is the
-    only item that covers no other row. A row without such an item, or with several, gets an extra item without chunks.
-    If the rows of an item have no other items, the item writes their outputs itself.
+    Each row has one last item, which adds the partial results of the row's other items and writes the row's output. If
+    exactly one item of the row covers this row alone, it is the last item. Else the row gets an extra item without
+    chunks. If the rows of an item have no other items, the item writes their outputs itself.
     """
     own = items.only_own(batch)
     partials = number_partials(items, items.divided(items.of_rows(batch)) & ~own, batch)

@@ -86,8 +86,8 @@ def _not_here(axis: str) -> str:
 
 
 def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
-    """The set of values that `has_lengths` has for the trees. True: at least one tree lists the private tokens of its
-    sequences. False: at least one tree does not."""
+    """A set that says how the trees are written. It contains True if a tree lists the private tokens of its sequences,
+    and False if a tree does not."""
     return {has_lengths(cast(Forest, tree)) for _, tree in trees}
 
 

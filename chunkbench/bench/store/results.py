@@ -72,7 +72,8 @@ class GpuState(Facts):
     """Median clock of the multiprocessors in MHz, read after every kept sample."""
     sm_mhz_lowest: Count | None = None
     slow_samples: Count = 0
-    """Number of kept samples with a clock below 75% of the usual clock. The clock stayed low in three repeats."""
+    """Number of samples that were kept although the GPU's clock was below 75% of its usual rate. Such a sample is
+    repeated first, and kept if the clock is still low in the third repeat."""
     memory_mhz: Count | None = None
     power_w: float | None = None
     temperature_c: Count | None = None

@@ -92,7 +92,8 @@ class Figure:
 
 
 def listed(figures: Iterable[Figure], each: str = "{:.2f}") -> str:
-    """The figures as a text with commas: each value in the format `each`, then its place."""
+    """A text that lists the figures, with commas between them. Each figure is its value in the format `each`, then the
+    text `place`."""
     return ", ".join(f"{each.format(figure.value)} {figure.place}" for figure in figures)
 
 

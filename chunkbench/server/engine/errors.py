@@ -15,7 +15,7 @@ class RequestRefused(EngineError, ValueError):
     """The engine can never answer this request: it is empty or too long, or a field is out of range."""
 
     def __init__(self, message: str, field: str = "prompt") -> None:
-        """`field`: name of the wrong field in OpenAI's API."""
+        """`field`: name of the request's field whose value is wrong."""
         super().__init__(message)
         self.field = field
 

@@ -88,7 +88,7 @@ class CompressedContext:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes in use for K, V and the sums of compensation tokens."""
+        """Bytes in use: K, V, and the sums from which compensation tokens are made."""
         return self._cache.kv_bytes
 
     def next_tokens(self, text: Sequence[int]) -> list[int]:

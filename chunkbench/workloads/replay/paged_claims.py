@@ -56,7 +56,8 @@ def answers(evidence: Evidence) -> Judgement:
 
 
 def prefix(evidence: Evidence, n_s: int) -> Judgement:
-    """Sustained rate with the shared prefix in memory once, over that of an allocator that knows all lengths."""
+    """Judges a ratio of sustained rates: the rate of a manager that stores the shared prefix once, divided by the rate
+    of an allocator that stores it for each request and knows all lengths."""
     found = _rate_ratio(evidence, "paged_prefix", _EXACT, traffic=REPLAYED_AS["wmt16"], n_s=n_s)
     if found is None:
         return absent("replays with a shared prefix", "replay-paged-prefix")

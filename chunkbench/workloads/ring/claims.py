@@ -57,8 +57,11 @@ def memory(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def overlap(evidence: Evidence, stated: Stated) -> Judgement:
-    """Share of the transfer time that the ring does not hide on a slow link. Blocks of at least twice the break-even
-    size decide. With blocks of at most half this size, a share below 40% refutes the claim.
+    """Judges the share of the transfer time that the ring does not hide on a slow link.
+
+    The claim says that computation hides transfers if blocks are larger than the break-even size. The share with blocks
+    of at least twice this size is compared with the bound. With blocks of at most half of it, at least 40% must stay
+    visible; otherwise something else hides transfers, and the claim does not hold.
     """
     found = []
     for _, row in _prefills(evidence, "ring", slow=True):

@@ -84,7 +84,7 @@ class RingResult(RingPoint, Result):
     flops_per_s: PositiveFloat | None = None
     """Probed rate of the block kernel on one rank while all ranks compute."""
     bytes_per_s: PositiveFloat | None = None
-    """Probed rate of a transfer around the ring, with the limit of `link`. None for one rank."""
+    """Probed bytes per second of a transfer around the ring. It is at most the rate of `link`. None for one rank."""
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
     hosts: Count = 1

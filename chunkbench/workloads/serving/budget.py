@@ -44,7 +44,7 @@ class Part:
     """Seconds that one more request of an arrival seed adds."""
 
     def seconds(self, cut: Cut) -> float:
-        """Seconds of the part if only `cut` is measured."""
+        """Seconds that the part takes with the requests and arrival seeds of `cut`."""
         return self.once_s + cut.seeds * (self.seed_s + cut.requests * self.request_s) if cut.seeds else 0.0
 
     def cut(self, share: float, fewer_seeds: int) -> Cut:

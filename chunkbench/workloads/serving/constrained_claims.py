@@ -59,7 +59,8 @@ def retokenize(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def one_token(evidence: Evidence, stated: Stated) -> Judgement:
-    """Judges the tokens of an answer divided by the steps that chose them, with masks alone."""
+    """Judges a ratio: the number of tokens of an answer, divided by the number of steps that chose them. The server
+    masks the logits and jumps over no tokens."""
 
     def figure(point: Group, system: str) -> Figure | None:
         rows = _rows(point, system)
@@ -92,7 +93,8 @@ def faster_than_free(evidence: Evidence, stated: Stated) -> Judgement:
 
 
 def same(evidence: Evidence) -> Judgement:
-    """Judges our own question: how many greedy answers with jumps equal those with masks alone?"""
+    """Judges the share of greedy answers that stay the same if the server jumps over forced tokens. Without jumps, it
+    masks the logits at every token. No source text states this share; the question is ours."""
     points = evidence.last(lambda point: point if _rows(point, MASK) else None, each_experiment=True)
     pairs = [rows for point in points for name in (JUMP, RETOKENIZE) if (rows := _rows(point, name, MASK))]
     counts = [(counted, rows) for rows in pairs if (counted := equal_answers(*rows)) is not None]
