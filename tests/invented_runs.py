@@ -90,7 +90,7 @@ POINTS = [(n_p, quarters * n_p // 4) for n_p in (1024, 2048, 4096) for quarters 
 
 def invented_us(implementation: str, n_p: int, n_s: int) -> float:
     """A plausible latency: microseconds per private and per shared token."""
-    private, shared = PER_TOKEN[implementation]
+    private, shared = PER_TOKEN.get(implementation, PER_TOKEN["naive"])
     return private * (n_p - n_s + 32) + shared * n_s
 
 
@@ -109,6 +109,7 @@ PER_TOKEN = {
 def case(implementation: str, kind: type[AnyResult] = DecodeResult, **changes: Any) -> AnyResult:  # type: ignore[assignment]
     """Facts of one case; `us` gives the round means directly. `kind` keeps of the values those that it has."""
     n_p, n_s = changes.get("n_p", AXES["n_p"]), changes.get("n_s", AXES["n_s"])
+    longest = n_p if isinstance(n_p, int) else n_p[1]
     status, reason = ABSENT.get(implementation, ("ok", ""))
     status, reason = changes.pop("status", status), changes.pop("reason", reason)
     values: dict[str, Any] = {
@@ -124,16 +125,12 @@ def case(implementation: str, kind: type[AnyResult] = DecodeResult, **changes: A
     }
     us: Sequence[float] | None = changes.pop("us", None)
     if us is None and status in ("ok", "noisy", "incorrect"):
-        base = invented_us(
-            implementation if implementation in PER_TOKEN else "naive",
-            n_p if isinstance(n_p, int) else n_p[1],
-            n_s or 0,
-        )
+        base = invented_us(implementation, longest, n_s or 0)
         us = [base, base * 1.03, base * 0.99]
     if us:
         tokens = 32 * (n_p - n_s) + n_s if isinstance(n_p, int) and n_s is not None else 1000
         unique = tokens * 16384 + 524288
-        whole = 32 * (n_p if isinstance(n_p, int) else n_p[1]) * 16384 + 524288
+        whole = 32 * longest * 16384 + 524288
         values |= {
             "samples_us": tuple((mean * 0.98, mean * 1.02) for mean in us),
             "steps": (1, 64),

@@ -21,16 +21,12 @@ import yaml
 
 import chunkbench
 from chunkbench.bench.experiment import load_experiment
-from chunkbench.bench.runner.executor import LocalExecutor
-from chunkbench.bench.runner.run import run_experiment
-from chunkbench.bench.runner.target import resolve_target
 from chunkbench.cli.main import cli
-from chunkbench.cli.progress import RunProgress
 from chunkbench.kernels.reference import attention
-from chunkbench.report.files import write_all
 from examples import two_phase as example
 from examples.recompute import figures
 from scripts import build_docs
+from tests.command import chunkbench as command
 from tests.example_project import committed_example, slower_by
 
 ROOT = Path(__file__).parents[1]
@@ -167,15 +163,12 @@ FIGURES = ("latency_us", "append_us", "plan_us", "step_us", "token_rate", "roofl
 def test_the_example_recomputes_every_figure_of_the_report(tmp_path: Path) -> None:
     spec = tmp_path / "recompute.yaml"
     spec.write_text(EXPERIMENT)
-    experiment = load_experiment(spec)
-    run = run_experiment(
-        experiment, LocalExecutor(resolve_target(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
-    ).run
-    write_all(run)
+    run = tmp_path / "run"
+    assert not command("run", str(spec), "-q", "--out", str(run)).code
     assert "import chunkbench" not in (ROOT / "examples" / "recompute.py").read_text()
-    recomputed = figures(run.path).set_index("key")
-    reported = {case["key"]: case for case in json.loads((run.path / "report.json").read_text())}
-    loaded = chunkbench.load(run.path).set_index("key")
+    recomputed = figures(run).set_index("key")
+    reported = {case["key"]: case for case in json.loads((run / "report.json").read_text())}
+    loaded = chunkbench.load(run).set_index("key")
     assert len(recomputed) == 6
     assert len(loaded) == len(reported) == 8
     for key, case in recomputed.iterrows():

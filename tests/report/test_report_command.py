@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import chunkbench
-from chunkbench.bench.store import TORN, RunWriter
+from chunkbench.bench.store import TORN
 from chunkbench.cli.report import command
 
 
@@ -48,12 +46,6 @@ def test_rebuilds_all_files_and_prints_the_table(run_directory) -> None:
     first = {path.name: path.read_bytes() for path in run_directory.iterdir()}
     assert call(run_directory, "-q").output == ""
     assert {path.name: path.read_bytes() for path in run_directory.iterdir()} == first
-
-
-def test_out_takes_the_place_of_standard_output(run_directory, tmp_path) -> None:
-    result = call(run_directory, "--format", "json", "--out", tmp_path / "x.json")
-    assert result.stdout == ""
-    assert len(json.loads((tmp_path / "x.json").read_text())) == 120
 
 
 @pytest.mark.parametrize(
@@ -159,18 +151,6 @@ def test_figures_do_not_depend_on_the_users_matplotlib(run_directory, tmp_path) 
 
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_a_table_has_every_fact_and_figure(facts, tmp_path: Path) -> None:
-    writer = RunWriter.create(tmp_path / "run", {"experiment": {"baseline": "chunk_attn"}})
-    writer.append([facts(), facts("xformers", status="unavailable", samples_us=(), steps=())])
-    writer.close()
-    table = chunkbench.load(tmp_path / "run")
-    assert list(table["implementation"]) == ["chunk_attn", "xformers"]
-    assert {"samples_us", "kv_bytes", "peaks", "latency_us", "roofline_fraction", "ratio_to_baseline"} <= set(table)
-    assert table["latency_us"][0] == 15.0
-    assert table["paper_us"][0] == 198.87
-    assert math.isnan(table["latency_us"][1])
 
 
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,20 +201,6 @@ def test_curves_here_and_in_the_paper(table3) -> None:
         assert part in caption(table3)
 
 
-def test_paper_is_dotted_and_hollow_variants_here_differ_in_line(table3) -> None:
-    plot = drawn(table3).axes[0]
-    paper = [line for line in plot.get_lines() if str(line.get_label()).endswith(", paper")]
-    here = {bars.get_label(): bars.lines[0] for bars in plot.containers}
-    assert {tuple(line._unscaled_dash_pattern[1]) for line in paper} == {(1, 2)}
-    assert {line.get_markerfacecolor() for line in paper} == {"white"}
-    assert {label: line.get_linestyle() for label, line in here.items()} == {
-        "Naive": "-", "FlashAttn": "-", "vLLM": "-", "vLLM*": "--", "Shared matmul": "-", "ChunkAttn, no TPP": "--",
-    }  # fmt: skip
-    assert here["vLLM"].get_color() == here["vLLM*"].get_color()
-    assert "white" not in {line.get_markerfacecolor() for line in here.values()}
-    assert len({line.get_marker() for line in here.values()}) == 6
-
-
 def test_the_same_run_gives_identical_files(table3, tmp_path) -> None:
     for ending in figures.PICTURES:
         first, second = (
@@ -245,6 +231,14 @@ def test_doubling_values_are_evenly_spaced_and_trees_are_left_out_of_a_prompts_a
     assert plot.get_xscale() == "log"
     assert lines(plot)["Naive"][0] == [1, 2, 4, 8]
     assert "1 point without a place on this axis" in caption(run)
+
+
+def test_ragged_prompts_and_trees_have_no_place_among_shares_of_the_prompt(make_case, make_run) -> None:
+    places = [{"n_s": 0}, {"n_s": 512}, {"n_p": (96, 1024), "n_s": 64}, {"n_s": None, "tree": ((512, 32),)}]
+    run = make_run([make_case(name, us=[1.0], **place) for place in places for name in ("naive", "chunk_attn")])
+    (plot,) = shown(drawn(run))
+    assert lines(plot)["Naive"][0] == [0, 0.5]
+    assert "2 points without a place on this axis" in caption(run)
 
 
 def test_surplus_panels_are_left_out_and_the_caption_says_so(make_case, make_run) -> None:

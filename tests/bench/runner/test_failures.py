@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from chunkbench.cli.progress import RunProgress
 from chunkbench.run_error import RunError
 from tests.command import chunkbench
 from tests.plugins.ray.listening import RecordingListener
+from tests.waiting import wait_until
 
 EXPERIMENT = """\
 name: failures
@@ -234,12 +234,7 @@ def start(spec: Path, out: Path) -> subprocess.Popen[str]:
 
 def wait_for_points(out: Path, count: int) -> None:
     """Wait until `count` points (of two cases each) are on disk."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if (out / "cases.jsonl").exists() and len(open_run(out).cases) >= 2 * count:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the run did not get that far")
+    wait_until(lambda: (out / "cases.jsonl").exists() and len(open_run(out).cases) >= 2 * count)
 
 
 def test_ctrl_c_keeps_finished_points_which_only_the_same_experiment_resumes(spec: Path, tmp_path: Path) -> None:

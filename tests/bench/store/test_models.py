@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from chunkbench import workloads
 from chunkbench.bench import workload
 from chunkbench.bench.experiment.terms import Style
-from chunkbench.bench.store import SCHEMA_VERSION, Calibration, DecodeResult, Manifest, open_run
+from chunkbench.bench.store import Calibration, DecodeResult, Manifest, open_run
 from chunkbench.cli.main import cli
 from chunkbench.run_error import RunError
 from chunkbench.workloads.replay.result import ReplayResult
@@ -32,7 +32,6 @@ from tests.workloads.made import replay_facts
         ({"calibration": [{"arithmetic_us": 1.0}] * 2}, "calibration has 2 entries for 1 rounds"),
         ({"flops": [1, 2]}, "flops has 2 entries for 1 steps"),
         ({"kv_bytes": -1}, "kv_bytes"),
-        ({"kv_bytes": 10**30}, "kv_bytes"),
         ({"steps": [0]}, "steps.0"),
     ],
 )
@@ -48,16 +47,10 @@ def test_facts_that_do_not_fit_are_refused(facts, changes: dict[str, Any], what:
     "change",
     [
         {"experiment": 3},
-        {"experiment": {"budget_s": "long"}},
-        {"experiment": {"confidence": 2}},
         {"experiment": {"kind": "nothing"}},
         {"git": {"commit": ["a"]}},
-        {"machines": {"m": {"cpu": {"model": 7}}}},
         {"machines": {"m": {"gpus": [{}]}}},
-        {"environment": {"packages": {"torch": 2}}},
-        {"started_at": 12},
         {"points": -1},
-        {"styles": {"naive": {"colour": 3}}},
         {"title\ud800": 1},
     ],
 )
@@ -97,26 +90,6 @@ def test_all_whole_numbers_of_a_row_have_a_bound() -> None:
 
 
 RECORDED = Path(__file__).parents[3] / "results" / "recorded"
-
-
-def in_this_version(path: Path, folder: Path) -> Path:
-    """A copy of a run as this version writes it."""
-    run = open_run(path)
-    manifest = json.loads((path / "manifest.json").read_text()) | {"schema_version": SCHEMA_VERSION}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    (folder / "cases.jsonl").write_text("".join(case.model_dump_json() + "\n" for case in run.cases))
-    return folder
-
-
-@pytest.mark.parametrize("name", ["epyc-zen3-2-cores/no-tpp", "epyc-zen3-2-cores/memory", "replays/replay-caches"])
-def test_runs_of_two_schema_versions_can_be_compared(name: str, tmp_path: Path) -> None:
-    old = RECORDED / name
-    new = in_this_version(old, tmp_path)
-    assert open_run(new).cases == open_run(old).cases
-    metric = ["--metric", "kv_bytes"] if name.endswith("memory") else []
-    done = CliRunner().invoke(cli, ["compare", str(old), str(new), *metric], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert "slower" not in done.output.split("\n")[0]
 
 
 def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store.results import DecodeResult
 from chunkbench.bench.workers import gpu_rounds, main, worker
 from chunkbench.bench.workers.gpu_rounds import GpuRounds
+from tests.attention.conftest import one_thread  # noqa: F401 - a fixture
 from tests.bench.measure.conftest import FakeDevice, freeze_heap  # noqa: F401 - a fixture
 
 TEXT = """\
@@ -112,13 +112,6 @@ def experiment(tmp_path: Path) -> TimedExperiment:
     loaded = load_experiment(tmp_path / "gpu.yaml")
     assert isinstance(loaded, TimedExperiment)
     return loaded
-
-
-@pytest.fixture(autouse=True)
-def restore_thread_count() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def measure(

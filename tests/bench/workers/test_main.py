@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import psutil
@@ -33,6 +33,7 @@ from chunkbench.bench.workers.main import _reply
 from chunkbench.bench.workers.pages import environment, huge_share
 from chunkbench.bench.workers.protocol import OUT_OF_MEMORY
 from tests.baselines.checked import make_point
+from tests.waiting import has_ended, wait_until
 
 
 class Failing:
@@ -365,19 +366,6 @@ time.sleep(60)
 """Takes torch's place in the worker: an import that does not end, so only the kernel can end the worker."""
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
-    end = monotonic() + limit_s
-    while not condition() and monotonic() < end:
-        sleep(0.005)
-    return condition()
-
-
-def has_ended(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
-
-
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[psutil.Process]:
     """A process that starts a worker and waits for its first reply."""
@@ -391,12 +379,12 @@ def driver(tmp_path: Path) -> Iterator[psutil.Process]:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a process with its parent")
 @pytest.mark.parametrize("importing", [False, True], ids=["at once", "while torch is imported"])
 def test_a_worker_ends_when_its_driver_is_killed(driver: psutil.Process, importing: bool, tmp_path: Path) -> None:
-    assert wait_until(lambda: bool(driver.children()))
+    wait_until(lambda: bool(driver.children()))
     (worker,) = driver.children()
     try:
-        assert not importing or wait_until((tmp_path / "importing").exists)
+        wait_until(lambda: not importing or (tmp_path / "importing").exists())
         driver.kill()
-        assert wait_until(lambda: has_ended(worker), 10)
+        wait_until(lambda: has_ended(worker.pid), 10)
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from chunkbench.report.compare.verdicts import Comparison
 from chunkbench.run_error import RunError
 from tests.command import chunkbench
 from tests.example_project import committed_example, slower_by
+from tests.waiting import wait_until
 
 FAULTY = str(Path(__file__).parents[2] / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
@@ -117,9 +117,7 @@ def test_an_interrupted_build_is_removed(spec: Path, tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 120
-        while not list(temporary.glob("chunkbench-*/source")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: bool(list(temporary.glob("chunkbench-*/source"))), 120)
         os.killpg(process.pid, signal.SIGTERM)  # as a CI system does when a job is cancelled
         _, error = process.communicate(timeout=60)
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -13,9 +12,9 @@ from matplotlib.text import Text
 from chunkbench.bench.store.profile import Operator, WatchedFacts
 from chunkbench.report.figures.style import styled
 from chunkbench.report.formats import render
-from chunkbench.workloads.decode.profile_document import Overlap, document, middle, overlap, phases, threads, wall_s
+from chunkbench.workloads.decode.profile_document import Overlap, document, overlap
 from chunkbench.workloads.decode.profile_figure import draw
-from tests.invented_runs import MakeFacts, profile, trace
+from tests.invented_runs import MakeFacts, profile
 from tests.workloads.made import check_inside
 
 
@@ -72,6 +71,7 @@ def test_tables_with_a_trace(facts: MakeFacts) -> None:
     assert text.startswith("chunk_attn at n_p=1\n")
     lines = [line.split() for line in text.splitlines()]
     assert ["shared", "1", "0.002000", "0.0000640", "2.00", "0.500", "1.00", "0.500", "0", "4.00"] in lines
+    assert ["private", "2", "0.01000", "0.0000100", "5.00", "1.25", "4.00", "1.75", "1.00", "13.0"] in lines
     assert ["1", "6.00", "1.00", "3.00"] in lines
     # 5 MB at 1 GB/s take 5 ms of 10, which is the roofline; 1 GFLOP at 1 TFLOP/s takes 1 ms.
     assert "roofline: the longer of first and last line 5,000 50%" in {" ".join(line) for line in lines}
@@ -141,33 +141,6 @@ def test_without_a_trace_the_picture_is_the_roofline(facts: MakeFacts) -> None:
     assert plot.get_xlabel() == "FLOP per byte"
     assert "above the line has read from caches" in " ".join(picture.texts[0].get_text().split())
     check_inside(picture, _words(picture))
-
-
-def test_phases_add_up() -> None:
-    shared, private, everything = phases(trace())
-    assert (shared.name, shared.units, shared.read_bytes, shared.flops) == ("shared", 1, 2000, 64_000)
-    assert (private.units, private.read_bytes, private.flops) == (2, 10_000, 10_000)
-    assert (private.waiting_s, private.seconds) == pytest.approx((0.001, 0.013))
-    # Of 4 ms: scores, softmax, values, and what is left.
-    parts = (shared.scores_s, shared.softmax_s, shared.values_s, shared.merging_s)
-    assert parts == pytest.approx((0.002, 0.0005, 0.001, 0.0005))
-    for number in range(1, len(everything)):
-        assert everything[number] == pytest.approx(shared[number] + private[number])
-    for phase in (shared, private, everything):
-        parts = (phase.scores_s, phase.softmax_s, phase.values_s, phase.merging_s)
-        assert sum(parts) + phase.waiting_s == pytest.approx(phase.seconds)
-    only = trace().model_copy(update={"units": trace().units[1:]})
-    assert [phase.name for phase in phases(only)] == ["private"]
-
-
-def test_threads_work_wait_or_have_nothing_to_do() -> None:
-    found = [thread[1:] for thread in threads(trace())]
-    assert np.array(found) == pytest.approx(np.array([[0.010, 0, 0], [0.006, 0.001, 0.003], [0, 0, 0.010]]))
-
-
-def test_the_call_in_the_middle() -> None:
-    assert wall_s(middle([trace(3), trace(1), trace(2)])) == pytest.approx(0.020)
-    assert wall_s(middle([trace(3), trace(1)])) == pytest.approx(0.010)
 
 
 @pytest.mark.parametrize(

@@ -205,19 +205,6 @@ def test_step_times_from_a_recorded_run(tmp_path: Path) -> None:
     assert line["step_time"].startswith("fitted to 1372 measured steps")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("replay-managers", "replay-caches", "replay-policies", "replay-table4", "replay-paged"),
-        *("replay-paged-answers", "replay-paged-prefix", "replay-paged-chat", "replay-paged-blocks"),
-    ],
-)
-def test_bundled_replays_are_sized_for_their_budget(name: str) -> None:
-    experiment = load_experiment(name)
-    assert experiment.budget_s == (120 if name.startswith("replay-paged") else 300)
-    assert len(experiment.points("cpu", "float16")) <= 40
-
-
 TEXT = """\
 kind: replay
 requests: 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
@@ -18,6 +17,7 @@ from chunkbench.kernels.reference import attention
 from chunkbench.workloads.ring.blocks import CHUNK_SIZE, BlockKernel, FlashBlocks, Heads, NativeBlocks, rectangles
 from chunkbench.workloads.ring.placement import Layout, positions, visible
 from chunkbench.workloads.ring.running import Running
+from tests.attention.conftest import one_thread  # noqa: F401 - a fixture
 from tests.pairs import pairs
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -28,15 +28,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 never_decreasing = st.integers(0, 30).flatmap(
     lambda most: st.lists(st.integers(0, most), min_size=1, max_size=25).map(sorted)
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other make small tests slow where others compute, too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def kernel(kind: str, shape: Heads) -> BlockKernel:

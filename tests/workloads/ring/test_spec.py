@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.bench import workload
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.workloads.ring.methods import CHOICES
 from chunkbench.workloads.ring.placement import Layout, pairs, positions, visible
@@ -24,18 +22,6 @@ from chunkbench.workloads.ring.task import Movement, Scheme, Task
 from tests.workloads.made import ring_result
 
 ONE_CONTEXT = "has one context for all sequences, and as many K/V heads as query heads"
-
-
-def test_what_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text("kind: ring\nimplementations: [one_process, ring]\nsweep: [{n_p: 64, phase: [prefill, decode]}]\n")
-    experiment = load_experiment(file)
-    assert isinstance(experiment, RingExperiment)
-    prefill, decode = experiment.points("cpu", "float32")
-    assert (prefill.ranks, prefill.mask, prefill.n_s, prefill.batch_size, prefill.link) == (2, "causal", None, 1, None)
-    assert (prefill.heads, prefill.kv_heads, prefill.head_dim) == (32, 32, 128)
-    assert (decode.mask, decode.n_s) == (None, 64)
-    assert (experiment.baseline, experiment.ring_rounds) == ("one_process", 5)
 
 
 def test_the_bundled_experiment_has_a_scheme_for_every_point() -> None:
@@ -70,13 +56,6 @@ def test_the_bundled_experiment_has_a_scheme_for_every_point() -> None:
 def test_what_a_scheme_cannot_do(name: str, axes: dict[str, object], reason: str) -> None:
     given = {"device": "cpu", "dtype": "float32", "n_p": 64, **axes}
     assert CHOICES[name].supports(RingPoint.model_validate(RingPoint.completed(given))) == reason
-
-
-def test_schemes_have_labels_and_colours_of_their_own() -> None:
-    registry = workload.get("ring").implementations()
-    assert len({method.label for method in CHOICES.values()}) == len(CHOICES)
-    looks = {(style.colour, style.marker, style.line) for style in map(registry.style, CHOICES)}
-    assert len(looks) == len(CHOICES)
 
 
 MOVEMENTS: tuple[Movement, ...] = ("ring", "gather", "none", "merge")
@@ -148,19 +127,6 @@ layouts = st.sampled_from(LAYOUTS)
 all_ranks = st.integers(1, 9)
 halves = st.integers(1, 20)
 """Half of a rank's tokens."""
-
-
-@pytest.mark.parametrize(
-    ("layout", "first", "last"),
-    [
-        ("contiguous", [0, 1, 2, 3], [8, 9, 10, 11]),
-        ("striped", [0, 3, 6, 9], [2, 5, 8, 11]),
-        ("zigzag", [0, 1, 10, 11], [4, 5, 6, 7]),
-    ],
-)
-def test_twelve_tokens_of_three_ranks(layout: Layout, first: list[int], last: list[int]) -> None:
-    assert positions(layout, 12, 3, 0).tolist() == first
-    assert positions(layout, 12, 3, 2).tolist() == last
 
 
 @given(layouts, all_ranks, halves, st.booleans())

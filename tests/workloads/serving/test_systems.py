@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from chunkbench.workloads.serving.servers.chunk_llama import StepLog
 from chunkbench.workloads.serving.servers.endpoint import Endpoint
 from chunkbench.workloads.serving.servers.process import ServerFailed, start_server
 from chunkbench.workloads.serving.servers.system import Launch, Setting, System
+from tests.waiting import has_ended, wait_until
 
 SETTING = Setting(SHAPES["small-llama"], 2, 300, 64, "float32", "cpu", 4, 1 << 20, 1)
 LISTED = {"data": [{"id": "m"}]}
@@ -65,29 +65,14 @@ class Scripted(System):
         return Launch([sys.executable, "-c", self.program, str(port)], {"GREETING": "hello"})
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def check_ends(pid: int) -> None:
-    """On a busy machine Linux takes a moment."""
-    limit = time.monotonic() + 10
-    while alive(pid) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert not alive(pid)
-
-
 def test_a_server_and_its_children_end_together(tmp_path: Path) -> None:
     server = start_server(Scripted(SERVER), SETTING, tmp_path)
     assert server.target.model == "m"
     assert server.died == ""
     child = int((tmp_path / "server.log").read_text().split()[1])
-    assert alive(child)
+    assert not has_ended(child)
     server.stop()
-    check_ends(child)
+    wait_until(lambda: has_ended(child), 10)  # on a busy machine Linux takes a moment
     assert server.died.startswith("the server was killed by SIGTERM: ")
 
 
@@ -101,7 +86,7 @@ def test_a_server_that_never_listens_is_ended(tmp_path: Path) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with pytest.raises(ServerFailed, match=r"did not answer within 2 s"):
         start_server(Scripted(program, ready_s=2), SETTING, tmp_path)
-    assert not alive(int((tmp_path / "server.log").read_text()))
+    assert has_ended(int((tmp_path / "server.log").read_text()))
 
 
 def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
@@ -118,10 +103,10 @@ def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
             os._exit(1)
     os.close(writing)
     pid = int(os.read(reading, 100))
-    assert alive(pid)
+    assert not has_ended(pid)
     os.kill(parent, 9)
     os.waitpid(parent, 0)
-    check_ends(pid)
+    wait_until(lambda: has_ended(pid), 10)
 
 
 def test_the_configuration_is_that_of_the_shape(tmp_path: Path) -> None:
@@ -163,13 +148,6 @@ def test_systems_follow_constraints_in_their_own_ways(tmp_path: Path, monkeypatc
         words = command(name, tmp_path, replace(SETTING, constrained=True))
         assert "--skip-tokenizer-init" not in words
         assert words[words.index("--structured-outputs-config") + 1] == f'{{"backend": "{backend}"}}'
-
-
-def test_every_system_has_a_label_and_a_style() -> None:
-    assert SYSTEMS.names() == sorted(SYSTEMS.names())
-    loaded = [SYSTEMS.load(name) for name in SYSTEMS.names()]
-    assert len({system.label for system in loaded}) == len(loaded)
-    assert all(SYSTEMS.style(name) == system.style for name, system in zip(SYSTEMS.names(), loaded, strict=True))
 
 
 class Other(Endpoint):
@@ -274,12 +252,6 @@ def test_servers_fit_together_or_in_groups(
     found = plan_memory(sizes, 4 * GIB, needed * GIB, "c", "v", room * GIB)
     assert (round(found.kv_bytes / GIB, 3), found.groups, dict(found.too_large)) == (kv_gib, groups, {})
     assert bool(found.difference) == ((kv_gib, len(groups)) != (4, 1))
-
-
-def test_what_does_not_fit_alone_is_named_with_what_is_missing() -> None:
-    found = plan_memory({"c": GIB, "v": 4 * GIB}, 4 * GIB, 4 * GIB, "c", "v", 6 * GIB)
-    assert found.groups == (("c",),)
-    assert found.too_large == {"v": "needs 8.6 GB, 6.4 GB are available: 2.1 GB are missing"}
 
 
 @given(
