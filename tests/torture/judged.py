@@ -33,12 +33,16 @@ def random_regex(rng: random.Random, depth: int = 3) -> str:
     return f"({parts[0]}){{{low},{low + rng.randrange(1, 3)}}}"
 
 
-def random_schema(chance: random.Random, depth: int = 3) -> Any:
+def random_schema(chance: random.Random) -> Any:
     """Keywords that validators agree about."""
-    low, names = chance.randrange(-9, 9), ["a", "b", 'a"b', "é", "$ref", "x y"]
+    return {**_schema(chance, 3), "$defs": {"level": {"enum": ["low", 3]}}}
+
+
+def _schema(chance: random.Random, depth: int) -> Any:
+    low, names = chance.randrange(-9, 9), ["a", "b", 'a"b', "é\\", "", "$ref", "x y"]
 
     def part() -> Any:
-        return random_schema(chance, depth - 1)
+        return _schema(chance, depth - 1)
 
     leaves: list[Any] = [
         {"type": "boolean"},
@@ -48,7 +52,10 @@ def random_schema(chance: random.Random, depth: int = 3) -> Any:
         {"type": "string", "pattern": chance.choice(_PATTERNS)},
         {"type": "string", "format": chance.choice(["date", "ipv4", "uuid", "path", "odd"]), "title": "t"},
         {"enum": chance.sample([1, "x", None, 'q"', [1, "b"], {"a": 2}, "Cafe\u0301"], 2)},
-        {"type": ["integer", "null"], "maximum": low},
+        {"type": ["integer", "null", "string"], "maximum": low, "maxLength": 2, "nullable": True},
+        {"type": "number", "minimum": low, "exclusiveMaximum": low + chance.randrange(3), "default": "x"},
+        {"const": chance.choice([None, True, 0.5, "Cafe\u0301", 'q"', [1, {"é": ""}]]), "description": "d"},
+        {"$ref": "#/$defs/level"},
     ]
     if depth == 0 or chance.random() < 0.3:
         return chance.choice(leaves)
@@ -59,6 +66,7 @@ def random_schema(chance: random.Random, depth: int = 3) -> Any:
     nodes: list[Any] = [
         {"type": "object", "properties": properties, "required": required, **closed},
         {"type": "object", "properties": properties, "required": [*required, "more"]},
+        {"type": "object", "patternProperties": {"^p": {"type": "null"}}, "additionalProperties": part()},
         {"type": "array", "items": part(), "minItems": chance.randrange(most), "maxItems": most},
         {"type": "array", "prefixItems": [part(), part()], "items": False},
         {chance.choice(["anyOf", "allOf", "oneOf"]): [part(), part()]},
