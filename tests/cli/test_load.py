@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -12,8 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ if MISSING:
 
 from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.server.processes import Served, serve
+from tests.traffic.load.scripted import chunk, in_turn, raw, server_in_a_thread
 
 
 @pytest.fixture(scope="module")
@@ -186,43 +187,11 @@ def test_what_cannot_be_measured(served: Served, arguments: list[str], message: 
 NOBODY = "http://127.0.0.1:9"
 
 
-@contextmanager
-def server(*finishes: str | None) -> Iterator[str]:
-    """Chats of two tokens, which end with these reasons in turn; None: they just end."""
-    left = list(finishes)
-    taking = threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send(json.dumps({"data": [{"id": "m"}]}) if self.path == "/v1/models" else "")
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            with taking:
-                left.append(left.pop(0))
-                finish = left[-1]
-            choices = [{"index": 0, "delta": {"content": text}} for text in "ab"]
-            choices += [{"index": 0, "delta": {}, "finish_reason": finish}] if finish else []
-            self.send("".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices))
-
-        def send(self, body: str) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 300
-
-    made = Server(("127.0.0.1", 0), Handler)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{made.server_port}"
-    finally:
-        made.shutdown()
-        made.server_close()
+def server(*finishes: str | None) -> AbstractContextManager[str]:
+    """Answers of two tokens, which end with these reasons in turn; None: they just end."""
+    last = [[chunk(finish=finish)] if finish else [] for finish in finishes]
+    answers = [raw(chunk("a"), chunk("b"), *end) for end in last]
+    return server_in_a_thread(in_turn(itertools.cycle(answers)), {"data": [{"id": "m"}]})
 
 
 TEXTS = ("--texts", "questions", "--clients", "2", "--warm-up", "0", "--requests", "6")

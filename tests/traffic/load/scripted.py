@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 
 from aiohttp import web
 
@@ -86,6 +88,26 @@ async def server(handler: Handler, models: object = None, metrics: str | None = 
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def server_in_a_thread(handler: Handler, models: object) -> Iterator[str]:
+    """The same for a client that blocks, or is another process."""
+    loop, started, ended = asyncio.new_event_loop(), Future[str](), asyncio.Event()
+
+    async def serve() -> None:
+        async with server(handler, models) as url:
+            started.set_result(url)
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        yield started.result(30)
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
 
 
 def measure(handler: Handler, plan: list[PlannedRequest], options: LoadOptions = LoadOptions()) -> LoadResult:  # noqa: B008
