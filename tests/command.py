@@ -1,12 +1,15 @@
-"""The command `chunkbench` in the process of the test, as its script calls it."""
+"""The command `chunkbench` in the process of the test, as its script calls it; and git."""
 
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+from chunkbench.bench.environment.revision import git_environment
 from chunkbench.cli.main import main
 
 
@@ -30,3 +33,15 @@ def chunkbench(*words: str, encoding: str = "utf-8") -> Done:
     for stream in (out, err):
         stream.flush()
     return Done(code, *(stream.buffer.getvalue().decode(encoding) for stream in (out, err)))
+
+
+SETTINGS = (
+    *("user.name=n", "user.email=n@example.org", "commit.gpgsign=false"),
+    *("protocol.file.allow=always", "init.defaultBranch=main"),
+)
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git prints in a folder. Commits have an author, and submodules may be folders."""
+    command = ["git", *(part for setting in SETTINGS for part in ("-c", setting)), "-C", str(folder), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=git_environment()).stdout.strip()

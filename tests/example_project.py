@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.command import git
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my-kernel"
 GROUP = "chunkbench.baselines"
@@ -41,8 +42,7 @@ class Repository:
         return self.path / "src" / "my_kernel.py"
 
     def git(self, *words: str) -> str:
-        command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(self.path), *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return git(self.path, *words)
 
 
 def committed_example(folder: Path, budget: str = "20s") -> Repository:

@@ -117,16 +117,6 @@ def test_latex_takes_no_cell_for_an_argument(text: str) -> None:
     assert lines.count(rf"{{}}{text} \\") == 2  # behind \toprule and \addlinespace
 
 
-def test_latex_cuts_a_long_table_into_pages_at_a_point() -> None:
-    texts = [str(row) if row % 2 else "" for row in range(70)]
-    text = render(one_column(*texts), "latex")
-    pages = [[line.strip(" \\") for line in page.splitlines()] for page in text.split(r"\midrule")[1:]]
-    starts = [page[1] for page in pages]
-    assert starts == ["", "31", "61"]
-    assert text.count("Names, continued.") == 2
-    assert sum(line in texts for page in pages for line in page if line.isdigit()) == 35
-
-
 @pytest.mark.parametrize(
     ("characters", "needed"), [(60, None), (100, "a4paper"), (200, "a3paper"), (300, "leave columns out")]
 )

@@ -21,6 +21,7 @@ from chunkbench.bench.environment import fingerprint, git_state, hardware_id, sc
 from chunkbench.bench.environment.doctor import check_machine
 from chunkbench.bench.environment.machine import id_file, machine_id
 from scripts import build_chunk_attn_authors
+from tests.command import git
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +147,6 @@ def test_a_user_without_a_home_has_no_stored_id(monkeypatch: pytest.MonkeyPatch)
     assert id_file() is None
     assert machine_id(HERE).id == hardware_id(HERE)
     assert check_machine().detail.endswith("to choose one, set CHUNKBENCH_MACHINE")
-
-
-def git(path: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(path), *identity, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from chunkbench.plugins.ray.nodes import Node, Resources, Software, choose_kinds
 from chunkbench.plugins.ray.remote import _unbundle
 from chunkbench.plugins.ray.remote_commands import packed_checkout
 from chunkbench.run_error import RunError
-from tests.command import chunkbench
+from tests.command import chunkbench, git
 from tests.plugins.ray.conftest import command
 
 HERE = Software("3.11", "0.1", "abc", "2.13.0", native=True)
@@ -156,11 +155,6 @@ def test_options_of_clusters_that_do_not_fit_are_refused(option: list[str]) -> N
     assert done.code == 2
     told = "write local, ray, or ray://HOST:PORT" if "--on" in option else f"{option[0]} belongs to --on ray"
     assert told in done.stderr
-
-
-def git(folder: Path, *words: str) -> str:
-    named = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
-    return subprocess.run(named, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_a_checkout_travels_with_what_is_not_committed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.bench.environment.revision import git_environment, git_state
+from chunkbench.bench.environment.revision import git_state
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.measure.caches import sweep_file
 from chunkbench.bench.runner.client import WorkerProcess
@@ -24,13 +23,7 @@ from chunkbench.report.compare.builds import built_revision, built_working_tree,
 from chunkbench.report.compare.interleaved import Interleaved, InterleavedJob
 from chunkbench.report.compare.sides import Side
 from chunkbench.run_error import RunError
-
-
-def git(path: Path, *words: str) -> str:
-    settings = ("user.name=n", "user.email=n@example.org", "protocol.file.allow=always", "init.defaultBranch=main")
-    command = ["git", *(part for setting in settings for part in ("-c", setting)), "-C", str(path), *words]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=git_environment())
-    return done.stdout.strip()
+from tests.command import git
 
 
 def committed(path: Path, **files: str) -> Path:

@@ -181,15 +181,10 @@ def test_figures_that_are_no_time_are_not_compared_across_machines(make: RunMake
 def test_nothing_to_compare_is_an_error(make: RunMaker) -> None:
     runs, absent = make.runs(1), run_of([make.case(status="unavailable", **UNTIMED)])
     memory = run_of([make.case()], experiment={"kind": "memory"})
-    for base, head, metric, message in (
-        ([run_of([])], runs, "latency", "no case was measured"),
-        (runs, [absent], "latency", "no case was measured"),
-        (runs, make.runs(1, key="other"), "latency", "no case in common"),
-        ([memory], runs, "append", "no case in common: kind: memory and kind: decode"),
-        (runs, runs, "kv_byte", r"--metric kv_byte: no figure of kind: decode; did you mean kv_bytes\? .*latency"),
-    ):
-        with pytest.raises(RunError, match=message):
-            compare(base, head, Options(metric=metric))
+    with pytest.raises(RunError, match="no case was measured"):
+        compare(runs, [absent], Options())
+    with pytest.raises(RunError, match="no case in common: kind: memory and kind: decode"):
+        compare([memory], runs, Options(metric="append"))
 
 
 def test_the_error_probability_is_divided_among_the_cases(make: RunMaker) -> None:

@@ -176,15 +176,6 @@ def test_requests_are_too_long_only_after_the_cut(tmp_path: Path) -> None:
             compute(job("paged", 6, 99, 96, **axes))
 
 
-def test_several_answers_that_never_fit_are_refused_with_the_reason() -> None:
-    answered = compute(job("paged", n_p=64, n_s=0, n_c=64, memory=256, block_size=16, samples=6))
-    assert answered.normalized_s is None
-    assert answered.reason.startswith("6 answers of 128 tokens")
-    assert " 28 " in answered.reason
-    assert answered.replay is not None
-    assert (answered.replay.refused, answered.replay.mean_batch, answered.replay.prompt_share) == (20, 0, 0)
-
-
 def slow_distinct(texts: list[Text], block: int) -> int:
     """Names are all tokens up to the end of a block."""
     prompts, answers, tails = set[tuple[int, ...]](), set[tuple[int, ...]](), 0
@@ -395,4 +386,5 @@ def test_answers_that_fit_alone_and_never_together_are_refused(name: str) -> Non
         groups = AnswerGroups(MANAGERS[name](10), width, beam=False, seed=0)
         done = replay(made, groups, Rules(), Seconds(), width)
         assert [one.last is not None for one in done.requests] == [fit, fit]
-        assert all(bool(one.refused) != fit for one in done.requests)
+        told = "3 pieces of 16 tokens" if name == "contiguous" else "5 answers of 16 tokens"
+        assert all(one.refused.startswith(told) != fit and bool(one.refused) != fit for one in done.requests)
