@@ -65,14 +65,6 @@ def test_tables_map_to_the_tokens(share, block_size, prompts, steps):
     assert read(tables, memory) == halves[1:]
 
 
-def test_sharing_maps_a_prefix_to_the_same_blocks():
-    for share, blocks in ((True, 4), (False, 6)):
-        tables = BlockTables(2, share)
-        for own in (5, 6):
-            tables.join([1, 2, 3, 4, own])
-        assert tables.tree.pool.in_use == len({*tables.table[:, :3].ravel().tolist()}) == blocks
-
-
 def test_the_table_is_contiguous_and_keeps_its_width_up_to_max_tokens():
     tables = BlockTables(16, share=False, max_tokens=100)
     for _ in range(9):

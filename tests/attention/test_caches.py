@@ -161,6 +161,9 @@ K = torch.zeros
     [
         (lambda a: a.add_sequence([], K(0, 2, 16), K(0, 2, 16)), EmptySequence, "at least one token"),
         (lambda a: a.add_sequence([1.5], K(1, 2, 16), K(1, 2, 16)), WrongTokens, "integers"),
+        (lambda a: a.add_sequence(["a"], K(1, 2, 16), K(1, 2, 16)), WrongTokens, "integers"),
+        (lambda a: a.add_sequence([[7, 8]], K(1, 2, 16), K(1, 2, 16)), WrongTokens, "flat list"),
+        (lambda a: a.add_sequence([[7], [7, 8]], K(1, 2, 16), K(1, 2, 16)), WrongTokens, "flat list"),
         (lambda a: a.add_sequence([7, 8], K(3, 2, 16), K(3, 2, 16)), KVCacheError, "3 rows for 2 tokens: it needs 2"),
         (
             lambda a: a.add_sequence([0, 1, 2, 3, 9], K(2, 2, 16), K(2, 2, 16)),

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from chunkbench.attention import retention
-from chunkbench.attention.errors import EmptySequence, WrongTokens
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.kernels.changes import Copy
@@ -82,17 +81,6 @@ def test_appends_inside_a_chunk_keep_the_plan_and_its_lengths_stay_current():
     assert tree.plan() is not plan
     assert tree.plan().tokens.tolist() == [4, 5]
     assert tree.plan_rebuilds == 2
-
-
-@pytest.mark.parametrize(
-    ("tokens", "error"),
-    [([], EmptySequence), *((tokens, WrongTokens) for tokens in ([[1, 2]], [1.5], ["a"], [[1], [1, 2]]))],
-)
-def test_join_refuses_empty_prompts_and_wrong_tokens(tokens, error):
-    tree = PrefixTree(2)
-    with pytest.raises(error):
-        tree.join(tokens)
-    assert (tree.sequences, tree.pool.in_use) == ([], 0)
 
 
 def test_token_ids_may_be_lists_ranges_or_arrays_of_any_integer_type():

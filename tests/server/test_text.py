@@ -20,7 +20,6 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from chunkbench.cli.main import cli
-from chunkbench.server import serve as run
 from chunkbench.server.build import ModelChoice, build_backend
 from chunkbench.server.engine import EngineOptions, Request
 from chunkbench.server.protocol import ApiError
@@ -233,26 +232,6 @@ def test_on_a_full_disk_a_log_ends_with_a_whole_line(tmp_path: Path) -> None:
         text = (tmp_path / str(room) / "requests.jsonl").read_text()
         assert len(text) == room // line * line
         assert [json.loads(line)["id"] for line in text.splitlines()] == [f"r{n}" for n in range(room // line)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "cache"),
-    [
-        ([], "radix"),
-        (["--attention", "sequence-first"], "radix"),
-        (["--attention", "no-sharing"], "live"),
-        (["--cache", "live"], "live"),
-    ],
-)
-def test_prefixes_are_kept_unless_the_words_say_otherwise(
-    arguments: list[str], cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def note(choice: object, engine: object, options: EngineOptions, *_: object) -> None:
-        raise ValueError(f"cache: {options.cache}")
-
-    monkeypatch.setattr(run, "build_backend", note)
-    result = CliRunner().invoke(cli, ["serve", "small-llama", "--port", "0", *arguments])
-    assert f"cache: {cache}" in result.output
 
 
 def test_a_log_that_cannot_be_begun_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:

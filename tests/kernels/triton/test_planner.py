@@ -91,14 +91,6 @@ def test_every_row_reads_each_of_its_chunks_once(
     assert work.widest() <= shape.lanes // group
 
 
-@pytest.mark.parametrize(("shared", "widest"), [(16, 1), (512, 2)])
-def test_short_shared_runs_move_into_their_children_and_long_ones_stay(shared: int, widest: int) -> None:
-    """A chunk of 16 tokens that two rows share is cheaper to read twice than to merge."""
-    plan, _ = planned([[*range(shared), *range(1000 * row, 1000 * row + 300)] for row in (1, 2)], 16)
-    shape = H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1)
-    assert describe(items_of_forest(plan, two_phase(plan, 1, shape.costs)), 2, shape).widest() == widest
-
-
 def test_the_merge_takes_short_tails() -> None:
     """In Table 3 each row has one own token after the shared prompt: an item for it would cost more than it saves."""
     common = list(range(1024))
