@@ -23,11 +23,12 @@ from chunkbench.pins import SMOLLM2_INSTALL
 from chunkbench.server import smollm2
 from chunkbench.server.build import ModelChoice, build_backend
 from chunkbench.server.engine import Engine, EngineOptions, Model, Request
+from chunkbench.server.engine.beams import BeamOptions
 from chunkbench.server.engine.model import ModelNumbers, load_module
 from chunkbench.server.find_heads import INTERFACE, find_heads, tokens_for
 from chunkbench.server.heads import HeadScores, HeadsError, read_heads
 from chunkbench.traffic import Prompts, draw_prompts, read_texts, text_ids
-from tests.server.engine.models import answers_of
+from tests.server.engine.models import answers_of, run_groups
 
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.<|im_end|>",
@@ -101,6 +102,27 @@ def test_answers_are_those_of_transformers(folder: Path, model: Model, count: in
         reference.compare(prompts[int(number) // 4], answer, expected[int(number) // 4])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_beams_are_those_of_transformers(folder: Path, model: Model) -> None:
+    """Thirty prompts of real text, 2 to 4 beams, 16 tokens. Where sums of log-probabilities are nearly equal, other
+    beams may win, but none with a lower sum."""
+    texts = text_ids(read_texts("questions"), folder / "tokenizer.json")
+    prompts = draw_prompts(Prompts(48), 30, 0, "beams", texts)
+    reference = Reference(folder)
+    different = 0
+    for number, prompt in enumerate(prompts):
+        width = 2 + number % 3
+        group = [Request(f"{n}", prompt, 16, beams=BeamOptions()) for n in range(width)]
+        answers, _ = run_groups(Engine(model, EngineOptions(kv_bytes=64 << 20)), [group])
+        expected = reference.beams(prompt, 16, width)
+        if [*answers.values()] != expected:
+            different += 1
+            for answer, other in zip(answers.values(), expected, strict=True):
+                assert reference.mean(prompt, answer) == pytest.approx(reference.mean(prompt, other), abs=TIE)
+    assert different <= 3
+
+
 class Reference:
     """The model in transformers."""
 
@@ -114,6 +136,27 @@ class Reference:
         (end,) = ModelNumbers(self._module).eos_ids
         rows: list[list[int]] = made[:, ids.shape[1] :].tolist()
         return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+    def beams(self, prompt: Sequence[int], n_c: int, width: int) -> list[list[int]]:
+        """All answers of a beam search, each up to its end of sequence."""
+        (end,) = ModelNumbers(self._module).eos_ids
+        ids = torch.tensor([prompt])
+        made = self._module.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=n_c,
+            num_beams=width,
+            num_return_sequences=width,
+            do_sample=False,
+        )
+        rows: list[list[int]] = made[:, len(prompt) :].tolist()
+        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+    @torch.inference_mode()
+    def mean(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """Mean log-probability of the answer's tokens."""
+        logits = self._module(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        return float(logits.log_softmax(-1)[range(len(answer)), list(answer)].mean())
 
     @torch.inference_mode()
     def compare(self, prompt: Sequence[int], answer: list[int], expected: list[int]) -> None:

@@ -137,17 +137,22 @@ def answers_of(engine: Engine, *requests: Request) -> dict[str, list[int]]:
 
 
 def run_groups(
-    engine: Engine, groups: Sequence[Sequence[Request]], gone: Mapping[int, Sequence[str]] = MappingProxyType({})
+    engine: Engine,
+    groups: Sequence[Sequence[Request]],
+    gone: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    arrivals: Sequence[int] = (),
 ) -> tuple[dict[str, list[int]], int]:
-    """(the tokens of each answer, number of preemptions) of groups of answers, all added at once. `gone`: number of a
-    step -> requests that are dropped before it."""
-    for group in groups:
-        engine.add(*group)
+    """(the tokens of each answer, number of preemptions) of groups of answers. `gone`: number of a step -> requests
+    that are dropped before it. `arrivals`: for each group, the step before which it is added; by default, the first.
+    """
+    waiting = sorted(zip(arrivals or [0] * len(groups), range(len(groups)), strict=True))
     answers: dict[str, list[int]] = {request.id: [] for group in groups for request in group}
     preempted = 0
     for step in itertools.count():
+        while waiting and waiting[0][0] <= step:
+            engine.add(*groups[waiting.pop(0)[1]])
         engine.drop(gone.get(step, []))
-        if engine.idle:
+        if engine.idle and not waiting:
             break
         report = engine.step()
         assert not report.failed

@@ -63,22 +63,25 @@ def test_beams_share_all_chunks_but_the_last() -> None:
         assert served.step().kv_bytes <= (1 + 4) * CHUNK_BYTES
 
 
-@pytest.mark.parametrize(("chunks", "cache"), [(64, "live"), (11, "live"), (11, "radix")])
+@pytest.mark.parametrize(("chunks", "cache"), [(80, "live"), (16, "live"), (16, "radix")])
 def test_all_kinds_of_requests_in_one_batch(chunks: int, cache: Any) -> None:
-    """Greedy, drawn, several answers, beams, with and without a shared prefix: each gives what it gives alone."""
+    """Greedy, drawn, several answers, beams, with and without a shared prefix, arrive at random steps: each gives what
+    it gives alone."""
     chance, groups = random.Random(4), []
     system = [chance.randrange(VOCABULARY) for _ in range(64)]
-    for number in range(8):
-        prompt = chance.choice([[], system]) + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 40))]
-        tokens, width = chance.randrange(110, 150), chance.randrange(2, 4)
+    for number in range(40):
+        prompt = chance.choice([[], system]) + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 60))]
+        tokens, width = chance.randrange(20, 70), chance.randrange(2, 4)
         kinds = [
             [Request(f"{number}", prompt, tokens)],
             [Request(f"{number}", prompt, tokens, Sampling(2.0, seed=number))],
             [Request(f"{number}.{n}", prompt, tokens, Sampling(2.0, seed=n)) for n in range(width)],
-            beams(f"{number}", prompt, tokens, 2),
+            beams(f"{number}", prompt, tokens, width),
         ]
         groups.append(kinds[number % 4])
-    answers, preempted = run_groups(engine(chunks, max_batch=20, prompt_budget=300, cache=cache), groups)
+    arrivals = [chance.randrange(120) for _ in groups]
+    served = engine(chunks, max_batch=20, prompt_budget=300, cache=cache)
+    answers, preempted = run_groups(served, groups, arrivals=arrivals)
     alone: dict[str, list[int]] = {}
     for group in groups:
         alone |= run_groups(engine(), [group])[0]
