@@ -126,11 +126,6 @@ CONFIG = {
 }
 
 
-def test_llama2_7b_needs_half_a_mebibyte_per_token() -> None:
-    assert shape_of("llama2-7b").kv_bytes() == 512 * 1024
-    assert shape_of("llama3-8b").kv_bytes() == 128 * 1024
-
-
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_config_file_may_omit_fields_with_defaults(tmp_path: Path, folder: bool) -> None:
     path = tmp_path / "config.json"

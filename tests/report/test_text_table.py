@@ -25,11 +25,6 @@ def lines_of(run) -> list[str]:
     return text_table.render(build(run)).splitlines()
 
 
-def row_after(lines: list[str], title: str, key: str) -> list[str]:
-    start = next(i for i, line in enumerate(lines) if line.startswith(title))
-    return next(line.split() for line in lines[start:] if re.match(rf"\s*{key}\s", line))
-
-
 def test_statuses_are_words_and_each_reason_appears_once(make_case, make_run) -> None:
     failures = {
         "naive": ("error", "RuntimeError: no luck"),
@@ -43,8 +38,7 @@ def test_statuses_are_words_and_each_reason_appears_once(make_case, make_run) ->
     for name, (status, reason) in failures.items():
         cases += [make_case(name, n_s=n_s, status=status, reason=reason, us=[]) for n_s in (0, 512)]
     text = text_table.render(build(make_run(cases)))
-    words = row_after(text.splitlines(), "Latency", "0")
-    assert words[2:] == ["error", "timeout", "unsupp.", "crashed", "wrong", "oom"]
+    assert "error timeout unsupp. crashed wrong oom" in " ".join(text.split())
     for _, reason in failures.values():
         assert text.count(reason) == 1
     assert "wrong (incorrect) at every point: NaN in out" in text

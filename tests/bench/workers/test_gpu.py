@@ -19,7 +19,7 @@ from chunkbench.bench.runner.passes import Budget, RunOptions
 from chunkbench.bench.runner.session_measurer import SessionMeasurer
 from chunkbench.bench.runner.target import resolve_target
 from chunkbench.bench.store.results import DecodeResult
-from chunkbench.bench.workers import gpu_rounds, main, worker
+from chunkbench.bench.workers import main, worker
 from chunkbench.bench.workers.gpu_rounds import GpuRounds
 from tests.attention.conftest import one_thread  # noqa: F401 - a fixture
 from tests.bench.measure.conftest import FakeDevice, freeze_heap  # noqa: F401 - a fixture
@@ -197,7 +197,3 @@ def test_an_error_that_destroys_the_context_crashes_only_the_implementation_at_f
     assert "illegal memory access" in failed[0].reason
     assert {case.status for case in healthy} <= {"ok", "noisy"}
     assert [name for client in clients for name in client.worker.prepared].count("paged_attn") == 1
-
-
-def test_without_a_cuda_context_none_is_lost() -> None:
-    assert torch.cuda.is_initialized() or not gpu_rounds.lost()
