@@ -107,10 +107,7 @@ def bad(tmp_path: Path) -> str:
 def test_valid_files_have_one_line_each() -> None:
     result = CliRunner().invoke(validate_command, ["table3", "smoke"])
     assert result.exit_code == 0
-    assert result.output.splitlines() == [
-        "table3: valid, 12 points, 120 cases",
-        "smoke: valid, 10 points, 230 cases",
-    ]
+    assert result.output.splitlines() == ["table3: valid, 12 points, 120 cases", "smoke: valid, 10 points, 230 cases"]
     assert CliRunner().invoke(validate_command, ["table3", "-q"]).output == ""
 
 
@@ -182,10 +179,7 @@ def profile(*words: object) -> Done:
     ("where", "told"),
     [
         ([], ["6 points are left", "n_p=64 n_s=64", "n_p=32 n_s=0"]),
-        (
-            ["n_p=96"],
-            ["2 points are left; choose one with --where AXIS=VALUE (dtype):", "batch_size=4 dtype=bf"],
-        ),
+        (["n_p=96"], ["2 points are left; choose one with --where AXIS=VALUE (dtype):", "batch_size=4 dtype=bf"]),
         (["n_p=32", "n_s=0"], ["(kv_heads):", "n_p=32 n_s=0 batch_size=4 kv_heads=1\n", "batch_size=4 kv_heads=2"]),
         (["n_p=128"], ["no point of", "has this n_p; there are 64, 96, 32"]),
         (["n_p=64", "n_s=0"], ["has all of these values", "--dry-run"]),

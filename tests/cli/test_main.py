@@ -18,12 +18,7 @@ from click.testing import CliRunner
 from chunkbench.bench.experiment import Experiment, load_experiment
 from chunkbench.cli import quick
 from chunkbench.cli.main import cli
-from chunkbench.cli.output import (
-    explain,
-    run_exit_code,
-    write_experiment,
-    write_text,
-)
+from chunkbench.cli.output import explain, run_exit_code, write_experiment, write_text
 from chunkbench.run_error import Remedy, RunError
 from tests.command import chunkbench
 

@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click import Command
+from click.testing import CliRunner, Result
 
 from chunkbench.bench.experiment import AttentionPoint, load_experiment
 from chunkbench.cli.prompts import command as prompts_command
@@ -19,6 +20,13 @@ from chunkbench.traffic.generated import GENERATED
 from chunkbench.workloads.replay.result import ReplayPoint
 
 SYSTEM = list(range(100, 1000))
+
+
+def ran(command: Command, *words: object, refusal: str = "") -> Result:
+    """What came of a command that ends well, or is refused with this message."""
+    done = CliRunner().invoke(command, [*map(str, words)])
+    assert (done.exit_code, refusal in done.stderr) == (2 if refusal else 0, True), done.output
+    return done
 
 
 @pytest.fixture
@@ -31,45 +39,37 @@ def traffic_file(tmp_path: Path) -> Path:
 
 
 def test_values_of_each_group(traffic_file: Path) -> None:
-    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--n-c", "89", "--format", "json"])
-    assert done.exit_code == 0, done.output
+    done = ran(prompts_command, traffic_file, "--n-c", "89", "--format", "json")
     chat, odd = json.loads(done.stdout)
     assert (chat["group"], chat["prompts"], chat["shared_mean"], chat["common"]) == ("chat", 4, 900.0, 900)
     assert chat["ratio"] == pytest.approx(0.9)
     assert chat["tokens"] - chat["held"] == 3 * 896  # whole chunks of 64
     assert (odd["shared_max"], odd["saved"]) == (2, 0)
     for form in ("table", "markdown"):
-        done = CliRunner().invoke(prompts_command, [str(traffic_file), "--format", form, "--model", "llama3-8b"])
-        assert done.exit_code == 0, done.output
+        done = ran(prompts_command, traffic_file, "--format", form, "--model", "llama3-8b")
         for word in ("chat", "900", "Chameleon", "2,626", "llama3-8b", "128 KiB"):  # the paper's, too
             assert word in done.stdout
 
 
 def test_the_written_experiment_is_valid(traffic_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--experiment", str(path)])
-    assert done.exit_code == 0, done.output
+    done = ran(prompts_command, traffic_file, "--experiment", path)
     assert f"chunkbench run {path}" in done.stderr
     points = load_experiment(path).points("cpu", "float32")
     assert [(point.n_c, point.batch_size) for point in points] == [(512, 4), (512, 2)]
     assert (points[1].tree, points[1].n_p) == (((2, 2),), 3)
-    again = CliRunner().invoke(prompts_command, [str(traffic_file), "--experiment", str(path)])
-    assert again.exit_code == 2
-    assert f"{path} exists already" in again.stderr
+    ran(prompts_command, traffic_file, "--experiment", path, refusal=f"{path} exists already")
     (tmp_path / "chain.jsonl").write_text("\n".join(json.dumps([*range(9 + number)]) for number in range(40)))
     chain = tmp_path / "chain.yaml"
-    done = CliRunner().invoke(prompts_command, [str(tmp_path / "chain.jsonl"), "--experiment", str(chain)])
-    assert done.exit_code == 0, done.output
+    ran(prompts_command, tmp_path / "chain.jsonl", "--experiment", chain)
     (point,) = load_experiment(chain).points("cpu", "float32")
     assert point.batch_size == 32
 
 
 def test_the_written_trace_can_be_read(traffic_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    done = CliRunner().invoke(prompts_command, [str(traffic_file), "--trace", str(path), "--n-c", "7"])
-    assert done.exit_code == 0, done.output
-    over_itself = CliRunner().invoke(prompts_command, [str(traffic_file), "--trace", str(traffic_file)])
-    assert f"{traffic_file} exists already" in over_itself.stderr
+    ran(prompts_command, traffic_file, "--trace", path, "--n-c", "7")
+    ran(prompts_command, traffic_file, "--trace", traffic_file, refusal=f"{traffic_file} exists already")
     trace = read_traffic(path)
     assert (len(trace.requests), trace.timed) == (6, False)
     assert {request.answer_tokens for request in trace.requests} == {7}
@@ -91,9 +91,7 @@ def test_wrong_usage(traffic_file: Path, tmp_path: Path, arguments: list[str], m
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     words = [word.format(traffic=traffic_file, empty=empty) for word in arguments]
-    done = CliRunner().invoke(prompts_command, words)
-    assert done.exit_code == 2
-    assert message in done.stderr
+    ran(prompts_command, *words, refusal=message)
 
 
 @pytest.fixture
@@ -109,12 +107,11 @@ def trace(tmp_path: Path) -> Path:
 
 def test_what_a_trace_shares(trace: Path) -> None:
     for form in ("table", "markdown"):
-        done = CliRunner().invoke(traces_command, [str(trace), "--format", form, "--cache", "3"])
-        assert done.exit_code == 0, done.output
+        done = ran(traces_command, trace, "--format", form, "--cache", "3")
         text = " ".join(done.stdout.split())
         for words in ("8 requests", "1.00 requests/s over 7 s", "1,100", "24 blocks of 512 tokens, 4 of them", "1,536"):
             assert words in text, words
-    told = json.loads(CliRunner().invoke(traces_command, [str(trace), "--format", "json"]).stdout)
+    told = json.loads(ran(traces_command, trace, "--format", "json").stdout)
     assert (told["format"], told["block_tokens"], told["requests"]) == ("Mooncake", 512, 8)
     assert [one["cache_blocks"] for one in told["hits"]] == [1000, 10000, 30000, 50000, 100000, None]
     assert told["hits"][-1]["blocks"] == pytest.approx(20 / 24)
@@ -131,8 +128,7 @@ def test_what_a_trace_shares(trace: Path) -> None:
 def test_an_experiment_is_valid_whatever_the_trace_is_called(trace: Path, tmp_path: Path, name: str) -> None:
     trace.rename(tmp_path / name)
     with contextlib.chdir(tmp_path):
-        done = CliRunner().invoke(traces_command, ["--experiment", "replay", "--", name])
-        assert done.exit_code == 0, done.output
+        ran(traces_command, "--experiment", "replay", "--", name)
         (case, *_) = load_experiment("replay.yaml").points("cpu", "float32")
     assert isinstance(case, ReplayPoint)
     assert case.traffic is not None
@@ -146,8 +142,7 @@ def test_no_experiment_is_written_that_cannot_be_read(trace: Path, tmp_path: Pat
     os.mkfifo(pipe)
     threading.Thread(target=pipe.write_text, args=(text,)).start()
     for name, message in ((odd, "the name is not UTF-8"), (pipe, "is no regular file; a replay reads")):
-        done = CliRunner().invoke(traces_command, [str(name), "--experiment", str(tmp_path / "r.yaml")])
-        assert (done.exit_code, message in done.stderr) == (2, True), done.output
+        ran(traces_command, name, "--experiment", tmp_path / "r.yaml", refusal=message)
     assert {*tmp_path.iterdir()} == {odd, pipe}
 
 
@@ -168,16 +163,14 @@ def test_files_of_all_sizes(tmp_path: Path, text: str | None, options: list[str]
     if text is not None:
         (tmp_path / "t").write_text(text)
     with contextlib.chdir(tmp_path):
-        done = CliRunner().invoke(traces_command, ["t", *options])
-        assert (done.exit_code, message in done.stderr) == (2 if message else 0, True), done.output
+        ran(traces_command, "t", *options, refusal=message)
         assert message or len(load_experiment("r.yml").points("cpu", "float32")) == 1
         assert not Path("t.json").exists()
 
 
 def test_the_forest_of_live_prompts_is_a_tree_of_an_experiment(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "busy.json"
-    done = CliRunner().invoke(traces_command, [str(trace), "--trees", str(tmp_path / "busy"), "--token-time", "0.3"])
-    assert done.exit_code == 0, done.output
+    done = ran(traces_command, trace, "--trees", tmp_path / "busy", "--token-time", "0.3")
     told = f"wrote {out}: 4 sequences in 3 nodes, live at 4 s; 1,195 tokens stored once, 4,419 without sharing;"
     assert told in done.stderr
     sweep = done.stderr[done.stderr.index("sweep:") :]
@@ -186,9 +179,8 @@ def test_the_forest_of_live_prompts_is_a_tree_of_an_experiment(trace: Path, tmp_
     assert isinstance(point, AttentionPoint)
     assert (sum(point.prompt_lengths(0)), point.unique_prompt_tokens(0), point.heads) == (4419, 1195, 32)
     written = out.read_text()
-    done = CliRunner().invoke(traces_command, [str(trace), "--trees", str(out), "--at", "0"])
-    assert (done.exit_code, out.read_text()) == (2, written)
-    assert "exists already; give another name" in done.stderr
+    ran(traces_command, trace, "--trees", out, "--at", "0", refusal="exists already; give another name")
+    assert out.read_text() == written
 
 
 @pytest.mark.parametrize(
@@ -204,6 +196,5 @@ def test_no_forest_is_written_that_cannot_be_used(
     trace: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     with contextlib.chdir(tmp_path):
-        done = CliRunner().invoke(traces_command, [str(trace), *options])
-    assert (done.exit_code, message in done.stderr) == (2, True), done.output
+        ran(traces_command, trace, *options, refusal=message)
     assert [path.name for path in tmp_path.iterdir()] == [trace.name]

@@ -476,12 +476,8 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(
 def test_a_checkpoint_is_served_under_the_name_of_its_folder(tmp_path: Path) -> None:
     names = {"models/Llama-3.2-1B/": "Llama-3.2-1B", "small-llama": "small-llama", "shapes/tiny.json": "tiny"}
     names |= {"shapes/Llama-3.2-1B.json": "Llama-3.2-1B", "models/Llama-3.2-1B/config.json": "Llama-3.2-1B"}
-    names |= {
-        "m\udcff": "m\ufffd",
-        "mine-1.0": "mine-1.0",
-        "odd.json": "odd.json",
-        "mine-1.0/../mine-1.0/.": "mine-1.0",
-    }
+    names |= {"mine-1.0": "mine-1.0", "odd.json": "odd.json", "mine-1.0/../mine-1.0/.": "mine-1.0"}
+    names |= {"m\udcff": "m\ufffd"}
     (tmp_path / "odd.json").mkdir()
     (tmp_path / "mine-1.0").symlink_to(tmp_path / "odd.json")
     with contextlib.chdir(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chunkbench.attention.tokens import alike
 from chunkbench.bench.experiment.forest import prompt_paths
 from chunkbench.bench.experiment.tree import Forest, lengths_in, tokens_in
 from chunkbench.bench.experiment.tree_reader import read_forest
@@ -35,11 +36,6 @@ def common(first: ReplayRequest, second: ReplayRequest) -> int:
     return int(np.argmax(differ)) if differ.any() else least
 
 
-def leading(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    differ = [a != b for a, b in zip(first, second, strict=True)]
-    return differ.index(True) if True in differ else len(first)
-
-
 TREE = ((10, ((8, 2), (8, 1))), (5, 1))
 
 
@@ -54,7 +50,7 @@ def test_texts_share_what_the_drawn_prompts_of_servers_share(prompts: Prompts) -
     ]
     for i in range(8):
         for j in range(i):
-            assert common(requests[i], requests[j]) == leading(drawn[i], drawn[j])
+            assert common(requests[i], requests[j]) == alike(drawn[i], drawn[j])
 
 
 def test_drawn_lengths_behind_system_prompts() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from chunkbench.attention.tokens import alike
 from chunkbench.traffic import (
     Arrivals,
     Chat,
@@ -68,13 +69,6 @@ def test_the_first_request_is_due_at_once_and_what_cannot_be_drawn_is_refused() 
             Arrivals("gamma", spread)
 
 
-def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """Leading tokens that two prompts share."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
-
-
 @given(st.integers(1, 80), st.integers(0, 80), st.integers(1, 3), st.integers(0, 5))
 def test_prompts_share_what_is_asked_for_and_no_more(n_p: int, n_s: int, prompts: int, seed: int) -> None:
     if n_s > n_p:
@@ -86,13 +80,13 @@ def test_prompts_share_what_is_asked_for_and_no_more(n_p: int, n_s: int, prompts
     for i, first in enumerate(drawn):
         for j, second in enumerate(drawn[:i]):
             if (i - j) % prompts == 0:
-                assert common(first, second) == n_s
+                assert alike(first, second) == n_s
 
 
 def test_a_tree_of_prefixes() -> None:
     tree = Prompts(40, tree=((10, ((8, 2), (8, 1))),))
     drawn = draw_prompts(tree, 6, 1000, 0)
-    assert [common(drawn[0], other) for other in drawn[1:]] == [18, 10, 18, 18, 10]
+    assert [alike(drawn[0], other) for other in drawn[1:]] == [18, 10, 18, 18, 10]
     with pytest.raises(ValueError, match="44 shared tokens do not fit into prompts of n_p = 40"):
         Prompts(40, tree=((44, 2),))
 
@@ -107,17 +101,10 @@ def user(text: str) -> dict[str, str]:
 
 
 def test_the_bundled_sets() -> None:
-    """200 questions, some of them text; 20 conversations of several turns. Every question is another one."""
-    bundled = bundled_texts()
-    assert sorted(bundled) == ["conversations", "questions"]
-    assert sum(len(file.read_bytes()) for file in bundled.values()) < 300_000
-    questions, conversations = read_texts("questions"), read_texts("conversations")
-    assert (len(questions.lines), {len(line) for line in questions.lines}) == (200, {1})
-    assert len({str(line) for line in questions.lines}) == 200
-    assert sorted(questions.beginnings) == ["coding-assistant", "few-shot", "reviewer-with-tools", "support-desk"]
-    assert {type(prompt) for ((prompt, _),) in questions.lines} == {Chat, str}
-    assert len(conversations.lines) == 20
-    assert all(len(turns) >= 3 and all(delay > 0 for _, delay in turns[1:]) for turns in conversations.lines)
+    """Every question is another one; conversations have several turns."""
+    texts = {name: read_texts(name).lines for name in bundled_texts()}
+    assert {name: len({*map(str, lines)}) for name, lines in texts.items()} == {"conversations": 20, "questions": 200}
+    assert all(len(turns) >= 3 and all(delay > 0 for _, delay in turns[1:]) for turns in texts["conversations"])
 
 
 def test_lines_of_all_kinds(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ that keep a window only."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from time import sleep
 from typing import Any
 
@@ -13,14 +12,7 @@ import torch
 import transformers
 
 from chunkbench.attention.windows import HeadPolicy
-from chunkbench.server.engine import (
-    Engine,
-    EngineOptions,
-    Model,
-    ModelError,
-    Request,
-    Sampling,
-)
+from chunkbench.server.engine import Engine, EngineOptions, Model, ModelError, Request, Sampling
 from chunkbench.server.engine.llama import fits
 from chunkbench.server.engine.model import INTERFACE, random_module
 from tests.pairs import pairs
@@ -56,15 +48,6 @@ def test_the_time_of_the_tree_is_a_part_of_the_overhead(monkeypatch: pytest.Monk
         begun, decoded, ended = (served.step() for _ in range(3))
         assert all(0 < report.tree_s < report.schedule_s - 0.05 for report in (begun, decoded))
         assert 0 < ended.tree_s < ended.overhead_s - 0.05
-
-
-def test_a_seed_gives_the_same_tokens_beside_any_others() -> None:
-    hot = Request("hot", PROMPT, 12, Sampling(temperature=3.0, top_p=0.9, seed=5))
-    others = [Request(f"o{n}", [n, n + 1], 9, Sampling(temperature=2.0)) for n in range(5)]
-    alone = answers_of(engine(), hot)["hot"]
-    assert answers_of(engine(), *others, hot)["hot"] == alone
-    assert answers_of(engine(), replace(hot, sampling=replace(hot.sampling, seed=6)))["hot"] != alone
-    assert answers_of(engine(), replace(hot, sampling=Sampling()))["hot"] != alone
 
 
 @pytest.mark.timeout(3600)
