@@ -38,9 +38,9 @@ PARTIAL = {"nvidia-h200/gpu-kernels", "nvidia-h200/figure4"}
 DIRTY = {"epyc-zen3-2-cores-authors"}
 TIMED = (PAPER, "timed")
 MACHINE_NAMES = {
-    "AMD EPYC, AVX2": "EPYC Zen 3",
+    "AMD EPYC (Zen 3)": "EPYC Zen 3",
     "AMD EPYC (Zen 4)": "EPYC Zen 4",
-    "AMD EPYC, AVX512-BF16": "EPYC Zen 5",
+    "AMD EPYC (Zen 5)": "EPYC Zen 5",
     "NVIDIA H200, Intel(R) Xeon(R) Processor (Emerald Rapids)": "NVIDIA H200",
     "Intel(R) Xeon(R) Processor, AMX": "Xeon, AMX",
 }
