@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from chunkbench.server.engine import Engine, Model, Request
+from chunkbench.server.engine import Engine, EngineOptions, Model, Request
 from chunkbench.server.engine.model import INTERFACE
 
 VOCABULARY = 300
@@ -123,6 +123,15 @@ def write_checkpoint(kind: str, folder: Path) -> Path:
 def small_model(kind: str = "llama-grouped") -> Model:
     """A model for tests that compare the engine with itself."""
     return Model(sharp_module(kind, INTERFACE))
+
+
+CHUNK_BYTES = small_model().token_bytes * 64
+"""Of a chunk of the usual size."""
+
+
+def small_engine(chunks: int = 64, **options: Any) -> Engine:
+    """An engine of the small model with room for so many chunks."""
+    return Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * chunks, **options))
 
 
 def answers_of(engine: Engine, *requests: Request) -> dict[str, list[int]]:

@@ -18,7 +18,7 @@ from chunkbench.kernels.cpu import decode
 from chunkbench.server.engine import Engine, EngineOptions, Model, Request
 from chunkbench.server.engine.model import load_module
 from chunkbench.server.transformers_backend import TransformersBackend
-from tests.server.engine.models import VOCABULARY, answers_of, write_checkpoint
+from tests.server.engine.models import VOCABULARY, answers_of, run_groups, write_checkpoint
 
 TIE = 1e-4
 """Batches of other shapes sum in another order. Where the reference's two largest logits differ by less than this share
@@ -110,26 +110,10 @@ def some_requests(count: int, seed: int = 0) -> dict[str, Request]:
     return requests
 
 
-def answer(
-    model: Model, requests: dict[str, Request], options: EngineOptions, every: int = 2, drop: Any = ()
-) -> dict[str, list[int]]:
-    """Answers of an engine that gets `every` requests at each of its steps."""
-    engine = Engine(model, options)
-    queue = list(requests.values())
-    answers: dict[str, list[int]] = {name: [] for name in requests}
-    finished: set[str] = set()
-    while queue or not engine.idle:
-        for request in queue[:every]:
-            engine.add(request)
-        del queue[:every]
-        for made in engine.step().generated:
-            assert made.request not in finished, "a token after the last one"
-            answers[made.request].append(made.token)
-            if made.finish:
-                finished.add(made.request)
-    assert finished == set(requests)
-    assert engine.kv_bytes == 0
-    return answers
+def answer(model: Model, requests: dict[str, Request], options: EngineOptions) -> dict[str, list[int]]:
+    """Answers of an engine that gets two requests at each of its steps."""
+    groups = [[request] for request in requests.values()]
+    return run_groups(Engine(model, options), groups, arrivals=[n // 2 for n in range(len(groups))])[0]
 
 
 @pytest.mark.parametrize(

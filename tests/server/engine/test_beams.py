@@ -9,18 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from chunkbench.server.engine import Engine, EngineOptions, Request, RequestRefused, Sampling
+from chunkbench.server.engine import Request, RequestRefused, Sampling
 from chunkbench.server.engine.beams import BeamOptions
-from tests.server.engine.models import VOCABULARY, run_groups, sharp_module, small_model
+from tests.server.engine.models import CHUNK_BYTES, VOCABULARY, run_groups, sharp_module, small_engine
 
-CHUNK_BYTES = small_model().token_bytes * 64
 USUAL = BeamOptions()
 ENDS = frozenset(range(40, 60))
 """So many that some beams end early."""
-
-
-def engine(chunks: int = 64, **options: Any) -> Engine:
-    return Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * chunks, **options))
 
 
 def beams(name: str, prompt: list[int], tokens: int, width: int, options: BeamOptions = USUAL) -> list[Request]:
@@ -46,7 +41,7 @@ def test_beams_are_those_of_transformers(penalty: float, early: bool) -> None:
             eos_token_id=sorted(ENDS),
             pad_token_id=VOCABULARY - 1,
         )[:, length:].tolist()
-        answers, _ = run_groups(engine(), [beams("a", prompt, 12, width, BeamOptions(penalty, early))])
+        answers, _ = run_groups(small_engine(), [beams("a", prompt, 12, width, BeamOptions(penalty, early))])
         for answer, padded in zip(answers.values(), expected, strict=True):
             assert answer == padded[: len(answer)]
             assert set(padded[len(answer) :]) <= {VOCABULARY - 1}
@@ -55,7 +50,7 @@ def test_beams_are_those_of_transformers(penalty: float, early: bool) -> None:
 
 
 def test_beams_share_all_chunks_but_the_last() -> None:
-    served = engine()
+    served = small_engine()
     served.add(*beams("a", list(range(100)), 20, 4))
     assert served.step().prompt_tokens == 100
     assert served.running == 4
@@ -80,17 +75,17 @@ def test_all_kinds_of_requests_in_one_batch(chunks: int, cache: Any) -> None:
         ]
         groups.append(kinds[number % 4])
     arrivals = [chance.randrange(120) for _ in groups]
-    served = engine(chunks, max_batch=20, prompt_budget=300, cache=cache)
+    served = small_engine(chunks, max_batch=20, prompt_budget=300, cache=cache)
     answers, preempted = run_groups(served, groups, arrivals=arrivals)
     alone: dict[str, list[int]] = {}
     for group in groups:
-        alone |= run_groups(engine(), [group])[0]
+        alone |= run_groups(small_engine(), [group])[0]
     assert answers == alone
     assert (preempted > 0) == (chunks < 64)
 
 
 def test_a_search_that_is_dropped_or_fails_leaves_nothing() -> None:
-    served = engine()
+    served = small_engine()
     served.add(*beams("a", [1, 2, 3], 20, 3))
     served.add(*beams("b", [1, 2, 4], 20, 2))
     for step in range(5):
@@ -111,7 +106,7 @@ def test_a_search_that_is_dropped_or_fails_leaves_nothing() -> None:
 
 
 def test_a_search_that_never_fits_is_refused() -> None:
-    served = engine(chunks=8)
+    served = small_engine(chunks=8)
     with pytest.raises(RequestRefused, match="too few for 4 answers to a prompt of 3 tokens"):
         served.add(*beams("a", [1, 2, 3], 62, 4))
     assert len(run_groups(served, [beams("a", [1, 2, 3], 61, 4)])[0]) == 4

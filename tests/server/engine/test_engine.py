@@ -16,20 +16,21 @@ from chunkbench.server.engine import Engine, EngineOptions, Model, ModelError, R
 from chunkbench.server.engine.llama import fits
 from chunkbench.server.engine.model import INTERFACE, random_module
 from tests.pairs import pairs
-from tests.server.engine.models import SIZES, VOCABULARY, answers_of, sharp_module, small_model
-
-CHUNK_BYTES = small_model().token_bytes * 64
-
-
-def engine(chunks: int = 32, **options: Any) -> Engine:
-    return Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * chunks, **options))
-
+from tests.server.engine.models import (
+    CHUNK_BYTES,
+    SIZES,
+    VOCABULARY,
+    answers_of,
+    sharp_module,
+    small_engine,
+    small_model,
+)
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def test_only_what_is_not_cached_is_computed() -> None:
-    served = engine()
+    served = small_engine()
     served.add(Request("a", list(range(130)), 9))
     assert served.step().prompt_tokens == 130
     served.add(Request("b", [*range(128), 7, 7], 2))
@@ -40,7 +41,7 @@ def test_only_what_is_not_cached_is_computed() -> None:
 
 def test_the_time_of_the_tree_is_a_part_of_the_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan takes 50 ms more here, and is no work of the tree."""
-    served = engine(chunks=4, cache="radix")
+    served = small_engine(chunks=4, cache="radix")
     plan = served._cache.plan
     monkeypatch.setattr(served._cache, "plan", lambda: (sleep(0.05), plan()))
     for first in (0, 100):  # the second prompt takes the chunks that the first one left
@@ -64,7 +65,7 @@ def test_a_soak_on_memory_that_forces_preemption(count: int, longest: int) -> No
         prompt = chance.choice([[], *systems]) + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
         requests.append(Request(f"r{n}", prompt, chance.randrange(longest // 2, longest)))
     gone = {request.id: chance.randrange(longest // 2) for request in requests if chance.random() < 1 / 3}
-    served = engine(chunks=6, max_batch=8, prompt_budget=64)
+    served = small_engine(chunks=6, max_batch=8, prompt_budget=64)
     answers: dict[str, list[int]] = {request.id: [] for request in requests}
     queue, preempted = list(requests), 0
     while queue or not served.idle:
@@ -80,7 +81,7 @@ def test_a_soak_on_memory_that_forces_preemption(count: int, longest: int) -> No
     assert preempted > 0
     assert served.kv_bytes == 0
     assert served.peak_kv_bytes > 4 * CHUNK_BYTES
-    undisturbed = answers_of(engine(chunks=64, prompt_budget=1000), *requests)
+    undisturbed = answers_of(small_engine(chunks=64, prompt_budget=1000), *requests)
     others = 0
     for request in requests:
         alone, answer = undisturbed[request.id], answers[request.id]

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from chunkbench.server.engine import Engine, EngineOptions, Request, RequestRefused, Sampling
-from tests.server.engine.models import VOCABULARY, answers_of, run_groups, small_model
+from chunkbench.server.engine import Request, RequestRefused, Sampling
+from tests.server.engine.models import CHUNK_BYTES, VOCABULARY, answers_of, run_groups, small_engine
 
 CHUNK = 64
-CHUNK_BYTES = small_model().token_bytes * CHUNK
-
-
-def engine(chunks: int = 64, **options: Any) -> Engine:
-    return Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * chunks, **options))
 
 
 def group_of(name: str, prompt: list[int], tokens: int, count: int, temperature: float = 2.0) -> list[Request]:
@@ -29,7 +24,7 @@ def group_of(name: str, prompt: list[int], tokens: int, count: int, temperature:
 @pytest.mark.parametrize("length", [1, 40, 64, 130])
 def test_each_answer_is_that_of_a_request_of_its_own(length: int) -> None:
     group = group_of("a", [n % VOCABULARY for n in range(length)], 20, 4)
-    served = engine()
+    served = small_engine()
     served.add(*group)
     first = served.step()
     assert (first.batch, first.prompt_tokens) == (1, length)
@@ -37,21 +32,21 @@ def test_each_answer_is_that_of_a_request_of_its_own(length: int) -> None:
     assert served.running == 4
     shared, own = length // CHUNK, length % CHUNK
     assert served.step().kv_bytes == (shared + 4) * CHUNK_BYTES, own
-    alone = {key: tokens for one in group for key, tokens in answers_of(engine(), one).items()}
-    assert run_groups(engine(), [group]) == (alone, 0)
+    alone = {key: tokens for one in group for key, tokens in answers_of(small_engine(), one).items()}
+    assert run_groups(small_engine(), [group]) == (alone, 0)
     assert len({tuple(tokens) for tokens in alone.values()}) == 4
 
 
 def test_without_sharing_every_answer_computes_the_prompt() -> None:
     group = group_of("a", list(range(100)), 5, 3)
-    served = engine(attention="no-sharing")
+    served = small_engine(attention="no-sharing")
     served.add(*group)
     assert served.step().prompt_tokens == 300
-    assert run_groups(engine(attention="no-sharing"), [group]) == run_groups(engine(), [group])
+    assert run_groups(small_engine(attention="no-sharing"), [group]) == run_groups(small_engine(), [group])
 
 
 def test_a_group_is_admitted_whole() -> None:
-    served = engine(max_batch=4)
+    served = small_engine(max_batch=4)
     served.add(*group_of("a", [1, 2, 3], 3, 3))
     served.add(*group_of("b", [1, 2, 4], 3, 2))
     batches = []
@@ -68,7 +63,7 @@ def test_a_group_is_admitted_whole() -> None:
     ],
 )
 def test_groups_that_never_fit_are_refused(request_: Request, answers: int, reason: str) -> None:
-    served = engine(chunks=6, max_batch=4)
+    served = small_engine(chunks=6, max_batch=4)
     with pytest.raises(RequestRefused, match=reason) as refused:
         served.add(*[request_] * answers)
     assert refused.value.field == "n"
@@ -89,10 +84,10 @@ def test_groups_beside_each_other_in_little_memory(cache: Any) -> None:
             for request in groups[-1]:
                 if chance.random() < 0.2:
                     gone.setdefault(chance.randrange(30), []).append(request.id)
-        served = engine(chunks=5, max_batch=8, prompt_budget=60, cache=cache)
+        served = small_engine(chunks=5, max_batch=8, prompt_budget=60, cache=cache)
         answers, more = run_groups(served, groups, gone)
         preempted += more
-        undisturbed = engine(max_batch=1)
+        undisturbed = small_engine(max_batch=1)
         alone = answers_of(undisturbed, *[one for group in groups for one in group])
         dropped = {name for names in gone.values() for name in names}
         for name, tokens in answers.items():
@@ -101,7 +96,7 @@ def test_groups_beside_each_other_in_little_memory(cache: Any) -> None:
 
 
 def test_a_prompt_that_cannot_be_computed_fails_all_its_answers() -> None:
-    served = engine()
+    served = small_engine()
 
     def broken(*_: object) -> None:
         raise MemoryError("no room")
