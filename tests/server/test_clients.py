@@ -25,6 +25,7 @@ from chunkbench.server import smollm2
 from chunkbench.workloads.serving.servers.process import free_port
 from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.server.processes import Served, serve
+from tests.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 
@@ -159,10 +160,7 @@ def test_a_client_that_never_reads_ends_with_the_time_to_shut_down(tmp_path: Pat
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}", process, errors)  # by IPv4
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
-        for _ in range(100):
-            if "too many open files" in errors.read_text():
-                break
-            time.sleep(0.1)
+        wait_until(lambda: "too many open files" in errors.read_text())
         assert len(os.listdir(f"/proc/{process.pid}/fd")) > 40
         for connection in idle:
             connection.close()

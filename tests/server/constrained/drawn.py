@@ -7,13 +7,13 @@ import json
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, get_args
 
 import jsonschema
 import numpy as np
-from tokenizers import normalizers
+from tokenizers import Tokenizer, normalizers
 
 from chunkbench.server.constrained import Constraint, Grammars, Matcher, Method
 from tests.server.engine.models import END, MERGES, byte_tokenizer, sentencepiece_tokenizer
@@ -28,37 +28,24 @@ class Cut(Exception):
 @cache
 def grammars(tokenizer: str, method: Method) -> Grammars:
     """By one of TOKENIZERS."""
-    return Grammars(*TOKENIZERS[tokenizer](), method)
+    made, more, end = TOKENIZERS[tokenizer]
+    return Grammars(made.to_str(), made.get_vocab_size() + more, {end}, method)
 
 
-def _normalising() -> tuple[str, int, set[int]]:
+def normalising_tokenizer() -> Tokenizer:
+    """It writes small letters alone."""
     made = byte_tokenizer(MERGES)
     made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    return made.to_str(), made.get_vocab_size(), {END}
+    return made
 
 
-def _sentencepiece() -> tuple[str, int, set[int]]:
-    made = sentencepiece_tokenizer()
-    return made.to_str(), made.get_vocab_size(), {2}
-
-
-def _longer_than_the_embedding() -> tuple[str, int, set[int]]:
-    made = byte_tokenizer(MERGES)
-    return made.to_str(), made.get_vocab_size() - 5, {END}
-
-
-def _plain() -> tuple[str, int, set[int]]:
-    made = byte_tokenizer(MERGES)
-    return made.to_str(), 300, {END}
-
-
-TOKENIZERS: dict[str, Callable[[], tuple[str, int, set[int]]]] = {
-    "bytes": _plain,
-    "normalising": _normalising,
-    "SentencePiece": _sentencepiece,
-    "longer than the embedding": _longer_than_the_embedding,
+TOKENIZERS: dict[str, tuple[Tokenizer, int, int]] = {
+    "bytes": (byte_tokenizer(MERGES), 26, END),
+    "normalising": (normalising_tokenizer(), 0, END),
+    "SentencePiece": (sentencepiece_tokenizer(), 0, 2),
+    "longer than the embedding": (byte_tokenizer(MERGES), -5, END),
 }
-"""Name -> tokenizer.json, token ids of the model, ids that end an answer."""
+"""Name -> a tokenizer, how many ids the model has more, the id that ends an answer."""
 
 
 def drawn(made: Grammars, matcher: Matcher, chance: random.Random, most: int = 120) -> str | None:

@@ -74,11 +74,7 @@ MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
     (chunk("a", usage={"completion_tokens": "1"}), "error", "usage.completion_tokens: Input should be a valid int"),
     (chunk("a", usage={"completion_tokens": -1}), "error", "usage.completion_tokens: Input should be greater"),
     (chunk("a", usage={"completion_tokens": 10**30}), "error", "usage.completion_tokens: Input should be less"),
-    (
-        chunk("a", usage=CACHED | {"prompt_tokens_details": {"cached_tokens": -1}}),
-        "error",
-        "cached_tokens: Input should",
-    ),
+    (chunk("a", usage={"prompt_tokens_details": {"cached_tokens": -1}}), "error", "cached_tokens: Input should"),
     (chunk("a", "stop", usage=CACHED), "wrong", "the server counts 9 cached tokens in a prompt of 4"),
     ({"choices": "x"}, "error", "choices: Input should be a valid list"),
     ({"choices": [None]}, "error", "choices.0: Input should be a valid dictionary"),
