@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from chunkbench.bench.store import Calibration, DecodeResult, RunWriter
 from chunkbench.cli.main import cli
@@ -44,8 +44,11 @@ def write(path: Path, cases: Sequence[DecodeResult], **manifest: object) -> Path
     return path
 
 
-def run(*words: str | Path, **environment: str) -> Result:
-    return CliRunner().invoke(cli, [str(word) for word in words], env=environment)
+def run(*words: str | Path, code: int = 0, **environment: str) -> str:
+    """What a command printed that ended with this exit code."""
+    done = CliRunner().invoke(cli, [str(word) for word in words], env=environment)
+    assert done.exit_code == code, done.output
+    return done.output
 
 
 @pytest.fixture
@@ -54,9 +57,8 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_unchanged_cases_pass(base: Path, tmp_path: Path) -> None:
-    done = run("compare", base, write(tmp_path / "head", [case("a"), case("b")]))
-    assert done.exit_code == 0, done.output
-    assert "2 same: passes (exit code 0)" in done.output
+    printed = run("compare", base, write(tmp_path / "head", [case("a"), case("b")]))
+    assert "2 same: passes (exit code 0)" in printed
 
 
 def test_a_slower_case_fails_and_every_report_is_written(base: Path, tmp_path: Path) -> None:
@@ -69,12 +71,11 @@ def test_a_slower_case_fails_and_every_report_is_written(base: Path, tmp_path: P
     assert comparison.command == f"chunkbench {' '.join(words)}"
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"comparison.txt", "comparison.md", "comparison.json", "comparison.xml", "summary.md"} <= names
-    assert run("compare", base, head, "--fail-on", "none", "-q").exit_code == 0
-    assert run("compare", base, head, "-q").output == ""
+    run("compare", base, head, "--fail-on", "none", "-q")
+    assert run("compare", base, head, "-q", code=1) == ""
     summary = tmp_path / "summary"
-    done_for_github = run("compare", base, head, "--format", "github", GITHUB_STEP_SUMMARY=str(summary))
-    assert done_for_github.exit_code == 1
-    assert done_for_github.output.startswith("::error title=slower%3A impl_a")
+    annotations = run("compare", base, head, "--format", "github", code=1, GITHUB_STEP_SUMMARY=str(summary))
+    assert annotations.startswith("::error title=slower%3A impl_a")
     assert "slower" in summary.read_text()
 
 
@@ -93,8 +94,7 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
         (("history", empty), "there is no run in it"),
         (("history", base, other, "--metric", "token_rates"), "no figure of kind: decode; did you mean token_rate?"),
     ):
-        done = run(*words)
-        assert (done.exit_code, message in done.output) == (2, True), done.output
+        assert message in run(*words, code=2)
 
 
 def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
@@ -105,12 +105,11 @@ def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
         measured = case("a", 100.0 if number < 6 else 130.0).model_copy(update={"label": strange})
         git = {"commit": strange, "dirty": False}
         write(tmp_path / "runs" / str(100 + number), [measured], started_at=started, git=git)
-    done = run("history", *sorted((tmp_path / "runs").iterdir()), "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert "1 case changed." in done.output
+    printed = run("history", *sorted((tmp_path / "runs").iterdir()), "--out", tmp_path / "out")
+    assert "1 case changed." in printed
     (series,) = json.loads((tmp_path / "out" / "history.json").read_text())
     assert [(change["index"], change["ratio"]) for change in series["changes"]] == [(6, pytest.approx(1.3, rel=0.02))]
-    assert f"{series['changes'][0]['ratio']:.3f}x at c0f$\\nope{{$\ufffd" in done.output
+    assert f"{series['changes'][0]['ratio']:.3f}x at c0f$\\nope{{$\ufffd" in printed
     assert (tmp_path / "out" / "history.png").stat().st_size > 10_000
     ElementTree.parse(tmp_path / "out" / "history.svg")
 
@@ -122,12 +121,9 @@ def test_speedups_between_dtypes(tmp_path: Path) -> None:
         cases = [case(name, value).model_copy(update={"implementation": name}) for name, value in names.items()]
         cases = [entry.model_copy(update={"dtype": dtype, "key": f"{entry.key} {dtype}"}) for entry in cases]
         paths.append(write(tmp_path / dtype, cases, dtype=dtype))
-    refused = run("compare", *paths)
-    assert refused.exit_code == 2
-    assert "--between machines, dtypes or implementations compares speed-ups" in refused.output
-    done = run("compare", *paths, "--between", "dtypes", "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert "Speed-ups over naive, between dtypes" in done.output
+    assert "--between machines, dtypes or implementations compares speed-ups" in run("compare", *paths, code=2)
+    printed = run("compare", *paths, "--between", "dtypes", "--out", tmp_path / "out")
+    assert "Speed-ups over naive, between dtypes" in printed
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"speedups.txt", "speedups.md", "speedups.json"}
-    assert run("compare", *paths, "--over", "naive").exit_code == 2
-    assert run("compare", *paths, "--between", "dtypes", "--format", "junit").exit_code == 2
+    run("compare", *paths, "--over", "naive", code=2)
+    run("compare", *paths, "--between", "dtypes", "--format", "junit", code=2)

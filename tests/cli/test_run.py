@@ -27,34 +27,34 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 with_servers = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["run", *words])
+def run(*words: str, code: int = 0) -> str:
+    """What the command printed that ended with this exit code."""
+    done = CliRunner().invoke(cli, ["run", *words], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.output
 
 
 @without_gpu
 @pytest.mark.parametrize("name", ["table3", "figure3", "figure4"])
 def test_a_dry_run_works_without_a_gpu(name: str) -> None:
-    done = run(name, "--device", "cuda", "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert "on cuda in float16" in done.output
-    assert "PyTorch sees no NVIDIA GPU here" in done.output
-    assert "each point: cold events, cold graph, cold eager" in done.output
-    assert "memory: up to" in done.output
-    assert "checks take some 10 s more for each point" in done.output
+    printed = run(name, "--device", "cuda", "--dry-run")
+    assert "on cuda in float16" in printed
+    assert "PyTorch sees no NVIDIA GPU here" in printed
+    assert "each point: cold events, cold graph, cold eager" in printed
+    assert "memory: up to" in printed
+    assert "checks take some 10 s more for each point" in printed
 
 
 @without_gpu
 def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    done = run("smoke", "--device", "cuda", "--out", str(tmp_path / "run"))
-    assert isinstance(done.exception, RunError), "main() turns this error into exit code 2"
-    assert "device: cuda cannot be used: PyTorch " in str(done.exception)
+    with pytest.raises(RunError, match="device: cuda cannot be used: PyTorch "):  # main() makes exit code 2 of it
+        run("smoke", "--device", "cuda", "--out", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 def test_modes_and_caches_are_chosen_on_the_command_line() -> None:
-    done = run("table3", "--device", "cuda", "--dry-run", "--modes", "graph,events", "--caches", "cold,warm")
-    assert done.exit_code == 0, done.output
-    assert "each point: cold graph, cold events, warm graph, warm events" in done.output
+    printed = run("table3", "--device", "cuda", "--dry-run", "--modes", "graph,events", "--caches", "cold,warm")
+    assert "each point: cold graph, cold events, warm graph, warm events" in printed
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,7 @@ def test_modes_and_caches_are_chosen_on_the_command_line() -> None:
     ],
 )
 def test_impossible_choices_are_wrong_usage(words: tuple[str, ...], message: str) -> None:
-    done = run(*words, "--dry-run")
-    assert done.exit_code == 2
-    assert message in done.output
+    assert message in run(*words, "--dry-run", code=2)
 
 
 class InterruptedRun:
