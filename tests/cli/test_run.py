@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.bench.runner import reproduce
@@ -27,11 +28,14 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 with_servers = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
 
 
-def run(*words: str, code: int = 0) -> str:
-    """What the command printed that ended with this exit code."""
-    done = CliRunner().invoke(cli, ["run", *words], catch_exceptions=False)
+def command(*words: str, code: int = 0, **environment: str) -> str:
+    """What a command printed that ended with this exit code."""
+    done = CliRunner().invoke(cli, words, env=environment, catch_exceptions=False)
     assert done.exit_code == code, done.output
     return done.output
+
+
+run, reproduced = partial(command, "run"), partial(command, "reproduce")
 
 
 @without_gpu
@@ -111,10 +115,6 @@ sweep:
 """
 
 
-def reproduced(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["reproduce", *words], catch_exceptions=False)
-
-
 def small_experiments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Replaces the paper's experiments by two small ones; returns the folder for their runs."""
     for name in ("first", "second"):
@@ -129,7 +129,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of the runs, and what the command printed."""
     with pytest.MonkeyPatch.context() as patched:
         out = small_experiments(tmp_path_factory.mktemp("once"), patched)
@@ -137,7 +137,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 
 @pytest.fixture
-def measured(small: Path, once: tuple[Path, Result]) -> Path:
+def measured(small: Path, once: tuple[Path, str]) -> Path:
     """A copy of the runs, which a test may change."""
     return shutil.copytree(once[0], small)
 
@@ -147,19 +147,15 @@ def interrupt_second(measured: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"interrupted": false', '"interrupted": true'))
 
 
-def test_all_experiments_run_once_and_make_one_report(measured: Path, once: tuple[Path, Result]) -> None:
-    done = once[1]
-    assert done.exit_code == 0, done.output
-    assert "timed claims" in done.output
-    assert "[2/2] second" in done.output
+def test_all_experiments_run_once_and_make_one_report(measured: Path, once: tuple[Path, str]) -> None:
+    assert "timed claims" in once[1]
+    assert "[2/2] second" in once[1]
     page = (measured / "report.html").read_text()
     assert 'href="first/cases.jsonl"' in page
     assert "chunkbench run" in page
     assert (measured / "report.md").read_text().count("# a small one") == 2
     started = [open_run(measured / name).manifest.started_at for name in ("first", "second")]
-    repeated = reproduced("--out", str(measured))
-    assert repeated.exit_code == 0
-    assert repeated.output.count("already measured") == 2
+    assert reproduced("--out", str(measured)).count("already measured") == 2
     assert [open_run(measured / name).manifest.started_at for name in ("first", "second")] == started
 
 
@@ -168,7 +164,7 @@ def test_an_interrupted_run_is_resumed(measured: Path) -> None:
     lines = cases.read_text().splitlines(keepends=True)
     cases.write_text("".join(lines[:2]))
     interrupt_second(measured)
-    assert reproduced("--out", str(measured), "-q").exit_code == 0
+    reproduced("--out", str(measured), "-q")
     first, second = (open_run(measured / name).cases for name in ("first", "second"))
     assert [case.key for case in second[:2]] == [case.key for case in first[:2]]
     assert len(second) == 4
@@ -178,9 +174,7 @@ def test_an_interrupted_run_is_resumed(measured: Path) -> None:
 def test_an_unfinished_run_of_another_experiment_is_refused(measured: Path, tmp_path: Path) -> None:
     interrupt_second(measured)
     (tmp_path / "second.yaml").write_text(TIMED.format(name="second").replace("n_c: 2", "n_c: 3"))
-    refused = reproduced("--out", str(measured), "-q")
-    assert refused.exit_code == 2
-    assert "choose another folder with --out" in refused.output
+    assert "choose another folder with --out" in reproduced("--out", str(measured), "-q", code=2)
 
 
 def test_an_experiment_that_cannot_run_here_is_left_out(measured: Path, tmp_path: Path) -> None:
@@ -189,13 +183,11 @@ def test_an_experiment_that_cannot_run_here_is_left_out(measured: Path, tmp_path
         "name: first\nkind: serving\nimplementations: [vllm]\nbaseline: vllm\n"
         "defaults: {n_p: 64, n_c: 2}\nsweep:\n  - {n_s: 0, load: 50}\n"
     )
-    no_vllm = {"CHUNKBENCH_VLLM_PYTHON": str(tmp_path / "no-python")}
-    done = CliRunner().invoke(cli, ["reproduce", "--out", str(measured)], env=no_vllm)
-    assert done.exit_code == 0, done.output
-    assert "left out: " in done.output
-    assert "pip install" in done.output or "CHUNKBENCH_VLLM_PYTHON names no file" in done.output
+    printed = reproduced("--out", str(measured), CHUNKBENCH_VLLM_PYTHON=str(tmp_path / "no-python"))
+    assert "left out: " in printed
+    assert "pip install" in printed or "CHUNKBENCH_VLLM_PYTHON names no file" in printed
     assert not (measured / "first" / "cases.jsonl").read_text()
-    assert "second: already measured" in done.output
+    assert "second: already measured" in printed
 
 
 def test_budgets_keep_their_proportion_and_unknown_names_are_refused() -> None:
@@ -205,9 +197,7 @@ def test_budgets_keep_their_proportion_and_unknown_names_are_refused() -> None:
     assert scaled[2].budget_s / scaled[0].budget_s == pytest.approx(experiments[2].budget_s / experiments[0].budget_s)
     # The default budgets leave time for set-up and preparation within half an hour.
     assert sum(experiment.budget_s for experiment in experiments if experiment.name in KERNELS) <= 25 * 60
-    wrong = reproduced("--only", "table9")
-    assert wrong.exit_code == 2
-    assert "no experiment 'table9'; did you mean table4?" in wrong.output
+    assert "no experiment 'table9'; did you mean table4?" in reproduced("--only", "table9", code=2)
 
 
 @with_servers
@@ -236,9 +226,7 @@ def test_both_sides_of_a_demo_give_the_same_answers_and_sharing_computes_less() 
 @pytest.mark.slow
 @pytest.mark.serial
 def test_a_demo() -> None:
-    result = CliRunner().invoke(cli, ["demo", "--format", "json"])
-    assert result.exit_code == 0, result.output
-    facts = json.loads(result.stdout)
+    facts = json.loads(chunkbench("demo", "--format", "json").stdout)
     assert facts["same_answers"] == facts["users"]
     without, shared = facts["sides"]
     assert without["computed_prompt_tokens"] > 8 * shared["computed_prompt_tokens"]
