@@ -48,13 +48,10 @@ def test_it_does_nothing_unless_it_is_named_and_refuses_a_version_that_does_not_
         register()
 
 
-def test_why_not_without_vllm() -> None:
-    with mock.patch.object(plugin, "vllm_version", return_value=None):
-        assert "not installed" in plugin.why_not("cpu")
-
-
 @pytest.mark.parametrize("version", ["0.3.2", "0.320.1", "0.32.0"])
 def test_why_not(version: str, vllm: Callable[[str], None]) -> None:
+    with mock.patch.object(plugin, "vllm_version", return_value=None):
+        assert "not installed" in plugin.why_not("cpu")
     vllm(version)
     assert plugin.why_not("cpu").endswith(cpu.why_missing() if version == "0.32.0" else f"this is vLLM {version}")
     if version == "0.32.0" and not torch.cuda.is_available():
