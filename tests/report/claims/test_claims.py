@@ -199,6 +199,7 @@ def test_where_64_completion_tokens_were_not_measured_another_length_counts_and_
         ({4: 100, 16: 98, 96: 50}, "cannot tell"),
         ({4: 100, 16: 80, 96: 80}, "different here"),
         ({4: 50, 16: 80, 96: 100}, "does not hold"),
+        ({1: 20, 4: 50, 16: 80}, "not measured"),
     ],
 )
 def test_a_peak_elsewhere_counts_where_intervals_are_apart(rates: Mapping[int, int], verdict: str, facts) -> None:
@@ -208,6 +209,7 @@ def test_a_peak_elsewhere_counts_where_intervals_are_apart(rates: Mapping[int, i
             n_p=2048,
             n_s=2048,
             batch_size=b,
+            experiment="figure4",
             samples_us=tuple((1e3 * b / rate * f,) * 2 for f in (0.97, 1.0, 1.03)),
         )
         for b, rate in rates.items()
