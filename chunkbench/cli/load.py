@@ -3,46 +3,82 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
+from chunkbench.cli.load_exports import EXPORTS, aiperf_record, exported
 from chunkbench.cli.options import FiniteRange, gathered
 from chunkbench.cli.output import fail, format_option, show, status_line
+from chunkbench.traffic.ladder import Step, saturated
 from chunkbench.traffic.load_plan import PlanOptions
-
-if TYPE_CHECKING:
-    from chunkbench.report.model import Output, Table
-    from chunkbench.traffic.cache_hits import CacheHits
-    from chunkbench.traffic.load.measurement import Measurement
-    from chunkbench.traffic.request_result import LoadNumbers, Quantiles
+from chunkbench.traffic.request_result import FIGURES, Objective, load_numbers
 
 EPILOG = """\b
 Examples:
   chunkbench load http://127.0.0.1:8000 --rate 4 --requests 64
   chunkbench load http://127.0.0.1:8000 --rate 2 --n-p 2048 --n-s 2048 --n-c 64 --out requests.jsonl
   chunkbench load http://127.0.0.1:8000 --clients 32 --requests 96       capacity: requests per second
+  chunkbench load http://127.0.0.1:8000 --clients 1,8,32 --figure ladder.svg           until the server is saturated
+  chunkbench load http://127.0.0.1:8000 --rate 4 --objective ttft=200ms --objective itl=50ms
+  chunkbench load http://127.0.0.1:8000 --rate 4 --n-s 1024 --prompts 4 --prime 4      with a warm cache
+  chunkbench load http://127.0.0.1:8000 --rate 4 --format aiperf --out profile_export.jsonl > profile_export_aiperf.json
   chunkbench load http://127.0.0.1:8000 --trace traffic.jsonl --format json
   chunkbench load http://127.0.0.1:8000 --trace conversation_trace.jsonl --longest 4096 --requests 200 --rate 1
   chunkbench load http://127.0.0.1:8000 --texts questions --clients 8            real text: a bundled set, or a file
   chunkbench load http://127.0.0.1:8000 --texts questions --clients 8 --control  the same, with nothing to share
 """
 
-_MOST_REASONS = 5
-"""At most this number of reasons of failures are printed."""
+
+class Ladder(click.ParamType[Any]):
+    """The type of an option: one value, or several with commas between them, which become steps in ascending order."""
+
+    def __init__(self, of: click.ParamType[Any]) -> None:
+        self._of = of
+        self.name = f"{of.name}[,...]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        steps = [self._of.convert(part.strip(), param, ctx) for part in value.split(",")]
+        if len(set(steps)) < len(steps):
+            self.fail(f"{value} has a value twice; each step has its own.", param, ctx)
+        return tuple(sorted(steps))
+
+
+class ObjectiveType(click.ParamType[Any]):
+    """The type of an option: a limit of a figure, such as ttft=200ms. A plain number is in ms per token."""
+
+    name = "objective"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        figure, equals, limit = value.rpartition("=")
+        if equals and figure not in FIGURES:
+            self.fail(f"{figure!r} is none of {', '.join(FIGURES)}.", param, ctx)
+        unit = next((unit for unit in ("ms", "s") if limit.endswith(unit)), "")
+        if bool(unit) != bool(equals):
+            self.fail(f"{value!r}: write FIGURE=LIMIT with a unit, such as ttft=200ms, or a number alone.", param, ctx)
+        number = FiniteRange(0, min_open=True).convert(limit.removesuffix(unit), param, ctx)
+        return Objective(figure or "normalized", number if unit == "s" else number / 1e3)
 
 
 @click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
 @click.argument("url")
 @click.option("--model", help="The model's name in requests.  [default: the server's only model]")
-@click.option("--rate", type=FiniteRange(0, min_open=True), help="Open loop: requests per second.")
+@click.option(
+    "--rate",
+    "rates",
+    type=Ladder(FiniteRange(0, min_open=True)),
+    help="Open loop: requests per second. Several, as 1,2,4: one load after the other, until the server is saturated.",
+)
 @click.option(
     "--clients",
-    type=click.IntRange(1),
-    help="Closed loop: number of clients, each of which sends one request after the other.",
+    type=Ladder(click.IntRange(1)),
+    help="Closed loop: number of clients, each of which sends one request after the other. Several, as 1,8,32: one "
+    "load after the other, until more clients do not help.",
 )
 @click.option(
     "--arrivals",
@@ -110,9 +146,20 @@ _MOST_REASONS = 5
     help="Number of other requests to send before the measurement.",
 )
 @click.option(
+    "--prime",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Send this number of shared prefixes once before the measurement, those that most requests share.",
+)
+@click.option(
     "--objective",
-    type=FiniteRange(0, min_open=True),
-    help="Goodput counts requests with at most this many ms per token.",
+    "objectives",
+    type=ObjectiveType(),
+    multiple=True,
+    help="Goodput counts requests within this limit, such as ttft=200ms. Give it once for each figure: "
+    + "; ".join(f"{name}: {meaning}" for name, meaning in FIGURES.items())
+    + ". A number alone: normalized, in ms.",
 )
 @click.option(
     "--timeout",
@@ -123,17 +170,27 @@ _MOST_REASONS = 5
 )
 @click.option("--keep-eos", is_flag=True, help="Do not send the field ignore_eos, which some servers refuse.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write one line of JSON per request into this file."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write one line of JSON per request into this file. With --format aiperf, the lines are AIPerf's.",
 )
-@format_option("documents", "data")
+@click.option(
+    "--figure",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the steps of a ladder into this file (.svg, .png or .pdf): answered requests against latency.",
+)
+@format_option("documents", "data", others=EXPORTS)
 @gathered(PlanOptions)
 def command(
     url: str,
     model: str | None,
-    objective: float | None,
+    rates: tuple[float, ...] | None,
+    clients: tuple[int, ...] | None,
+    objectives: tuple[Objective, ...],
     timeout: float,
     keep_eos: bool,
     out: Path | None,
+    figure: Path | None,
     form: str,
     options: PlanOptions,
 ) -> None:
@@ -154,110 +211,74 @@ def command(
         from chunkbench.traffic.load.measurement import Measurement
     except ModuleNotFoundError as error:
         fail(str(error))
-    from chunkbench.traffic.request_result import load_numbers
+    from chunkbench.cli.load_document import Load, document, ladder_document, missing_figures
 
-    if options.rate is not None and options.clients is not None:
-        fail("give --rate for an open loop or --clients for a closed one, not both")
-    if (options.rate, options.clients, options.trace) == (None, None, None):
-        fail("give --rate for an open loop, or --clients for a closed one")
+    steps = _steps(rates, clients, options.trace)
     if options.texts and options.trace:
         fail("give --trace or --texts, not both")
+    if figure and len(steps) < 2:
+        fail("--figure draws a ladder: give several values to --rate or --clients")
+    if figure and figure.suffix not in (".svg", ".png", ".pdf"):
+        fail(f"--figure {figure}: the ending must be .svg, .png or .pdf")
     try:
-        plan = options.plan()
+        plans = [options.plan(step, len(steps)) for step in steps]
     except ValueError as error:
         fail(error)
-    planned = len(plan.requests)
-    measured = Measurement(plan, out, lambda ended: status_line(f"{ended} of {planned} requests answered"))
-    interrupted = False
-    try:
-        asyncio.run(measured.run(url, model, LoadOptions(options.clients, timeout, not keep_eos)))
-    except (LoadError, OSError) as error:
-        fail(error)
-    except KeyboardInterrupt:
-        interrupted = True
+    loads: list[Load] = []
+    stopped = ""
+    for step, plan in zip(steps, plans, strict=True):
+        named = f"{step}: " if len(steps) > 1 else ""
+        planned = len(plan.requests)
+
+        def report_ended(ended: int, named: str = named, planned: int = planned) -> None:
+            status_line(f"{named}{ended} of {planned} requests answered")
+
+        record = aiperf_record if form == "aiperf" else None
+        measured = Measurement(plan, out, report_ended, step if len(steps) > 1 else None, record)
+        sending = LoadOptions(step.clients, timeout, not keep_eos, gaps=True)
+        interrupted = False
+        try:
+            asyncio.run(measured.run(url, model, sending))
+        except (LoadError, OSError) as error:
+            if not loads:
+                fail(error)
+            stopped = f"{step}: {error}"
+            break
+        except KeyboardInterrupt:
+            interrupted = True
+        numbers = load_numbers(measured.requests, objectives)
+        best = max((load.numbers.requests_per_s for load in loads), default=0.0)
+        loads.append(Load(measured, numbers, options.control, step, interrupted))
+        stopped = "" if interrupted else saturated(step, measured.requests, numbers, best)
+        if interrupted or (stopped and step.place + 1 < len(steps)):
+            break
     status_line("")
-    numbers = load_numbers(measured.requests, objective / 1e3 if objective else None)
-    show(_document(measured, numbers, options.control, interrupted), form)
-    if measured.problem:
-        ended = len(measured.requests)
-        lacks = f"it lacks {ended - measured.written} of {ended} requests"
-        click.echo(f"chunkbench load: {out} cannot be written: {measured.problem}; {lacks}", err=True)
-    if interrupted or numbers.failed or measured.problem:
-        click.get_current_context().exit(130 if interrupted else 2 if measured.problem else 3)
+    lacking = missing_figures(objectives, loads)
+    if form in EXPORTS:
+        burstiness = None if options.arrivals == "constant" else options.spread**-2
+        click.echo(exported(loads, form, burstiness))
+    else:
+        show(document(loads[0]) if len(steps) == 1 else ladder_document(loads, stopped), form)
+    if lacking:
+        click.echo(f"chunkbench load: {lacking}", err=True)
+    if figure:
+        from chunkbench.cli.ladder_figure import draw_ladder
+
+        draw_ladder(loads, figure)
+    problem = next((load.measured for load in loads if load.measured.problem), None)
+    if problem is not None:
+        ended = len(problem.requests)
+        lacks = f"it lacks {ended - problem.written} of {ended} requests"
+        click.echo(f"chunkbench load: {out} cannot be written: {problem.problem}; {lacks}", err=True)
+    if loads[-1].interrupted or problem or lacking or any(load.numbers.failed for load in loads):
+        click.get_current_context().exit(130 if loads[-1].interrupted else 2 if problem or lacking else 3)
 
 
-def _document(measured: Measurement, numbers: LoadNumbers, control: bool, interrupted: bool) -> Output:
-    from chunkbench.report.model import Column, Output, Table
-    from chunkbench.report.numbers import percent, significant
-
-    hits, cpu = measured.cache_hits, measured.client_cpu
-    planned = len(measured.plan.requests)
-    lines = (
-        ("normalized latency, ms/token", numbers.normalized_latency, 1e3),
-        ("latency, s", numbers.latency, 1.0),
-        ("time to first token, ms", numbers.time_to_first_token, 1e3),
-        ("time per token, ms", numbers.time_per_token, 1e3),
-        ("delay of sending, ms", numbers.sending_delay, 1e3),
-    )
-
-    def quantile(of: str) -> Column[tuple[str, Quantiles, float]]:
-        return Column(of, lambda line: significant(getattr(line[1], of) * line[2], 3))
-
-    name: Column[tuple[str, Quantiles, float]] = Column("", lambda line: line[0], align="left")
-    columns = (name, *map(quantile, ("mean", "p50", "p90", "p99")))
-    rates = f"{significant(numbers.requests_per_s, 3)} requests/s, {significant(numbers.tokens_per_s, 3)} tokens/s"
-    headline = [rates if numbers.answered else "No request was answered"]
-    if numbers.goodput_per_s is not None:
-        headline.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
-    if numbers.cached_share is not None:
-        headline.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
-    failed = (request for request in measured.requests if request.status not in ("ok", "cancelled"))
-    failures = Counter(f"{request.status}: {request.reason}" for request in failed)
-    named = [f"failed, {reason} ({count} of {planned})" for reason, count in failures.most_common(_MOST_REASONS)]
-    if len(failures) > _MOST_REASONS:
-        named.append(f"failed for {len(failures) - _MOST_REASONS} other reasons: --format json names all")
-    if numbers.cancelled:
-        headline.append(f"{numbers.cancelled} were not answered when the load was interrupted")
-    doubt = hits.doubt(control) if hits else ""
-    bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
-    doubts = (doubt, bottleneck if numbers.client_late or cpu > 0.9 else "")
-    return Output(
-        title=f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s",
-        warnings=(*measured.plan.notes, *filter(None, doubts)),
-        headline="; ".join(headline),
-        tables=(
-            *([Table("", columns, [line for line in lines if line[1] is not None])] if numbers.answered else []),
-            *([_hits(hits)] if hits else []),
-        ),
-        statuses=tuple(named),
-        data={
-            **dataclasses.asdict(numbers),
-            "failures": dict(failures.most_common()),
-            "prompt_cache": dataclasses.asdict(hits) if hits else None,
-            "client_cpu": cpu,
-            "interrupted": interrupted,
-        },
-    )
-
-
-def _hits(hits: CacheHits) -> Table:
-    from chunkbench.report.model import Column, Table
-    from chunkbench.report.numbers import percent
-
-    def part(tokens: int | None) -> tuple[int | None, float | None]:
-        return tokens, None if tokens is None else tokens / hits.prompt_tokens
-
-    named = f"found in the server's cache ({hits.source or 'source unknown'})"
-    lines: list[tuple[str, int | None, float | None]] = [
-        (named, *part(hits.cached_tokens)),
-        ("found for one request, at most", hits.most_cached, None),
-        (f"shared by the requests themselves ({hits.unit})", None, hits.shared),
-        ("computed by this server", *part(hits.computed_tokens)),
-        ("computed by a server that shares nothing", *part(hits.prompt_tokens)),
-    ]
-    columns: tuple[Column[tuple[str, int | None, float | None]], ...] = (
-        Column("tokens of prompts", lambda line: line[0], align="left"),
-        Column("tokens", lambda line: "-" if line[1] is None else f"{line[1]:,}"),
-        Column("share", lambda line: "-" if line[2] is None else percent(line[2])),
-    )
-    return Table("", columns, lines)
+def _steps(rates: tuple[float, ...] | None, clients: tuple[int, ...] | None, trace: Path | None) -> list[Step]:
+    if rates is not None and clients is not None:
+        fail("give --rate for an open loop or --clients for a closed one, not both")
+    if (rates, clients, trace) == (None, None, None):
+        fail("give --rate for an open loop, or --clients for a closed one")
+    if rates is not None:
+        return [Step(rate, None, place) for place, rate in enumerate(rates)]
+    return [Step(None, number, place) for place, number in enumerate(clients)] if clients is not None else [Step()]

@@ -45,15 +45,17 @@ class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
 
     name = "format"
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: Part, others: Iterable[str] = ()) -> None:
         self._parts = parts
         """The parts of the output. They decide which formats are possible."""
+        self._others = others
+        """Names of formats that only this command has."""
 
     @property
     def _choice(self) -> click.Choice[str]:
         from chunkbench.report.formats import names
 
-        return click.Choice(names(*self._parts))
+        return click.Choice([*names(*self._parts), *self._others])
 
     def get_metavar(self, *arguments: Any, **named: Any) -> str | None:
         return self._choice.get_metavar(*arguments, **named)
@@ -65,9 +67,11 @@ class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
         return self._choice.shell_complete(ctx, param, incomplete)
 
 
-def format_option(*parts: Part) -> Callable[[Decorated], Decorated]:
-    """Make the option `--format`. `parts`: the parts of the output, which decide the possible formats."""
-    return click.option("--format", "form", type=OutputFormat(*parts), default="table", show_default=True)
+def format_option(*parts: Part, others: Iterable[str] = ()) -> Callable[[Decorated], Decorated]:
+    """Make the option `--format`. `parts`: the parts of the output, which decide the possible formats. `others`: more
+    formats, which only this command has."""
+    kind = OutputFormat(*parts, others=others)
+    return click.option("--format", "form", type=kind, default="table", show_default=True)
 
 
 def show(output: Document, form: str) -> None:

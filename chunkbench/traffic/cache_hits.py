@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from chunkbench.attention.tokens import alike
-from chunkbench.traffic.request_result import RequestResult
+from chunkbench.traffic.request_result import RequestResult, quantile
 
 SLACK_TOKENS = 64
 """Up to this number of cached tokens per request may come from a chat template. The template begins all prompts with
@@ -26,6 +26,44 @@ class Exchange(NamedTuple):
     prompt: Sequence[Any]
     whole: Sequence[Any]
     """The prompt, and as much of the answer as a later prompt may repeat."""
+    conversation: int = 0
+    """Number of the first request of the conversation, by which all its turns are known."""
+    turn: int = 1
+
+
+class HitShares(NamedTuple):
+    """Shares of the prompt tokens that the server found in its cache, over several requests or conversations."""
+
+    of: str
+    """What is counted: `requests`, `conversations`, or requests of one turn, such as `turn 2`."""
+    number: int
+    p10: float
+    p50: float
+    p90: float
+
+
+_TURNS = 5
+"""Turns that have figures of their own; later ones have theirs together."""
+
+
+def hit_shares(ended: Sequence[Exchange]) -> list[HitShares]:
+    """The shares of requests and, if there are conversations, of conversations and turns. Requests for which the
+    server does not report cached tokens are left out.
+    """
+    known = [one for one in ended if one.request.cached_tokens is not None and one.request.prompt_tokens]
+    groups: dict[str, list[float]] = {"requests": [_found([one]) for one in known]}
+    if any(one.turn > 1 for one in known):
+        names = sorted({one.conversation for one in known})
+        groups["conversations"] = [_found([one for one in known if one.conversation == name]) for name in names]
+        for one in sorted(known, key=lambda one: one.turn):
+            turn = f"turn {one.turn}" if one.turn <= _TURNS else "later turns"
+            groups.setdefault(turn, []).append(_found([one]))
+    shares = ((of, values) for of, values in groups.items() if values)
+    return [HitShares(of, len(values), *(quantile(values, at) for at in (0.1, 0.5, 0.9))) for of, values in shares]
+
+
+def _found(ended: Sequence[Exchange]) -> float:
+    return sum(one.request.cached_tokens or 0 for one in ended) / sum(one.request.prompt_tokens or 0 for one in ended)
 
 
 @dataclass(frozen=True)
@@ -76,10 +114,13 @@ class CacheHits:
         return ""
 
 
-def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> CacheHits | None:
+def cache_hits(
+    ended: Sequence[Exchange], counted: float | None = None, primed: Sequence[Sequence[Any]] = ()
+) -> CacheHits | None:
     """Count the cache hits of requests. None if no request was answered, or no prompt has a known length.
 
     `counted`: number of cached tokens by the server's metrics. It is used if no answer reports its own number.
+    `primed`: prefixes that the server got before the first request.
     """
     sent = [exchange for exchange in ended if exchange.request.sent is not None]
     sent.sort(key=lambda exchange: exchange.request.sent or 0.0)
@@ -94,13 +135,13 @@ def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> Cache
         cached_tokens=cached,
         source=None if cached is None else "usage" if reported else "metrics",
         most_cached=max(reported, default=None),
-        shared=_shared(sent, answered),
+        shared=_shared(sent, answered, primed),
         unit="characters" if isinstance(answered[0].prompt, str) else "tokens",
     )
 
 
-def _shared(sent: Sequence[Exchange], done: Sequence[Exchange]) -> float:
-    earlier: list[Any] = []  # in lexicographic order, so one of the two neighbours shares most
+def _shared(sent: Sequence[Exchange], done: Sequence[Exchange], primed: Sequence[Sequence[Any]]) -> float:
+    earlier: list[Any] = sorted(primed)  # in lexicographic order, so one of the two neighbours shares most
     counted = {id(exchange) for exchange in done}
     shared = 0
     for exchange in sent:

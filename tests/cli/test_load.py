@@ -88,7 +88,7 @@ def test_a_warm_cache_does_not_pass_for_speed(served: Served) -> None:
     assert warm not in load(*same)[1]
     printed = load(*same)[1]
     assert warm in printed
-    assert "shared by the requests themselves (tokens)" in printed
+    assert "shared by the requests themselves, and sent before (tokens)" in printed
     assert "computed by a server that shares nothing" in printed
     code, printed = load(*same, "--control", "--format", "json")
     found = json.loads(printed)["prompt_cache"]
@@ -161,6 +161,45 @@ def test_what_an_interrupt_cuts_is_no_failure(served: Served) -> None:
     assert 0 < numbers["cancelled"] < 30
 
 
+def test_a_ladder(served: Served, tmp_path: Path) -> None:
+    """Each step has prompts of its own, so that only the requests of a step share their prefix."""
+    out, figure = tmp_path / "requests.jsonl", tmp_path / "ladder.svg"
+    options = ["--clients", "6,1,3", "--n-s", "40", "--objective", "ttft=60s", "--objective", "latency=60s"]
+    files = ["--out", out, "--figure", figure]
+    code, printed = load(served.url, *SMALL, *options, "--seed", "7", *files, "--format", "json")
+    assert code == 0, printed
+    told = json.loads(printed)
+    steps = told["steps"]
+    assert [step["clients"] for step in steps] == [1, 3, 6][: len(steps)]
+    assert len(steps) == 3 or told["saturated"]
+    for step in steps:
+        assert (step["answered"], step["goodput_per_s"]) == (6, step["requests_per_s"])
+        assert step["prompt_cache"]["cached_tokens"] <= 5 * 40
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["clients"] for line in lines] == [1] * 6 + [3] * 6 + [6] * 6 * (len(steps) - 2)
+    assert max(len(line["gaps"]) for line in lines) <= 3
+    assert "answered requests per second" in figure.read_text()
+
+
+def test_primed_prefixes_are_in_the_cache(served: Served) -> None:
+    """Two prefixes of three chunks, each sent before the clock: the first requests find them, too."""
+    shared = ["--n-p", "200", "--n-s", "192", "--prompts", "2", "--seed", "11", "--clients", "1", "--format", "json"]
+    code, printed = load(served.url, *SMALL, *shared, "--prime", "2")
+    told = json.loads(printed)
+    assert code == 0
+    assert told["prompt_cache"]["cached_tokens"] == 6 * 192
+    assert told["prompt_cache"]["shared"] == pytest.approx(0.96, abs=0.01)
+    assert told["hits"] == [{"of": "requests", "number": 6, "p10": 0.96, "p50": 0.96, "p90": 0.96}]
+
+
+def test_an_objective_without_its_figure() -> None:
+    """Answers of one token have no gaps."""
+    with server_in_a_thread(raw(chunk("a", "stop")), {"data": [{"id": "m"}]}) as url:
+        code, printed = load(url, "--texts", "questions", "--clients", "2", "--requests", "4", "--objective", "itl=1s")
+    assert code == 2
+    assert "--objective itl: this server's answers do not give this figure; leave it out" in printed
+
+
 def test_a_failed_request_is_exit_code_3(served: Served) -> None:
     code, printed = load(served.url, *SMALL, "--rate", "20", "--vocabulary", "4000", "--warm-up", "0")
     assert code == 3
@@ -177,6 +216,16 @@ def test_a_failed_request_is_exit_code_3(served: Served) -> None:
         (["--rate", "1", "--texts", "no.jsonl"], "bundled sets are conversations, questions"),
         (["--rate", "1", "--texts", "questions", "--trace", __file__], "give --trace or --texts, not both"),
         (["--rate", "1", "--model", "other"], "serves tiny, not other"),
+        (["--clients", "1,4,1"], "1,4,1 has a value twice; each step has its own"),
+        (["--clients", "1,x"], "'x' is not a valid integer range"),
+        (["--clients", "1", "--figure", "a.svg"], "--figure draws a ladder: give several values"),
+        (["--clients", "1,2", "--figure", "a.txt"], "a.txt: the ending must be .svg, .png or .pdf"),
+        (["--clients", ",".join(map(str, range(1, 300))), "--texts", "questions"], "lines, too few for 299 steps"),
+        (["--rate", "1", "--objective", "ttft=5"], "'ttft=5': write FIGURE=LIMIT with a unit"),
+        (["--rate", "1", "--objective", "5ms"], "'5ms': write FIGURE=LIMIT with a unit"),
+        (["--rate", "1", "--objective", "tfft=5ms"], "'tfft' is none of normalized, latency, ttft, tpot, itl"),
+        (["--rate", "1", "--objective", "ttft=-1s"], "-1.0 is not in the range x>0"),
+        (["--rate", "1", "--prime", "1"], "the prompts share no prefix of 16 tokens"),
     ],
 )
 def test_what_cannot_be_measured(served: Served, arguments: list[str], message: str) -> None:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.traffic.cache_hits import CacheHits, Exchange, cache_hits
+from chunkbench.traffic.cache_hits import CacheHits, Exchange, cache_hits, hit_shares
 from chunkbench.traffic.prompt_sets import Prompt, PromptsError, read, tokenized
-from chunkbench.traffic.request_result import RequestResult, load_numbers, quantile
+from chunkbench.traffic.request_result import Objective, RequestResult, load_numbers, quantile
 
 
 def write(tmp_path: Path, name: str, content: str | list[Any]) -> Path:
@@ -168,7 +168,7 @@ def test_what_failed_has_no_latency_and_what_the_client_cut_is_no_failure() -> N
 
 
 def test_means_rates_and_shares() -> None:
-    numbers = load_numbers(TWO, objective_s=0.6)
+    numbers = load_numbers(TWO, [Objective("normalized", 0.6)])
     assert numbers.normalized_latency is not None
     assert numbers.normalized_latency.mean == pytest.approx((0.5 + 0.8) / 2)
     assert numbers.time_per_token is not None
@@ -179,6 +179,30 @@ def test_means_rates_and_shares() -> None:
     assert numbers.goodput_per_s == pytest.approx(1 / 5)
     assert numbers.cached_share == 0.75
     assert not numbers.client_late
+
+
+def test_gaps_and_objectives() -> None:
+    ended = [
+        request(1.0, 1.5, 3.5, gaps=[0.1] * 98 + [0.5, 2.0]),
+        request(1.0, 2.0, 3.0, gaps=[0.2]),
+        request(1.0, 2.0, 3.0, tokens=1),
+        request(1.0, 1.0, 4.0).model_copy(update={"first": None}),
+    ]
+    gap = load_numbers(ended).gap
+    assert gap is not None
+    assert (gap.p50, gap.p95, gap.p99) == (0.1, 0.1, 0.5)
+    assert load_numbers(ended[2:]).gap is None
+
+    def met(**limits: float) -> list[bool]:
+        objectives = [Objective(figure, limit) for figure, limit in limits.items()]
+        return [load_numbers([one], objectives).goodput_per_s > 0 for one in ended]  # type: ignore[operator]
+
+    assert met(itl=0.5) == [True, True, False, False]
+    assert met(itl=0.4) == [False, True, False, False]
+    assert met(ttft=0.5) == [True, False, False, False]
+    assert met(ttft=1.0, tpot=0.3) == [False, True, False, False]
+    assert met(latency=2.5) == [True, True, True, False]
+    assert met(normalized=0.5) == [True, True, False, False]
 
 
 def test_quantiles() -> None:
@@ -245,3 +269,19 @@ def test_requests_that_failed_are_not_counted_and_may_be_found() -> None:
     assert cache_hits([failed]) is None
     found = hits(failed, exchange(1.0, (1, 2, 3, 4), 4))
     assert (found.requests, found.prompt_tokens, found.shared, found.warm) == (1, 4, 1.0, False)
+
+
+def test_hits_by_turn_and_conversation() -> None:
+    def turn(conversation: int, number: int, cached: int | None) -> Exchange:
+        return Exchange(request(1, 2, 3, cached_tokens=cached), (1,), (1,), conversation, number)
+
+    ended = [turn(0, 1, 0), turn(0, 2, 8), turn(2, 1, 2), turn(2, 7, 10), turn(4, 1, None)]
+    assert [tuple(one) for one in hit_shares(ended)] == [
+        ("requests", 4, 0.0, 0.2, 1.0),
+        ("conversations", 2, 0.4, 0.4, 0.6),
+        ("turn 1", 2, 0.0, 0.0, 0.2),
+        ("turn 2", 1, 0.8, 0.8, 0.8),
+        ("later turns", 1, 1.0, 1.0, 1.0),
+    ]
+    assert len(hit_shares([turn(0, 1, 0)])) == 1
+    assert hit_shares([turn(0, 1, None)]) == []

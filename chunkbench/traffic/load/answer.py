@@ -133,6 +133,9 @@ class Tokens:
         self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
         """For chunks with a token (True) and without (False): time of the first, time of the last, and their number."""
+        self._gaps: dict[bool, list[float]] = {True: [], False: []}
+        self._last: dict[tuple[bool, int], float] = {}
+        """(whether chunks hold a token, index of an answer) -> time of the last such chunk."""
         self._usage = _Usage()
 
     def add(self, event: dict[str, Any], at: float) -> None:
@@ -146,6 +149,10 @@ class Tokens:
             self.ids += chunk.token_ids
             first, _, count = self._times.get(chunk.holds_token, (at, at, 0))
             self._times[chunk.holds_token] = first, at, count + 1
+            kind = chunk.holds_token, chunk.choices[0].index
+            if kind in self._last:
+                self._gaps[chunk.holds_token].append(at - self._last[kind])
+            self._last[kind] = at
 
     @property
     def cut(self) -> bool:
@@ -176,6 +183,11 @@ class Tokens:
     @property
     def last(self) -> float | None:
         return self._token_times[1]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between two chunks of the same answer that count as tokens, in the order in which they came."""
+        return self._gaps[True in self._times]
 
     @property
     def count(self) -> int:

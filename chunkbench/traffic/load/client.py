@@ -86,6 +86,8 @@ class LoadOptions:
     """Whether to send `ignore_eos`, which asks for answers of full length."""
     token_ids: bool = False
     """Whether to ask for the token ids of answers. Some servers do not know this field."""
+    gaps: bool = False
+    """Whether results contain the gaps between tokens."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,12 @@ async def send(
     target: ServerTarget,
     plan: Sequence[PlannedRequest],
     options: LoadOptions,
-    progress: Callable[[RequestResult, Prompt, Tokens], None] = lambda *ended: None,
+    progress: Callable[[int, RequestResult, Prompt, Tokens], None] = lambda *ended: None,
 ) -> LoadResult:
-    """Send the requests of a plan and wait for all answers. `progress` receives each request when it has ended, with
-    the prompt that was sent and the tokens of the answer. Raises LoadError if this machine cannot open the connections.
+    """Send the requests of a plan and wait for all answers. Raises LoadError if this machine cannot open connections.
+
+    `progress` receives each request when it has ended: its index in the plan, its result, the prompt that was sent, and
+    the tokens of the answer.
 
     Count latency from `due`, not from `sent`, because a request waits from its due time on, also if the client is late.
     """
@@ -203,7 +207,7 @@ async def send(
                     facts[number] = result
                     if isinstance(request.prompt, Chat) and result.status == "ok":
                         chats[number] = request.prompt, tokens.text
-                    progress(result, request.prompt, tokens)
+                    progress(number, result, request.prompt, tokens)
 
                 if isinstance(request.prompt, Chat) and request.after is not None:
                     if request.after not in chats:
@@ -220,7 +224,7 @@ async def send(
                         return
                     request = replace(request, prompt=request.prompt.after(*chats[request.after]))
                     body = _body(target.model, request, options)
-                await _ask(session, target, request, body, due, now, ended, sending)
+                await _ask(session, target, request, body, due, now, ended, sending, options.gaps)
 
             async def client(conversations: Iterator[list[int]]) -> None:
                 for first, *later in conversations:
@@ -341,9 +345,10 @@ async def _ask(
     now: Callable[[], float],
     ended: Callable[[RequestResult, Tokens], None],
     sending: asyncio.Future[None] | None,
+    gaps: bool,
 ) -> None:
     """Send one request, read its stream, and pass the result to `ended`. The request is sent when the future `sending`
-    is done, or at once without one.
+    is done, or at once without one. `gaps`: see `LoadOptions`.
 
     `now()` gives the seconds since the start. `ended` also gets the result of a request that was cancelled after it was
     sent.
@@ -402,6 +407,7 @@ async def _ask(
                 answers=request.answers,
                 tokens=tokens.count,
                 cached_tokens=tokens.cached,
+                gaps=tuple(tokens.gaps) if gaps else (),
                 status=status,
                 reason=reason,
             ),

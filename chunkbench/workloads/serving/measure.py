@@ -227,7 +227,9 @@ class ServingMeasurer:
             return None
         told: dict[Any, list[int]] = {}
         try:
-            _sent(server.target, plan, options, lambda _, prompt, answer: told.update({prompt: answer.ids}))
+            _sent(
+                server.target, plan, options, lambda _number, _result, prompt, answer: told.update({prompt: answer.ids})
+            )
         finally:
             server.stop()
         return told
@@ -359,7 +361,7 @@ class ServingMeasurer:
         if entry.system.constraint == "left out":
             plan = [replace(request, regex="") for request in plan]
         options = LoadOptions(clients, self._experiment.case_limit_s)
-        return _sent(entry.server.target, plan, options, lambda _, *answered: ended(*answered))
+        return _sent(entry.server.target, plan, options, lambda _number, _result, *answered: ended(*answered))
 
     def _turn(
         self,
@@ -497,7 +499,7 @@ def _sent(
     target: ServerTarget,
     plan: Sequence[PlannedRequest],
     options: LoadOptions,
-    ended: Callable[[RequestResult, Prompt, Tokens], None],
+    ended: Callable[[int, RequestResult, Prompt, Tokens], None],
 ) -> LoadResult:
     """Send requests and return the results. Raises `CannotRunError` if this machine reaches a limit, rather than the
     server.

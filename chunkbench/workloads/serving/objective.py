@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from chunkbench.bench.analysis.derive import Row
-from chunkbench.traffic.request_result import load_numbers
+from chunkbench.traffic.request_result import Objective, load_numbers
 from chunkbench.workloads.serving.result import ServingResult
 
 OBJECTIVE_LOAD = 90
@@ -21,7 +21,8 @@ ms per token fits only its own machine.
 
 def goodput_per_s(facts: ServingResult, objective_s: float) -> float:
     """Number of requests per second that meet the objective: the median over arrival seeds."""
-    return median(load_numbers(measured.requests, objective_s).goodput_per_s or 0.0 for measured in facts.measurements)
+    objectives = [Objective("normalized", objective_s)]
+    return median(load_numbers(measured.requests, objectives).goodput_per_s or 0.0 for measured in facts.measurements)
 
 
 def objective_s(rows: Iterable[Row], n_p: int) -> float | None:

@@ -138,7 +138,7 @@ def test_requests_that_the_client_cuts_are_no_failures_of_the_server(clients: in
         async with server(answer) as url:
             target = await describe_server(url)
             before = asyncio.all_tasks()
-            sent = send(target, requests, LoadOptions(clients), lambda r, *_: told.append((r.status, r.reason)))
+            sent = send(target, requests, LoadOptions(clients), lambda _, r, *__: told.append((r.status, r.reason)))
             sending = asyncio.create_task(sent)
             while len(heard) < 3 or not told:
                 await asyncio.sleep(0.01)
