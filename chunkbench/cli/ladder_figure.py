@@ -16,10 +16,12 @@ _PANELS = (("time_to_first_token", "first token, ms"), ("gap", "gap between toke
 
 def draw_ladder(loads: Sequence[Load], path: Path) -> None:
     """Draw the steps and write the picture to `path`. Its ending selects the format."""
+    labels = "clients" if loads[0].step.clients is not None else "requests per second that are due"
+    caption = f"Each mark is a step of the ladder. Its label: {labels}."
     with styled():
         styles = [LineStyle("#0072B2", marker, line) for _, _, marker, line in _LINES]
         handles = [handle(style, words) for style, (_, words, _, _) in zip(styles, _LINES, strict=True)]
-        drawn = sheet("Each mark is a step of the ladder. Its label is the load.", handles, 2, 2, share_y=False)
+        drawn = sheet(caption, handles, 2, 2, share_y=False)
         for plot, (of, label) in zip(drawn.panels, _PANELS, strict=True):
             for style, (which, _, _, _) in zip(styles, _LINES, strict=True):
                 known = [(load, quantiles) for load in loads if (quantiles := getattr(load.numbers, of)) is not None]
