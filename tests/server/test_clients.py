@@ -133,6 +133,7 @@ GUIDELLM = [
     ("kind=throughput,max_concurrency=8", ""),
     ("kind=constant,rate=8", ""),
     ("kind=poisson,rate=8", ""),
+    ("kind=sweep,sweep_size=3,max_concurrency=8", ""),
 ]
 
 
@@ -146,11 +147,13 @@ def test_guidellm(served: Served, checkpoint: Path, tmp_path: Path, profile: str
     words += ["--profile", profile, "--constraint", "kind=max_requests,count=12"]
     words += ["--output", f"kind=json,path={tmp_path / 'out.json'}", "--disable-console"]
     run_client("guidellm", tmp_path, *words)
-    (benchmark,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
-    totals = benchmark["metrics"]["request_totals"]
-    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (12, 0, 0)
-    tokens = [request["output_metrics"]["text_tokens"] for request in benchmark["requests"]["successful"]]
-    assert tokens == [8] * 12
+    benchmarks = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert len(benchmarks) == (3 if "sweep" in profile else 1)
+    for benchmark in benchmarks:
+        totals = benchmark["metrics"]["request_totals"]
+        assert (totals["successful"], totals["errored"], totals["incomplete"]) == (12, 0, 0)
+        tokens = [request["output_metrics"]["text_tokens"] for request in benchmark["requests"]["successful"]]
+        assert tokens == [8] * 12
 
 
 def multiple_choice(folder: Path) -> None:
