@@ -2,7 +2,7 @@
 
     python3 scripts/set_up.py .venv             installs torch, ChunkBench (editable) and vLLM's CPU kernels
     python3 scripts/set_up.py .venv serving     adds the extra `serving`, one of EXTRAS
-    python3 scripts/set_up.py .venv clients     makes .venv/clients with guidellm and lm_eval, for nightly tests
+    python3 scripts/set_up.py .venv clients     makes .venv/clients with guidellm, lm_eval and aiperf, for nightly tests
     python3 scripts/set_up.py .venv-vllm vllm   makes an environment with vLLM's server and our plug-in for it
 
 A torch that is already in the environment stays. So does the torch of the system, if it can use a GPU of this machine.

@@ -12,7 +12,7 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from chunkbench.cli.load_document import Load
-from chunkbench.traffic.request_result import RequestResult, quantile, time_per_token
+from chunkbench.traffic.request_result import RequestResult, figure_of, quantile
 
 Exported = Callable[[Load, float | None], dict[str, Any]]
 """Makes the JSON object of a load. Arguments: the load, and the shape of the gamma distribution of arrivals; None for
@@ -29,11 +29,6 @@ def first_token(request: RequestResult) -> float | None:
     return None if request.first is None else request.first - (request.sent or 0.0)
 
 
-def pace(request: RequestResult) -> float | None:
-    """Seconds per token after the first one. None if there is no such token."""
-    return time_per_token(request) if request.first is not None and request.tokens > request.answers else None
-
-
 def aiperf_record(number: int, turn: tuple[int, int], request: RequestResult, start_ns: int) -> dict[str, Any]:
     """A line of AIPerf's `profile_export.jsonl`. `turn`: (number of the conversation's first request, turn).
     `start_ns`: wall-clock time at which the measurement began.
@@ -42,7 +37,7 @@ def aiperf_record(number: int, turn: tuple[int, int], request: RequestResult, st
     figures = {
         "time_to_first_token": (first_token(request), "ms", 1e3),
         "request_latency": (latency(request) if request.last is not None else None, "ms", 1e3),
-        "inter_token_latency": (pace(request), "ms", 1e3),
+        "inter_token_latency": (figure_of("tpot", request), "ms", 1e3),
         "output_sequence_length": (request.tokens, "tokens", 1),
         "input_sequence_length": (request.prompt_tokens, "tokens", 1),
     }
@@ -87,7 +82,7 @@ def aiperf(load: Load, burstiness: float | None) -> dict[str, Any]:
     milliseconds = {
         "request_latency": [latency(one) for one in ok],
         "time_to_first_token": [value for one in ok if (value := first_token(one)) is not None],
-        "inter_token_latency": [value for one in ok if (value := pace(one)) is not None],
+        "inter_token_latency": [value for one in ok if (value := figure_of("tpot", one)) is not None],
         "inter_chunk_latency": [gap for one in ok for gap in one.gaps],
     }
     counts = {
@@ -124,7 +119,7 @@ def vllm_bench(load: Load, burstiness: float | None) -> dict[str, Any]:
     read, written = sum(one.prompt_tokens or 0 for one in ok), sum(one.tokens for one in ok)
     figures = {
         "ttft": [value for one in ok if (value := first_token(one)) is not None],
-        "tpot": [value for one in ok if (value := pace(one)) is not None],
+        "tpot": [value for one in ok if (value := figure_of("tpot", one)) is not None],
         "itl": [gap for one in ok for gap in one.gaps],
         "e2el": [latency(one) for one in ok],
     }

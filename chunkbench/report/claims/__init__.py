@@ -23,10 +23,9 @@ the preferred one judge the claim."""
 
 
 Basis = Literal["timed", "counted", "replayed", "arithmetic", "remark"]
-"""How a claim is judged. timed: by measured times, or by peaks under load, which depend
-on them. counted: by counts of a run. replayed: by times of a virtual clock.
-arithmetic: from shapes and printed numbers alone. remark: our own remark or question, which is not counted as a claim
-of the text."""
+"""How a claim is judged. timed: by measured times, or by peaks under load, which depend on them.
+counted: by counts of a run. replayed: by times of a virtual clock. arithmetic: from shapes and printed numbers alone.
+remark: our own remark or question, which is not counted as a claim of the text."""
 
 
 class MachineRun(NamedTuple):
