@@ -25,6 +25,7 @@ PROFILES = Path("results/profiles")
       chunkbench profile table3 paged_attn_star --where n_p=1024 --where n_s="0.5 n_p" --out why.png
       chunkbench profile gate.yaml my_kernel --rounds 15
       chunkbench profile smoke naive --where n_s=80 --where kv_heads=2 --format json
+      chunkbench profile smoke chunk_attn --where n_s=80 --where kv_heads=2 --format trace > trace.json
     """,
 )
 @click.argument("experiment", metavar="EXPERIMENT")
@@ -47,7 +48,7 @@ PROFILES = Path("results/profiles")
     type=click.Path(path_type=Path),
     help="File of the picture (.svg, .png, .pdf), or a folder for the picture.  [default: results/profiles]",
 )
-@format_option("documents", "data")
+@format_option("documents", "data", others=["trace"])
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_context
 def command(
@@ -66,7 +67,7 @@ def command(
 
     The command times decode with cold and warm caches and with one thread, and shows the machine's peaks beside
     these times. With this project's CPU kernels it also shows what each thread did when, and how long reading alone
-    and computing alone take. It profiles the step in the middle of n_c. It changes no run. Exit code: 2 for wrong
+    and computing alone take; `--format trace` prints this as a timeline that Perfetto opens. It profiles the step in the middle of n_c. It changes no run. Exit code: 2 for wrong
     usage, or if the implementation cannot run here or not at this point; 3 if it is incorrect, raised, crashed or
     ran out of time.
     """
@@ -84,6 +85,7 @@ def command(
     from chunkbench.workloads.decode import DecodeWorkload
     from chunkbench.workloads.decode.profile_document import document
     from chunkbench.workloads.decode.profile_figure import draw
+    from chunkbench.workloads.decode.profile_trace import trace_json
 
     if out is not None and out.suffix in PICTURES and out.is_dir():
         raise click.BadParameter(f"{out} is a folder, and a picture would have its name", param_hint="--out")
@@ -119,7 +121,13 @@ def command(
         ctx.exit(3 if facts.case.status in FAILED else 2)
     cpu, words = target.environment.cpu, f"{point.brief}, {point.dtype} ({loaded.name})"
     machine = f"{cpu.name}, {count(cpu.cores, 'core')}"
-    show(document(facts, words, machine), form)
+    try:
+        if form == "trace":
+            click.echo(trace_json(facts, words, machine), nl=False)
+        else:
+            show(document(facts, words, machine), form)
+    except RunError as error:
+        fail(error)
     with styled():
         save(draw(facts, words, machine), picture)
     click.echo(f"\npicture: {picture}", err=form != "table")

@@ -12,8 +12,10 @@ from matplotlib.text import Text
 from chunkbench.bench.store.profile import Operator, WatchedFacts
 from chunkbench.report.figures.style import styled
 from chunkbench.report.formats import render
+from chunkbench.run_error import RunError
 from chunkbench.workloads.decode.profile_document import Overlap, document, overlap
 from chunkbench.workloads.decode.profile_figure import draw
+from chunkbench.workloads.decode.profile_trace import trace_json
 from tests.invented_runs import MakeFacts, profile
 from tests.workloads.made import check_inside
 
@@ -159,3 +161,22 @@ def test_computing_alone_counts_only_if_it_reads_from_a_cores_own_cache(facts: M
     assert overlap(profile(facts, place_bytes=(1 << 20) + 1)) is None
     assert overlap(profile(facts).model_copy(update={"l2_bytes": None})) is None
     assert overlap(profile(facts, read=None)) is None
+
+
+def test_the_trace_has_the_median_calls_as_processes_and_each_unit_on_its_thread(facts: MakeFacts) -> None:
+    seen = profile(facts)
+    written = json.loads(trace_json(seen, "a point", "a machine"))
+    events = written["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["decode", "reading only", "computing only"]
+    median = seen.decode[0]  # of 1.0, 0.9 and 1.1 times the decode
+    units = [event for event in events if event["ph"] == "X" and event["pid"] == 0 and "args" in event]
+    assert [(unit["tid"], unit["ts"] / 1e6, unit["dur"] / 1e6) for unit in units] == [
+        (unit.thread, pytest.approx(unit.begin_s), pytest.approx(unit.end_s - unit.begin_s)) for unit in median.units
+    ]
+    assert [unit["name"] == "shared chunks" for unit in units] == [unit.shared for unit in median.units]
+    waits = [event["dur"] / 1e6 for event in events if event["name"].startswith("waiting") and event["pid"] == 0]
+    assert waits == [pytest.approx(each) for unit in median.units if (each := unit.ready_s - unit.begin_s) > 0]
+    assert waits
+    with pytest.raises(RunError, match="records no units of work"):
+        trace_json(profile(facts, read=None), "a point", "a machine")
