@@ -26,9 +26,11 @@ from tests.conftest import MISSING
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
 
+from aiohttp import web
+
 from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.server.processes import Served, serve
-from tests.traffic.load.scripted import chunk, in_turn, raw, server_in_a_thread
+from tests.traffic.load.scripted import chunk, in_turn, raw, server_in_a_thread, stream
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +181,30 @@ def test_a_ladder(served: Served, tmp_path: Path) -> None:
     assert [line["clients"] for line in lines] == [1] * 6 + [3] * 6 + [6] * 6 * (len(steps) - 2)
     assert max(len(line["gaps"]) for line in lines) <= 3
     assert "answered requests per second" in figure.read_text()
+
+
+def test_an_interrupted_ladder_keeps_its_finished_steps(tmp_path: Path) -> None:
+    """A server that sends no usage; the ninth answer takes seconds, and an interrupt comes."""
+    requests = itertools.count(1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        number = next(requests)
+        if number < 9:
+            return await stream(tell=False)(request)
+        if number == 9:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return await stream(tell=False, wait=1.0)(request)
+
+    out = tmp_path / "requests.jsonl"
+    with server_in_a_thread(answer, {"data": [{"id": "m"}]}) as url:
+        options = ["--warm-up", "0", "--clients", "1,2,4", "--out", out, "--format", "json"]
+        code, printed = load(url, *SMALL[:-4], "--requests", "6", *options)
+    first, second = json.loads(printed)["steps"]
+    assert code == 130
+    assert (first["clients"], first["answered"], second["clients"], second["answered"]) == (1, 6, 2, 2)
+    assert first["prompt_cache"]["cached_tokens"] is None
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(line["clients"], line["status"]) for line in lines].count((1, "ok")) == 6
 
 
 def test_primed_prefixes_are_in_the_cache(served: Served) -> None:
