@@ -67,9 +67,9 @@ def command(
 
     The command times decode with cold and warm caches and with one thread, and shows the machine's peaks beside
     these times. With this project's CPU kernels it also shows what each thread did when, and how long reading alone
-    and computing alone take; `--format trace` prints this as a timeline that Perfetto opens. It profiles the step in the middle of n_c. It changes no run. Exit code: 2 for wrong
-    usage, or if the implementation cannot run here or not at this point; 3 if it is incorrect, raised, crashed or
-    ran out of time.
+    and computing alone take; `--format trace` prints this as a timeline that Perfetto opens. It profiles the step in
+    the middle of n_c. It changes no run. Exit code: 2 for wrong usage, or if the implementation cannot run here or
+    not at this point; 3 if it is incorrect, raised, crashed or ran out of time.
     """
     from chunkbench.bench import workload
     from chunkbench.bench.experiment.load import read_selection
