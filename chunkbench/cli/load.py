@@ -216,6 +216,9 @@ def command(
     steps = _steps(rates, clients, options.trace)
     if options.texts and options.trace:
         fail("give --trace or --texts, not both")
+    limited = [objective.figure for objective in objectives]
+    if twice := next((name for name in limited if limited.count(name) > 1), None):
+        fail(f"--objective {twice} has two limits; give it once")
     if figure and len(steps) < 2:
         fail("--figure draws a ladder: give several values to --rate or --clients")
     if figure and figure.suffix not in (".svg", ".png", ".pdf"):

@@ -251,6 +251,10 @@ def test_a_failed_request_is_exit_code_3(served: Served) -> None:
         (["--rate", "1", "--objective", "5ms"], "'5ms': write FIGURE=LIMIT with a unit"),
         (["--rate", "1", "--objective", "tfft=5ms"], "'tfft' is none of normalized, latency, ttft, tpot, itl"),
         (["--rate", "1", "--objective", "ttft=-1s"], "-1.0 is not in the range x>0"),
+        (
+            ["--rate", "1", "--objective", "itl=1s", "--objective", "itl=2s"],
+            "--objective itl has two limits; give it once",
+        ),
         (["--rate", "1", "--prime", "1"], "the prompts share no prefix of 16 tokens"),
     ],
 )
