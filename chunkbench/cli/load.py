@@ -223,6 +223,8 @@ def command(
         fail("--figure draws a ladder: give several values to --rate or --clients")
     if figure and figure.suffix not in (".svg", ".png", ".pdf"):
         fail(f"--figure {figure}: the ending must be .svg, .png or .pdf")
+    if figure and not figure.absolute().parent.is_dir():
+        fail(f"--figure {figure}: there is no folder {figure.parent}")
     try:
         plans = [options.plan(step, len(steps)) for step in steps]
     except ValueError as error:

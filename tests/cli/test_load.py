@@ -245,6 +245,7 @@ def test_a_failed_request_is_exit_code_3(served: Served) -> None:
         (["--clients", "1,4,1"], "1,4,1 has a value twice; each step has its own"),
         (["--clients", "1,x"], "'x' is not a valid integer range"),
         (["--clients", "1", "--figure", "a.svg"], "--figure draws a ladder: give several values"),
+        (["--clients", "1,2", "--figure", "no/a.svg"], "--figure no/a.svg: there is no folder no"),
         (["--clients", "1,2", "--figure", "a.txt"], "a.txt: the ending must be .svg, .png or .pdf"),
         (["--clients", ",".join(map(str, range(1, 300))), "--texts", "questions"], "lines, too few for 299 steps"),
         (["--rate", "1", "--objective", "ttft=5"], "'ttft=5': write FIGURE=LIMIT with a unit"),
