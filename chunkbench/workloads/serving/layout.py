@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,12 @@ from chunkbench.bench.store import Manifest
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.metric import Metric
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, count, extent, percent, significant, times
+from chunkbench.report.numbers import NOTHING, count, extent, ms_of_s, percent, significant, times
 from chunkbench.report.printed import table4
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.serving import claims, constrained, constrained_claims, sustained
+from chunkbench.workloads.serving.machine_share import bound_by, least_step_s
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s
 from chunkbench.workloads.serving.result import EqualAnswers, ServingResult
@@ -36,6 +37,10 @@ _LEGEND = (
 )
 
 
+_MACHINE = (
+    "least time of a step = weights and K/V of distinct tokens read once at the probed rate, or FLOPs at the probed "
+    "rate, summed over products, attention and head; its share of each token = this time / the median one"
+)
 _NEAR_TIE = (
     "equal answers = greedy answers in float32 with the tokens that transformers generates, compared before the "
     "clock starts; near tie = at the first different token, the two best logits of transformers differ by less than "
@@ -53,7 +58,9 @@ def body(view: View) -> Body:
     tables = (*sustained.tables(view, known), _latency(view, known), _servers(view), *_answers(view, equal))
     errors = [entry.near_tie_below for entry in equal.values()]
     ties = [_NEAR_TIE.format(f"{max(errors):.1g}"), *_said(view, equal)] if errors else []
-    legend = (*_LEGEND, *([sustained.LEGEND] if known else []), *ties)
+    rows = [row.facts for row in view.rows]
+    bounded = any(isinstance(facts, ServingResult) and facts.peaks is not None for facts in rows)
+    legend = (*_LEGEND, *([sustained.LEGEND] if known else []), *([_MACHINE] if bounded else []), *ties)
     return Body(_headline(view), tables, legend=legend, timing=_timing(view))
 
 
@@ -66,6 +73,9 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
             return Cell(NOTHING)
         return Cell(significant(goodput_per_s(row.facts, objective), 3))
 
+    def machine(told: Callable[[ServingResult], str]) -> Callable[[Group, Row], Cell]:
+        return lambda group, row: Cell(told(row.facts) if isinstance(row.facts, ServingResult) else NOTHING)
+
     latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
     requests = ("first_token_p50", "first_token_p99", "per_token_p50", "per_token_p99", "answered_per_s")
     lines: list[Quantity | Metric] = [
@@ -75,8 +85,17 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         ("  the same, paper", lambda group, row: Cell(times(_paper_ratio(group, row, view.baseline)), "quiet")),
         *(METRICS[name] for name in requests),
         ("  answered within the objective", goodput),
+        ("least time of a step, ms", machine(lambda facts: ms_of_s(least_step_s(facts)))),
+        ("  its share of each token", machine(lambda facts: percent(_machine_share(facts)))),
+        ("  bound by", machine(lambda facts: bound_by(facts) or NOTHING)),
     ]
     return quantities(view, "Latency under load", lines)
+
+
+def _machine_share(facts: ServingResult) -> float | None:
+    """Least time of a step / time of each token. None if one of them is not known."""
+    least, token = least_step_s(facts), METRICS["per_token_p50"].value(facts)
+    return least / token if least is not None and token else None
 
 
 def _equal_answers(view: View) -> dict[str, EqualAnswers]:

@@ -16,11 +16,12 @@ from time import monotonic
 from typing import Any, cast
 
 from chunkbench.bench.experiment.point import Case
+from chunkbench.bench.measure.peaks import PeakProbe
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.dry_run import words_of
 from chunkbench.bench.runner.passes import Budget, Workplace
 from chunkbench.bench.runner.target import Target
-from chunkbench.bench.store.results import Status
+from chunkbench.bench.store.results import Peaks, Status
 from chunkbench.bench.workers.pages import environment
 from chunkbench.run_error import CannotRunError
 from chunkbench.traffic import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
@@ -56,6 +57,7 @@ from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
 from chunkbench.workloads.serving.tasks import constrained_answers, first_invalid
 
+_PROBE_BYTES = 1 << 27
 _END_S, _STOP_S = 8.0, 2.0
 """Approximate seconds that a run needs besides its points, and seconds to end one server."""
 
@@ -117,6 +119,8 @@ class ServingMeasurer:
         """Whether any unit was measured."""
         self._experiment, self._target = experiment, target
         self.styles = SYSTEMS.styles(experiment.implementations)
+        on_cpu = target.device == "cpu"
+        self._probe = PeakProbe("cpu", target.dtype, self._setting.threads, _PROBE_BYTES) if on_cpu else None
         self._log = place.log
         self._systems = systems
         # The folder lies beside the log, so that the run that resumes a killed run can remove its files.
@@ -162,6 +166,7 @@ class ServingMeasurer:
             remaining.seconds -= monotonic() - self._prepared
             self._compare_answers(announce)
         cases = {case.implementation: _Case() for case in cases_of[point]}
+        peaks = self._probe.probe() if self._probe is not None and point.clients is not None else None
         reference, capacity, rate = "", None, None
         seeds = self._experiment.arrival_seeds
         for group, names in enumerate(groups):
@@ -195,7 +200,7 @@ class ServingMeasurer:
         budget.share_done = 1.0
         return {
             point: [
-                self._facts(case, cases[case.implementation], rate, reference, capacity, started_at)
+                self._facts(case, cases[case.implementation], rate, reference, capacity, started_at, peaks)
                 for case in cases_of[point]
             ]
         }
@@ -432,6 +437,7 @@ class ServingMeasurer:
         reference: str,
         capacity: float | None,
         started_at: str,
+        peaks: Peaks | None,
     ) -> ServingResult:
         entry = self._systems[case.implementation]
         failure = state.failure or (entry.refusal if not state.measurements else None)
@@ -471,6 +477,8 @@ class ServingMeasurer:
             capacity_per_s=capacity,
             asked_requests=asked_requests(self._experiment.requests, case.point),
             weights=self._setting.shape.weights,
+            peaks=peaks,
+            vocabulary=self._setting.vocabulary,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
             equal_answers=equal,

@@ -13,7 +13,7 @@ from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, model
 
 from chunkbench.bench.experiment.point import RequestPoint
 from chunkbench.bench.experiment.terms import Count
-from chunkbench.bench.store.results import Facts, Result, Samples
+from chunkbench.bench.store.results import Facts, Peaks, Result, Samples
 from chunkbench.llama import SHAPES, LlamaShape
 from chunkbench.traffic.request_result import LoadNumbers, RequestResult, load_numbers
 
@@ -222,6 +222,10 @@ class ServingResult(ServingPoint, Result):
     requests."""
     weights: str = ""
     """A remark on the model's weights for readers of the report. Empty if there is none."""
+    peaks: Peaks | None = None
+    """The machine's rates, probed before the point. None on a GPU, without a closed loop, and in old results."""
+    vocabulary: Count | None = None
+    """Number of the model's tokens. None in old results."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """What the server says about its model in /v1/models."""

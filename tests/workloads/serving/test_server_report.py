@@ -8,8 +8,11 @@ import pytest
 
 from chunkbench.bench.analysis.derive import Row, derive
 from chunkbench.bench.store import Run
+from chunkbench.bench.store.results import Peaks
 from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims
+from chunkbench.report.formats import render
+from chunkbench.workloads.serving.machine_share import bound_by, least_step_s, parts_of_step
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
 from chunkbench.workloads.serving.objective import spots as line
@@ -206,3 +209,25 @@ def test_figure_5_compares_sustained_rates(
     assert judged["F5-1024"].measured == (measured if measured is None else pytest.approx(measured, abs=0.001))
     assert words in judged["F5-1024"].reason
     assert judged["F5-2048"].verdict == "not measured"
+
+
+def test_the_least_time_of_a_step_reads_weights_and_distinct_tokens_once(make: Any) -> None:
+    """small-llama in float32: 2 layers of 2048 x (3 x 4096 + 4096 + 3 x 5504) weights, K/V of 65,536 bytes a token."""
+    rates = Peaks(read_bytes_per_s=1e9, matrix_flops_per_s=1e12, matrix_torch_flops_per_s=1e12)
+    one = serving_facts("chunk_llama", n_s=1000, measurements=[measurement(0, 0.1)])
+    loop = {"load": None, "peaks": rates, "vocabulary": 1000, "n_c": 16}
+    alone, many = (one.model_copy(update={**loop, "clients": clients, "key": str(clients)}) for clients in (1, 1000))
+    layers, head, token = 2 * 2048 * 32_896, 2048 * 1000, 65_536
+    assert [part.read_s for part in parts_of_step(alone)] == pytest.approx(
+        [4e-9 * layers, 1e-9 * token * 1032, 4e-9 * head]
+    )
+    assert least_step_s(alone) == pytest.approx(4e-9 * (layers + head) + 1e-9 * token * 1032)
+    # 1,000 sequences: each weight does 2,000 FLOPs, so arithmetic bounds the products; only 32 tokens are private.
+    attention, products = 1e-9 * token * (1000 + 1000 * 32), 2e-12 * 1000 * (layers + head)
+    flops = 2 * 4 * 4096 * 1000 * 1032
+    assert least_step_s(many) == pytest.approx(max(attention, 1e-12 * flops) + max(products, 4e-9 * (layers + head)))
+    assert (bound_by(alone), bound_by(many)) == ("products, memory", "attention, memory")
+    assert parts_of_step(one) == ()  # an open loop does not say how many sequences a step has
+    shown = render(build(make([alone, many], name="cpu-servers")), "table")
+    assert "share of each token" in shown
+    assert "bound by" not in render(build(make(facts())), "table")

@@ -1,0 +1,67 @@
+"""The shortest time in which the machine could do a decode step of a server, and the share of it that a server reaches.
+
+A step has three parts: the products of the layers, attention, and the head, which gives the logits. Each takes at
+least the time to read its bytes or the time for its FLOPs, at the probed peaks, whichever is longer. Weights are read
+once a step. K/V of distinct tokens is read once a step too, although some servers read a shared token once for each
+sequence: the bound is the same for all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chunkbench.bench.analysis import roofline
+from chunkbench.bench.experiment.point import element_bytes
+from chunkbench.workloads.serving.result import ServingResult
+
+
+class PartOfStep(NamedTuple):
+    name: str
+    read_s: float
+    """Seconds to read its bytes."""
+    compute_s: float
+    """Seconds for its FLOPs."""
+
+    @property
+    def least_s(self) -> float:
+        return max(self.read_s, self.compute_s)
+
+    def __str__(self) -> str:
+        return f"{self.name}, {'memory' if self.read_s >= self.compute_s else 'arithmetic'}"
+
+
+def parts_of_step(facts: ServingResult) -> tuple[PartOfStep, ...]:
+    """The parts of a decode step in the middle of the answers, with one sequence for each client. Empty without a
+    closed loop, without probed peaks, or where a tree says what is shared."""
+    peaks, batch = facts.peaks, facts.clients
+    if peaks is None or batch is None or facts.vocabulary is None or facts.n_s is None:
+        return ()
+    shape, layers, element = facts.model, facts.model.num_hidden_layers, element_bytes(facts.dtype)
+    heads = shape.num_attention_heads * shape.head_dim
+    of_layers = layers * shape.hidden_size * (shape.qkv_size + heads + 3 * shape.intermediate_size)
+    of_head = shape.hidden_size * facts.vocabulary
+    length = facts.n_p + facts.n_c // 2
+    distinct = min(facts.prompts, batch) * facts.n_s + batch * (length - facts.n_s)
+    kv_bytes = distinct * shape.kv_bytes(element)
+    attention_flops = layers * roofline.flops(batch * length, shape.num_attention_heads, shape.head_dim)
+
+    def part(name: str, read_bytes: int, flops: int) -> PartOfStep:
+        return PartOfStep(name, read_bytes / peaks.read_bytes_per_s, flops / peaks.matrix_flops_per_s)
+
+    return (
+        part("products", of_layers * element, 2 * batch * of_layers),
+        part("attention", kv_bytes, attention_flops),
+        part("head", of_head * element, 2 * batch * of_head),
+    )
+
+
+def least_step_s(facts: ServingResult) -> float | None:
+    """Seconds; None if the bound is not known."""
+    parts = parts_of_step(facts)
+    return sum(part.least_s for part in parts) if parts else None
+
+
+def bound_by(facts: ServingResult) -> str | None:
+    """The part of a step that takes longest at least, and whether memory or arithmetic bounds it."""
+    parts = parts_of_step(facts)
+    return str(max(parts, key=lambda part: part.least_s)) if parts else None
