@@ -59,7 +59,7 @@ def body(view: View) -> Body:
     errors = [entry.near_tie_below for entry in equal.values()]
     ties = [_NEAR_TIE.format(f"{max(errors):.1g}"), *_said(view, equal)] if errors else []
     rows = [row.facts for row in view.rows]
-    bounded = any(isinstance(facts, ServingResult) and facts.peaks is not None for facts in rows)
+    bounded = any(isinstance(facts, ServingResult) and facts.machine_limits is not None for facts in rows)
     legend = (*_LEGEND, *([sustained.LEGEND] if known else []), *([_MACHINE] if bounded else []), *ties)
     return Body(_headline(view), tables, legend=legend, timing=_timing(view))
 

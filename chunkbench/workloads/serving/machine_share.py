@@ -33,13 +33,14 @@ class PartOfStep(NamedTuple):
 def parts_of_step(facts: ServingResult) -> tuple[PartOfStep, ...]:
     """The parts of a decode step in the middle of the answers, with one sequence for each client. Empty without a
     closed loop, without probed peaks, or where a tree says what is shared."""
-    peaks, batch = facts.peaks, facts.clients
-    if peaks is None or batch is None or facts.vocabulary is None or facts.n_s is None:
+    limits, batch = facts.machine_limits, facts.clients
+    if limits is None or batch is None or facts.n_s is None:
         return ()
+    peaks = limits.peaks
     shape, layers, element = facts.model, facts.model.num_hidden_layers, element_bytes(facts.dtype)
     heads = shape.num_attention_heads * shape.head_dim
     of_layers = layers * shape.hidden_size * (shape.qkv_size + heads + 3 * shape.intermediate_size)
-    of_head = shape.hidden_size * facts.vocabulary
+    of_head = shape.hidden_size * limits.vocabulary
     length = facts.n_p + facts.n_c // 2
     distinct = min(facts.prompts, batch) * facts.n_s + batch * (length - facts.n_s)
     kv_bytes = distinct * shape.kv_bytes(element)

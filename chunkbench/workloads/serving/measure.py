@@ -21,7 +21,7 @@ from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.dry_run import words_of
 from chunkbench.bench.runner.passes import Budget, Workplace
 from chunkbench.bench.runner.target import Target
-from chunkbench.bench.store.results import Peaks, Status
+from chunkbench.bench.store.results import Status
 from chunkbench.bench.workers.pages import environment
 from chunkbench.run_error import CannotRunError
 from chunkbench.traffic import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
@@ -51,7 +51,7 @@ from chunkbench.workloads.serving.plan import (
     texts_of,
     weight,
 )
-from chunkbench.workloads.serving.result import Measurement, ServerFacts, ServingPoint, ServingResult
+from chunkbench.workloads.serving.result import MachineLimits, Measurement, ServerFacts, ServingPoint, ServingResult
 from chunkbench.workloads.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
@@ -166,7 +166,9 @@ class ServingMeasurer:
             remaining.seconds -= monotonic() - self._prepared
             self._compare_answers(announce)
         cases = {case.implementation: _Case() for case in cases_of[point]}
-        peaks = self._probe.probe() if self._probe is not None and point.clients is not None else None
+        limits = None
+        if self._probe is not None and point.clients is not None:
+            limits = MachineLimits(peaks=self._probe.probe(), vocabulary=self._setting.vocabulary)
         reference, capacity, rate = "", None, None
         seeds = self._experiment.arrival_seeds
         for group, names in enumerate(groups):
@@ -200,7 +202,7 @@ class ServingMeasurer:
         budget.share_done = 1.0
         return {
             point: [
-                self._facts(case, cases[case.implementation], rate, reference, capacity, started_at, peaks)
+                self._facts(case, cases[case.implementation], rate, reference, capacity, started_at, limits)
                 for case in cases_of[point]
             ]
         }
@@ -437,7 +439,7 @@ class ServingMeasurer:
         reference: str,
         capacity: float | None,
         started_at: str,
-        peaks: Peaks | None,
+        limits: MachineLimits | None,
     ) -> ServingResult:
         entry = self._systems[case.implementation]
         failure = state.failure or (entry.refusal if not state.measurements else None)
@@ -477,8 +479,7 @@ class ServingMeasurer:
             capacity_per_s=capacity,
             asked_requests=asked_requests(self._experiment.requests, case.point),
             weights=self._setting.shape.weights,
-            peaks=peaks,
-            vocabulary=self._setting.vocabulary,
+            machine_limits=limits,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
             equal_answers=equal,

@@ -201,6 +201,15 @@ class EqualAnswers(Facts):
     """The server's answer to `question`."""
 
 
+class MachineLimits(Facts):
+    """What bounds a decode step on this machine, besides the model's shape."""
+
+    peaks: Peaks
+    """Rates, probed before the point."""
+    vocabulary: Count
+    """Number of rows of the head."""
+
+
 class ServingResult(ServingPoint, Result):
     """The results of one system at one point. Ratios of two systems compare measurements of the same arrival seed,
     which have the same requests.
@@ -222,10 +231,8 @@ class ServingResult(ServingPoint, Result):
     requests."""
     weights: str = ""
     """A remark on the model's weights for readers of the report. Empty if there is none."""
-    peaks: Peaks | None = None
-    """The machine's rates, probed before the point. None on a GPU, without a closed loop, and in old results."""
-    vocabulary: Count | None = None
-    """Number of the model's tokens. None in old results."""
+    machine_limits: MachineLimits | None = None
+    """None on a GPU, without a closed loop, and in old results."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """What the server says about its model in /v1/models."""

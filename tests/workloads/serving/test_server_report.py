@@ -16,7 +16,7 @@ from chunkbench.workloads.serving.machine_share import bound_by, least_step_s, p
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
 from chunkbench.workloads.serving.objective import spots as line
-from chunkbench.workloads.serving.result import ServerFacts, ServingResult
+from chunkbench.workloads.serving.result import MachineLimits, ServerFacts, ServingResult
 from tests.workloads.made import drawn, measurement, serving_facts
 
 LATENCY = {
@@ -215,7 +215,7 @@ def test_the_least_time_of_a_step_reads_weights_and_distinct_tokens_once(make: A
     """small-llama in float32: 2 layers of 2048 x (3 x 4096 + 4096 + 3 x 5504) weights, K/V of 65,536 bytes a token."""
     rates = Peaks(read_bytes_per_s=1e9, matrix_flops_per_s=1e12, matrix_torch_flops_per_s=1e12)
     one = serving_facts("chunk_llama", n_s=1000, measurements=[measurement(0, 0.1)])
-    loop = {"load": None, "peaks": rates, "vocabulary": 1000, "n_c": 16}
+    loop = {"load": None, "machine_limits": MachineLimits(peaks=rates, vocabulary=1000), "n_c": 16}
     alone, many = (one.model_copy(update={**loop, "clients": clients, "key": str(clients)}) for clients in (1, 1000))
     layers, head, token = 2 * 2048 * 32_896, 2048 * 1000, 65_536
     assert [part.read_s for part in parts_of_step(alone)] == pytest.approx(
