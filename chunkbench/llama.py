@@ -54,6 +54,12 @@ class LlamaShape(BaseModel):
         """Columns of the Q, K and V matrices together."""
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
+    @property
+    def layer_weights(self) -> int:
+        """Number of weights of the matrices of one layer."""
+        attention = self.qkv_size + self.num_attention_heads * self.head_dim
+        return self.hidden_size * (attention + 3 * self.intermediate_size)
+
     def kv_bytes(self, element_bytes: int = 2) -> int:
         """Bytes of K and V of one token in all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * element_bytes

@@ -198,7 +198,7 @@ def test_an_interrupted_ladder_keeps_its_finished_steps(tmp_path: Path) -> None:
     out = tmp_path / "requests.jsonl"
     with server_in_a_thread(answer, {"data": [{"id": "m"}]}) as url:
         options = ["--warm-up", "0", "--clients", "1,2,4", "--out", out, "--format", "json"]
-        code, printed = load(url, *SMALL[:-4], "--requests", "6", *options)
+        code, printed = load(url, *SMALL, *options)
     first, second = json.loads(printed)["steps"]
     assert code == 130
     assert (first["clients"], first["answered"], second["clients"], second["answered"]) == (1, 6, 2, 2)

@@ -112,10 +112,15 @@ class PeakProbe:
             torch.cuda.synchronize()
 
 
+def probe_cpu(dtype: str, threads: int) -> Peaks:
+    """Probe this machine's CPUs now, in a fraction of a second. Keeps no buffers."""
+    return PeakProbe("cpu", dtype, threads, 1 << 27).probe()
+
+
 @cache
 def cpu_peaks(dtype: str) -> Peaks:
-    """The peaks of this machine's CPUs, for estimates. Probed once per process, in a fraction of a second."""
-    return PeakProbe("cpu", dtype, torch.get_num_threads(), 1 << 27).probe()
+    """The peaks of this machine's CPUs, for estimates. Probed once per process."""
+    return probe_cpu(dtype, torch.get_num_threads())
 
 
 def _seconds_between_events(work: Callable[[], object]) -> float:

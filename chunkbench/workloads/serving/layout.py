@@ -16,7 +16,7 @@ from chunkbench.report.printed import table4
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.serving import claims, constrained, constrained_claims, sustained
-from chunkbench.workloads.serving.machine_share import bound_by, least_step_s
+from chunkbench.workloads.serving.machine_share import bound_by, least_step_s, machine_share
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s
 from chunkbench.workloads.serving.result import EqualAnswers, ServingResult
@@ -86,16 +86,10 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         *(METRICS[name] for name in requests),
         ("  answered within the objective", goodput),
         ("least time of a step, ms", machine(lambda facts: ms_of_s(least_step_s(facts)))),
-        ("  its share of each token", machine(lambda facts: percent(_machine_share(facts)))),
+        ("  its share of each token", machine(lambda facts: percent(machine_share(facts)))),
         ("  bound by", machine(lambda facts: bound_by(facts) or NOTHING)),
     ]
     return quantities(view, "Latency under load", lines)
-
-
-def _machine_share(facts: ServingResult) -> float | None:
-    """Least time of a step / time of each token. None if one of them is not known."""
-    least, token = least_step_s(facts), METRICS["per_token_p50"].value(facts)
-    return least / token if least is not None and token else None
 
 
 def _equal_answers(view: View) -> dict[str, EqualAnswers]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from chunkbench.bench.analysis import roofline
-from chunkbench.bench.experiment.point import element_bytes
+from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.result import ServingResult
 
 
@@ -32,18 +32,17 @@ class PartOfStep(NamedTuple):
 
 def parts_of_step(facts: ServingResult) -> tuple[PartOfStep, ...]:
     """The parts of a decode step in the middle of the answers, with one sequence for each client. Empty without a
-    closed loop, without probed peaks, or where a tree says what is shared."""
-    limits, batch = facts.machine_limits, facts.clients
-    if limits is None or batch is None or facts.n_s is None:
+    closed loop, without probed peaks, with several answers to a prompt, or where a tree says what is shared."""
+    limits = facts.machine_limits
+    if limits is None or facts.clients is None or facts.n_s is None or facts.answers > 1:
         return ()
-    peaks = limits.peaks
-    shape, layers, element = facts.model, facts.model.num_hidden_layers, element_bytes(facts.dtype)
-    heads = shape.num_attention_heads * shape.head_dim
-    of_layers = layers * shape.hidden_size * (shape.qkv_size + heads + 3 * shape.intermediate_size)
+    peaks, batch = limits.peaks, min(facts.clients, facts.batch_size)
+    shape, layers, element = facts.model, limits.layers, facts.element_bytes
+    of_layers = layers * shape.layer_weights
     of_head = shape.hidden_size * limits.vocabulary
     length = facts.n_p + facts.n_c // 2
     distinct = min(facts.prompts, batch) * facts.n_s + batch * (length - facts.n_s)
-    kv_bytes = distinct * shape.kv_bytes(element)
+    kv_bytes = layers * distinct * facts.layer_token_bytes
     attention_flops = layers * roofline.flops(batch * length, shape.num_attention_heads, shape.head_dim)
 
     def part(name: str, read_bytes: int, flops: int) -> PartOfStep:
@@ -60,6 +59,12 @@ def least_step_s(facts: ServingResult) -> float | None:
     """Seconds; None if the bound is not known."""
     parts = parts_of_step(facts)
     return sum(part.least_s for part in parts) if parts else None
+
+
+def machine_share(facts: ServingResult) -> float | None:
+    """Least time of a step / median time of a token. None if one of them is not known."""
+    least, token = least_step_s(facts), METRICS["per_token_p50"].value(facts)
+    return least / token if least is not None and token else None
 
 
 def bound_by(facts: ServingResult) -> str | None:

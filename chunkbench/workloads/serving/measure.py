@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, cast
 
 from chunkbench.bench.experiment.point import Case
-from chunkbench.bench.measure.peaks import PeakProbe
+from chunkbench.bench.measure.peaks import probe_cpu
 from chunkbench.bench.runner.case_facts import now
 from chunkbench.bench.runner.dry_run import words_of
 from chunkbench.bench.runner.passes import Budget, Workplace
@@ -57,7 +57,6 @@ from chunkbench.workloads.serving.servers.system import Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
 from chunkbench.workloads.serving.tasks import constrained_answers, first_invalid
 
-_PROBE_BYTES = 1 << 27
 _END_S, _STOP_S = 8.0, 2.0
 """Approximate seconds that a run needs besides its points, and seconds to end one server."""
 
@@ -119,8 +118,6 @@ class ServingMeasurer:
         """Whether any unit was measured."""
         self._experiment, self._target = experiment, target
         self.styles = SYSTEMS.styles(experiment.implementations)
-        on_cpu = target.device == "cpu"
-        self._probe = PeakProbe("cpu", target.dtype, self._setting.threads, _PROBE_BYTES) if on_cpu else None
         self._log = place.log
         self._systems = systems
         # The folder lies beside the log, so that the run that resumes a killed run can remove its files.
@@ -166,9 +163,10 @@ class ServingMeasurer:
             remaining.seconds -= monotonic() - self._prepared
             self._compare_answers(announce)
         cases = {case.implementation: _Case() for case in cases_of[point]}
-        limits = None
-        if self._probe is not None and point.clients is not None:
-            limits = MachineLimits(peaks=self._probe.probe(), vocabulary=self._setting.vocabulary)
+        limits, setting = None, self._setting
+        if setting.device == "cpu" and point.clients is not None:
+            peaks = probe_cpu(setting.dtype, setting.threads)
+            limits = MachineLimits(peaks=peaks, layers=setting.layers, vocabulary=setting.vocabulary)
         reference, capacity, rate = "", None, None
         seeds = self._experiment.arrival_seeds
         for group, names in enumerate(groups):
@@ -479,7 +477,7 @@ class ServingMeasurer:
             capacity_per_s=capacity,
             asked_requests=asked_requests(self._experiment.requests, case.point),
             weights=self._setting.shape.weights,
-            machine_limits=limits,
+            machine_limits=limits if entry.system.process_bytes is not None else None,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
             equal_answers=equal,

@@ -206,6 +206,8 @@ class MachineLimits(Facts):
 
     peaks: Peaks
     """Rates, probed before the point."""
+    layers: Count
+    """Number of layers that the servers run."""
     vocabulary: Count
     """Number of rows of the head."""
 
@@ -232,7 +234,7 @@ class ServingResult(ServingPoint, Result):
     weights: str = ""
     """A remark on the model's weights for readers of the report. Empty if there is none."""
     machine_limits: MachineLimits | None = None
-    """None on a GPU, without a closed loop, and in old results."""
+    """None on a GPU, without a closed loop, for a server that runs elsewhere, and in old results."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """What the server says about its model in /v1/models."""

@@ -215,7 +215,12 @@ def test_the_least_time_of_a_step_reads_weights_and_distinct_tokens_once(make: A
     """small-llama in float32: 2 layers of 2048 x (3 x 4096 + 4096 + 3 x 5504) weights, K/V of 65,536 bytes a token."""
     rates = Peaks(read_bytes_per_s=1e9, matrix_flops_per_s=1e12, matrix_torch_flops_per_s=1e12)
     one = serving_facts("chunk_llama", n_s=1000, measurements=[measurement(0, 0.1)])
-    loop = {"load": None, "machine_limits": MachineLimits(peaks=rates, vocabulary=1000), "n_c": 16}
+    loop = {
+        "load": None,
+        "machine_limits": MachineLimits(peaks=rates, layers=2, vocabulary=1000),
+        "n_c": 16,
+        "batch_size": 1000,
+    }
     alone, many = (one.model_copy(update={**loop, "clients": clients, "key": str(clients)}) for clients in (1, 1000))
     layers, head, token = 2 * 2048 * 32_896, 2048 * 1000, 65_536
     assert [part.read_s for part in parts_of_step(alone)] == pytest.approx(
@@ -227,6 +232,10 @@ def test_the_least_time_of_a_step_reads_weights_and_distinct_tokens_once(make: A
     flops = 2 * 4 * 4096 * 1000 * 1032
     assert least_step_s(many) == pytest.approx(max(attention, 1e-12 * flops) + max(products, 4e-9 * (layers + head)))
     assert (bound_by(alone), bound_by(many)) == ("products, memory", "attention, memory")
+    half = MachineLimits(peaks=rates, layers=1, vocabulary=1000)  # `layers: 1`: the servers run one of the two layers
+    assert parts_of_step(alone.model_copy(update={"machine_limits": half}))[0].read_s == pytest.approx(2e-9 * layers)
+    assert parts_of_step(many.model_copy(update={"batch_size": 1})) == parts_of_step(alone)  # a queue is in no step
+    assert parts_of_step(many.model_copy(update={"samples": 4})) == ()
     assert parts_of_step(one) == ()  # an open loop does not say how many sequences a step has
     shown = render(build(make([alone, many], name="cpu-servers")), "table")
     assert "share of each token" in shown

@@ -55,8 +55,7 @@ class Setting:
             files = [file for end in ("*.safetensors", "pytorch_model*.bin") for file in self.checkpoint.glob(end)]
             return sum(file.stat().st_size for file in files) // 2
         shape = self.shape
-        rows = shape.qkv_size + shape.num_attention_heads * shape.head_dim + 3 * shape.intermediate_size
-        return shape.hidden_size * (self.layers * rows + 2 * self.vocabulary)
+        return self.layers * shape.layer_weights + 2 * self.vocabulary * shape.hidden_size
 
     def model_folder(self, folder: Path) -> Path:
         """The folder of the model: the checkpoint, or `folder` if there is no checkpoint. Without a checkpoint, this
