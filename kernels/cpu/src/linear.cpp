@@ -12,7 +12,9 @@ std::int64_t bytes_of(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
 
 }  // namespace
 
-void linear(const LinearWork& work, int threads, Isa isa) {
+void linear(const LinearWork& asked, int threads, Isa isa) {
+    LinearWork work = asked;
+    work.ahead = kLinearBlocks * threads;  // threads take units in turns
     const Loops loops = loops_of(isa, work.layer.dtype);
     const std::int64_t blocks = work.layer.blocks, units = (blocks + kLinearBlocks - 1) / kLinearBlocks;
     share_out(units, threads, [&](std::int64_t unit, int) {

@@ -37,6 +37,7 @@ struct LinearWork {
     const void* x;  // [rows][in]
     std::int64_t rows;
     void* y;
+    std::int64_t ahead = kLinearBlocks;  // blocks from one unit of a thread to the one that it probably takes next
 };
 
 void linear(const LinearWork& work, int threads, Isa isa);

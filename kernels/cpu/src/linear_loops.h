@@ -65,8 +65,9 @@ void linear_blocks(const LinearWork& work, std::int64_t first, int blocks, float
     const std::int64_t in = work.layer.in, block = 16 * in;
     const auto* weights = static_cast<const Stored*>(work.layer.weights) + first * block;
     const Right<T, Side::keys> right{weights, block, static_cast<int>(in / T::kStep)};
-    const Ahead ahead{reinterpret_cast<const char*>(weights + blocks * block),
-                      static_cast<std::int64_t>(blocks * block * sizeof(Stored))};
+    const bool goes_on = first + work.ahead + blocks <= work.layer.blocks;
+    const Ahead ahead{reinterpret_cast<const char*>(weights + work.ahead * block),
+                      static_cast<std::int64_t>(goes_on ? blocks * block * sizeof(Stored) : 0)};
     float* const sums = scratch;
     float* const widened = scratch + 16 * kLinearBlocks * kLinearRows;
     for (std::int64_t row = 0; row < work.rows; row += kLinearRows) {

@@ -178,17 +178,19 @@ template <int R, int S, class Body>
 }
 
 // Many rows: arithmetic is the limit. Each step fetches as many bytes from `next` on as N blocks have, for the next
-// product, which finds them in the second-level cache: K and V of a chunk would fill the first one. (`flatten`: a call
-// for every step would keep sums on the stack; `noinline`: in its callers, registers are short.)
+// product, which finds them in the second-level cache: K and V of a chunk would fill the first one. The next step
+// fetches from `advance` bytes further on. (`flatten`: a call for every step would keep sums on the stack; `noinline`:
+// in its callers, registers are short.)
 template <class T, Side Of, int R, int S, int N>
-[[gnu::flatten, gnu::noinline]] void tile(const Rows& rows, const Right<T, Of>& given, const char* next) {
+[[gnu::flatten, gnu::noinline]] void tile(const Rows& rows, const Right<T, Of>& given, const char* next,
+                                          std::int64_t advance) {
     with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
         constexpr int kBytes = N * Right<T, Of>::kStepBytes;
         Right<T, Of> right = given;
         const float* left = rows.left;
         const std::int64_t row = rows.row;
         const std::int64_t end = kLeft<T> * static_cast<std::int64_t>(right.steps);
-        for (std::int64_t i = 0; i < end; i += kLeft<T>, right.at += right.step(), next += kBytes) {
+        for (std::int64_t i = 0; i < end; i += kLeft<T>, right.at += right.step(), next += advance) {
             times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<true>(next + line * kLine); });
             add_step<T, R, S>(sums, left, row, i, right.at, right.block());
         }
@@ -249,11 +251,12 @@ inline void stream_as(ReadMode mode, const Rows& rows, const Right<T, Of>& right
 
 // Calls the `tile` for rows.count rows, which is between Least and R.
 template <class T, Side Of, int R, int Least, int S, int N>
-inline void tile_of(const Rows& rows, const Right<T, Of>& right, const char* next) {
+inline void tile_of(const Rows& rows, const Right<T, Of>& right, const char* next,
+                    std::int64_t advance = N * Right<T, Of>::kStepBytes) {
     if (rows.count == R) {
-        tile<T, Of, R, S, N>(rows, right, next);
+        tile<T, Of, R, S, N>(rows, right, next, advance);
     } else if constexpr (R > Least) {
-        tile_of<T, Of, R - 1, Least, S, N>(rows, right, next);
+        tile_of<T, Of, R - 1, Least, S, N>(rows, right, next, advance);
     }
 }
 
@@ -262,7 +265,8 @@ template <class T>
 constexpr int kTileRowsOf = T::kStep == 1 || T::kWide || kInPairs<T> ? kRows : kPairRows;
 
 // `tile` for any number of rows, in tiles of nearly equal size. If there are several tiles, each fetches one block of
-// `next`, because memory delivers no faster.
+// `next`, because memory delivers no faster. If there is only one block, each tile fetches an equal part of it: one
+// tile that fetched all of it would wait for memory, and the others would not use memory at all.
 template <class T, Side Of, int S>
 inline void tiles(Rows rows, const Right<T, Of>& right, const char* next) {
     constexpr int kMost = kTileRowsOf<T>, kLeast = (kMost + 1) / 2;
@@ -270,9 +274,14 @@ inline void tiles(Rows rows, const Right<T, Of>& right, const char* next) {
     const int tiles = (rows.count + kMost - 1) / kMost;
     for (int n = 0, left = rows.count; n < tiles; ++n) {
         rows.count = (left + tiles - n - 1) / (tiles - n);
-        // A tile for which nothing is left to fetch asks for the first block again, which is in the cache.
-        const int block = n < S ? n : 0;
-        tile_of<T, Of, kMost, kLeast, S, 1>(rows, right, next + block * right.steps * Right<T, Of>::kStepBytes);
+        if constexpr (S == 1) {
+            const std::int64_t advance = Right<T, Of>::kStepBytes / tiles;
+            tile_of<T, Of, kMost, kLeast, 1, 1>(rows, right, next + n * right.steps * advance, advance);
+        } else {
+            // A tile for which nothing is left to fetch asks for the first block again, which is in the cache.
+            const int block = n < S ? n : 0;
+            tile_of<T, Of, kMost, kLeast, S, 1>(rows, right, next + block * right.steps * Right<T, Of>::kStepBytes);
+        }
         left -= rows.count;
         rows.left += rows.count * rows.row;
         rows.out += rows.count * rows.out_row;
