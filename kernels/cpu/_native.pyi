@@ -48,6 +48,16 @@ class DecodePlan:
     def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...
     def decode(self, q: int, out: int, scale: float, threads: int, shift: int = 0, sums: int = 0) -> None: ...
     def accumulate(self, q: int, outputs: int, stats: int, scale: float, threads: int) -> None: ...
+    def run_layers(
+        self,
+        layers: Sequence[Any],
+        step: Any,
+        chunks: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        layer_bytes: int,
+        scale: float,
+        threads: int,
+    ) -> None: ...
     def set_compensation(
         self,
         entries: NDArray[np.int64],

@@ -251,6 +251,37 @@ void half_layer(const chunkbench::DecoderLayer& self, const chunkbench::StepBuff
     Half(self, step, threads, isa);
 }
 
+// All layers of a step in one call: their K and V go to `slots` of the chunks at `chunks`, then `plan` attends to them.
+// Between two calls per layer, Python would find its own data evicted by the weights.
+void run_layers(chunkbench::DecodePlan& plan, const std::vector<chunkbench::DecoderLayer*>& layers,
+                const chunkbench::StepBuffers& step, const Ints& chunks, const Ints& slots, std::int64_t layer_bytes,
+                float scale, int threads) {
+    const chunkbench::Shape& shape = plan.shape();
+    const auto rows = static_cast<std::size_t>(step.rows);
+    if (chunks.size() != rows || slots.size() != rows || step.rows != plan.batch() || threads < 1)
+        throw std::invalid_argument("run_layers: the plan, chunks and slots have an entry for each row");
+    for (std::size_t i = 0; i < rows; ++i)
+        if (slots.data()[i] < 0 || slots.data()[i] >= shape.chunk_size)
+            throw std::invalid_argument("slots: 0 .. chunk_size");
+    for (const chunkbench::DecoderLayer* layer : layers)
+        if (!layer || layer->qkv.dtype != shape.dtype || layer->heads != shape.heads ||
+            layer->kv_heads != shape.kv_heads || layer->d != shape.head_dim)
+            throw std::invalid_argument("run_layers: a layer has other heads or another dtype than the plan");
+    const chunkbench::Isa isa = chunkbench::isa_named("");
+    nb::gil_scoped_release release;
+    std::vector<std::int64_t> at(chunks.data(), chunks.data() + rows);
+    std::int64_t shift = 0;
+    for (const chunkbench::DecoderLayer* layer : layers) {
+        chunkbench::before_attention(*layer, step, threads, isa);
+        chunkbench::pack(shape, step.k, step.v, at.data(), slots.data(), step.rows,
+                         step.rows < chunkbench::kFewRows ? 1 : threads);
+        plan.decode(step.q, step.attended, scale, threads, shift, nullptr);
+        chunkbench::after_attention(*layer, step, threads, isa);
+        shift += layer_bytes;
+        for (std::int64_t& address : at) address += layer_bytes;
+    }
+}
+
 std::uintptr_t dense_address(nb::handle tensor, const nb::tuple& shape, const std::string& dtype) {
     constexpr std::size_t kMost = 4;
     if (shape.size() > kMost) throw std::invalid_argument("shape: at most four dimensions");
@@ -308,6 +339,8 @@ NB_MODULE(_native, m) {
         .def("decode_dense", &decode_dense, "q"_a.none(), "out"_a.none(), "scale"_a, "threads"_a, "shift"_a = 0,
              "`decode` of tensors. False, and nothing done, unless both are contiguous and have the plan's shape and "
              "dtype.")
+        .def("run_layers", &run_layers, "layers"_a, "step"_a, "chunks"_a, "slots"_a, "layer_bytes"_a, "scale"_a,
+             "threads"_a, "All decoder layers of a step; K and V of row i go to slots[i] of the chunk at chunks[i].")
         .def("read", &read_chunks, "threads"_a, "Read all chunks in the order of `decode`, without arithmetic.")
         .def("trace", &trace, "q"_a, "out"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0, or with q = 0 `read`: a row for each unit, see decode_plan.h.");
