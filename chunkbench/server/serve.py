@@ -121,7 +121,7 @@ def build(options: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, S
         options.schedule,
         policy,
     )
-    backend, room = build_backend(choice, options.engine, limits, say, check)
+    backend, room = build_backend(choice, options.engine, limits, say, check, options.kv_dtype)
     text = CheckpointTokenizer(choice.folder)
     name = text_of(options.served_name or choice.name)
     served = ServerOptions(name, room, options.max_waiting, options.constrained, options.allow_origin, options.compiled)

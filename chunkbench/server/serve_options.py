@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from chunkbench.server.build import EngineName
     from chunkbench.server.constrained import Method
     from chunkbench.server.engine.engine import Attention, Cache, Schedule
+    from chunkbench.server.openvino_backend import KvDtype
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class ServeOptions:
     max_length: int | None
     seed: int
     dtype: str
+    kv_dtype: KvDtype
     device: str
     max_batch: int
     prompt_budget: int

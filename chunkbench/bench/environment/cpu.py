@@ -63,6 +63,11 @@ class Cpu(BaseModel):
     """Generation such as `Sapphire Rapids`, if the hypervisor hides the name of the processor; else empty."""
 
     @property
+    def bfloat16_flags(self) -> list[str]:
+        """Flags of instructions that multiply bfloat16. Empty if the CPU has none."""
+        return [flag for flag in ("avx512_bf16", "amx_bf16", "bf16") if flag in self.isa]
+
+    @property
     def name(self) -> str:
         return f"{self.model} ({self.generation})" if self.generation else self.model
 

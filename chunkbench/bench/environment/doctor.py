@@ -141,8 +141,7 @@ def check_threads(torch: Torch, cpu: Cpu) -> Diagnosis:
 
 
 def check_dtypes(cpu: Cpu) -> Diagnosis:
-    native = [flag for flag in ("avx512_bf16", "amx_bf16", "bf16") if flag in cpu.isa]
-    if native:
+    if native := cpu.bfloat16_flags:
         detail = f"bfloat16 in hardware ({', '.join(native)}); float16 is emulated and slow"
     else:
         detail = "no bfloat16 in hardware: `dtype: auto` means float32; bfloat16 and float16 are emulated and slow"

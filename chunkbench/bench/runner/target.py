@@ -14,8 +14,6 @@ from chunkbench.bench.experiment.terms import Device, Dtype
 from chunkbench.run_error import RunError
 
 NO_CUDA = "device: cuda cannot be used: "
-_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""CPU flags of instructions that multiply bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def resolve_on(experiment: Experiment, environment: Environment, machine: str, m
     """
     detected: Device = "cuda" if environment.gpus else "cpu"
     device = detected if experiment.device == "auto" else experiment.device
-    native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
+    native: Dtype = "bfloat16" if environment.cpu.bfloat16_flags else "float32"
     suited: Dtype = "float16" if device == "cuda" else native
     dtype = suited if experiment.dtype == "auto" else experiment.dtype
     return Target(device, dtype, environment, machine, machine_kind)

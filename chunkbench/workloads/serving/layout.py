@@ -38,8 +38,9 @@ _LEGEND = (
 
 
 _MACHINE = (
-    "least time of a step = weights and K/V of distinct tokens read once at the probed rate, or FLOPs at the probed "
-    "rate, summed over products, attention and head; its share of each token = this time / the median one"
+    "least time of a step = weights read once, and K/V as the server reads it, at the probed rate, or FLOPs at the "
+    "probed rate, summed over products, attention and head; its share of the gap = this time / the median gap between "
+    "tokens"
 )
 _NEAR_TIE = (
     "equal answers = greedy answers in float32 with the tokens that transformers generates, compared before the "
@@ -77,7 +78,7 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         return lambda group, row: Cell(told(row.facts) if isinstance(row.facts, ServingResult) else NOTHING)
 
     latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
-    requests = ("first_token_p50", "first_token_p99", "per_token_p50", "per_token_p99", "answered_per_s")
+    requests = ("first_token_p50", "first_token_p99", "per_token_p50", "per_token_p99", "gap_s", "answered_per_s")
     lines: list[Quantity | Metric] = [
         latency,
         seeds,
@@ -86,7 +87,7 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         *(METRICS[name] for name in requests),
         ("  answered within the objective", goodput),
         ("least time of a step, ms", machine(lambda facts: ms_of_s(least_step_s(facts)))),
-        ("  its share of each token", machine(lambda facts: percent(machine_share(facts)))),
+        ("  its share of the gap", machine(lambda facts: percent(machine_share(facts)))),
         ("  bound by", machine(lambda facts: bound_by(facts) or NOTHING)),
     ]
     return quantities(view, "Latency under load", lines)
@@ -131,6 +132,7 @@ def _servers(view: View) -> Table:
     lines: list[Quantity | Metric] = [
         METRICS["peak_kv_bytes"],
         ("  saved by sharing", lambda group, row: Cell(percent(saved_by_sharing(group, row)))),
+        METRICS["peak_process_bytes"],
         METRICS["peak_batch"],
         ("  the same, paper", paper(lambda group, row: _paper(group, row, "peak_batch_size"))),
         *(METRICS[name] for name in ("cached_share", "step_s", "overhead_s", "tree_s")),

@@ -2,8 +2,7 @@
 
 A step has three parts: the products of the layers, attention, and the head, which gives the logits. Each takes at
 least the time to read its bytes or the time for its FLOPs, at the probed peaks, whichever is longer. Weights are read
-once a step. K/V of distinct tokens is read once a step too, although some servers read a shared token once for each
-sequence: the bound is the same for all.
+once a step. K/V of a shared prefix is read as the server reads it: once a step, or once for each sequence.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ def parts_of_step(facts: ServingResult) -> tuple[PartOfStep, ...]:
     of_layers = layers * shape.layer_weights
     of_head = shape.hidden_size * limits.vocabulary
     length = facts.n_p + facts.n_c // 2
-    distinct = min(facts.prompts, batch) * facts.n_s + batch * (length - facts.n_s)
-    kv_bytes = layers * distinct * facts.layer_token_bytes
+    prefixes = min(facts.prompts, batch) if limits.shared_reads else batch
+    read = prefixes * facts.n_s + batch * (length - facts.n_s)
+    kv_bytes = layers * read * facts.layer_token_bytes
     attention_flops = layers * roofline.flops(batch * length, shape.num_attention_heads, shape.head_dim)
 
     def part(name: str, read_bytes: int, flops: int) -> PartOfStep:
@@ -62,9 +62,10 @@ def least_step_s(facts: ServingResult) -> float | None:
 
 
 def machine_share(facts: ServingResult) -> float | None:
-    """Least time of a step / median time of a token. None if one of them is not known."""
-    least, token = least_step_s(facts), METRICS["per_token_p50"].value(facts)
-    return least / token if least is not None and token else None
+    """Least time of a step / median gap between tokens. None if one of them is not known. The median gap holds no step
+    with prompts, unless these are most of the steps."""
+    least, gap = least_step_s(facts), METRICS["gap_s"].value(facts)
+    return least / gap if least is not None and gap else None
 
 
 def bound_by(facts: ServingResult) -> str | None:

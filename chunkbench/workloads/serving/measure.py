@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from time import monotonic
 from typing import Any, cast
 
@@ -52,8 +52,8 @@ from chunkbench.workloads.serving.plan import (
     weight,
 )
 from chunkbench.workloads.serving.result import MachineLimits, Measurement, ServerFacts, ServingPoint, ServingResult
-from chunkbench.workloads.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
-from chunkbench.workloads.serving.servers.system import Setting, System
+from chunkbench.workloads.serving.servers.process import SERVER_LOG, RunningServer, start_server
+from chunkbench.workloads.serving.servers.system import ServerFailed, Setting, System
 from chunkbench.workloads.serving.spec import ServingExperiment
 from chunkbench.workloads.serving.tasks import constrained_answers, first_invalid
 
@@ -99,7 +99,7 @@ class ServingMeasurer:
         self._texts = texts_of(experiment, self._setting)
         self._task = task_of(experiment, self._setting, points)
         self._questions = questions_of(experiment, self._setting, points)
-        systems = {name: _survey(name, target.device, self._task is not None) for name in experiment.implementations}
+        systems = {name: _survey(name, self._setting, self._task is not None) for name in experiment.implementations}
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
             raise CannotRunError(f"no system of this experiment runs here: {reasons}")
@@ -232,9 +232,12 @@ class ServingMeasurer:
             return None
         told: dict[Any, list[int]] = {}
         try:
-            _sent(
-                server.target, plan, options, lambda _number, _result, prompt, answer: told.update({prompt: answer.ids})
-            )
+            ids_of = self._systems[name].system.ids_of
+
+            def ended(_number: int, _result: RequestResult, prompt: Prompt, answer: Tokens) -> None:
+                told[prompt] = answer.ids or ids_of(answer.text)
+
+            _sent(server.target, plan, options, ended)
         finally:
             server.stop()
         return told
@@ -365,7 +368,8 @@ class ServingMeasurer:
         assert entry.server is not None
         if entry.system.constraint == "left out":
             plan = [replace(request, regex="") for request in plan]
-        options = LoadOptions(clients, self._experiment.case_limit_s)
+        # Some servers send tokens whose text is not yet complete without text. Ids make every token count at its time.
+        options = LoadOptions(clients, self._experiment.case_limit_s, token_ids=True, gaps=True)
         return _sent(entry.server.target, plan, options, lambda _number, _result, *answered: ended(*answered))
 
     def _turn(
@@ -391,7 +395,7 @@ class ServingMeasurer:
             report_ended(len(answered))
 
         began = monotonic()
-        server.watch.begin()
+        server.begin()
         plan = self._plan(point, seed, requests, rate)
         measured = self._send(entry, plan, point.clients, ended)
         latencies = [request.last - request.due for request in measured.requests if request.last is not None]
@@ -400,6 +404,8 @@ class ServingMeasurer:
         self._costs.learn_turn(name, requests_id(point), point, requests, plan[-1].due, took_s, fastest_s)
         end = max((request.last or 0.0 for request in measured.requests), default=0.0)
         moments = server.watch.between(measured.started, measured.started + end)
+        peak_bytes = server.peak_bytes()
+        gaps = [gap for request in measured.requests for gap in request.gaps]
         answers = None
         if self._task is not None:
             window = measured.started, measured.started + end
@@ -407,7 +413,9 @@ class ServingMeasurer:
         case.measurements.append(
             Measurement(
                 arrival_seed=seed,
-                requests=measured.requests,
+                requests=tuple(request.model_copy(update={"gaps": ()}) for request in measured.requests),
+                gap_s=median(gaps) if gaps else None,
+                peak_process_bytes=peak_bytes,
                 client_cpu=measured.client_cpu,
                 server=ServerFacts.of(moments, measured.started, server.watch.sampled),
                 constrained=answers,
@@ -451,10 +459,12 @@ class ServingMeasurer:
             failure = "error", f"the capacity of {reference} is not known"
         samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
         equal = self._equal.get(case.implementation)
-        if failure is None and equal is not None and equal.different:
+        if failure is None and equal is not None and equal.different and entry.system.exact:
             told = f"{equal.different} of {equal.compared} answers in float32 differ from those of transformers"
             failure = "incorrect", told
         status, reason = failure or ("ok", "")
+        # A server that runs elsewhere has other limits. Packed weights have other bytes.
+        known = limits is not None and entry.system.process_bytes is not None and entry.system.exact
         numbers = [measurement.numbers for measurement in state.measurements]
         if not failure and any(number.client_late for number in numbers):
             late = max(number.sending_delay.mean for number in numbers if number.sending_delay)
@@ -477,7 +487,9 @@ class ServingMeasurer:
             capacity_per_s=capacity,
             asked_requests=asked_requests(self._experiment.requests, case.point),
             weights=self._setting.shape.weights,
-            machine_limits=limits if entry.system.process_bytes is not None else None,
+            machine_limits=limits.model_copy(update={"shared_reads": entry.system.shared_reads})
+            if limits is not None and known
+            else None,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
             equal_answers=equal,
@@ -489,16 +501,18 @@ def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name not in ("root", "permission")}
 
 
-def _survey(name: str, device: str, constrained: bool) -> _System:
+def _survey(name: str, setting: Setting, constrained: bool) -> _System:
     """Look up a system, and check whether it runs here."""
     system = SYSTEMS.load(name)
-    answer = system.availability(device)
+    answer = system.availability(setting.device)
     if not answer.ok:
         reason = f"{answer.reason}: {answer.remedy}" if answer.remedy else answer.reason
         return _System(system, refusal=("unavailable", reason))
     refusal: tuple[Status, str] | None = None
     if constrained and system.constraint == "refused":
         refusal = "unsupported", REFUSED
+    elif reason := system.refusal(setting):
+        refusal = "unsupported", reason
     return _System(system, system.package_version(), refusal=refusal)
 
 

@@ -4,10 +4,18 @@
 from __future__ import annotations
 
 from chunkbench.bench.registry import Registry
-from chunkbench.workloads.serving.servers import chunk_llama, endpoint, vllm
+from chunkbench.workloads.serving.servers import chunk_llama, endpoint, llama_cpp, vllm
 from chunkbench.workloads.serving.servers.system import System
 
 GROUP = "chunkbench.systems"
 
-SYSTEMS: Registry[System] = Registry({**chunk_llama.SYSTEMS, **vllm.SYSTEMS, "endpoint": endpoint.Endpoint()}, GROUP)
+SYSTEMS: Registry[System] = Registry(
+    {
+        **chunk_llama.SYSTEMS,
+        **vllm.SYSTEMS,
+        **llama_cpp.SYSTEMS,
+        "endpoint": endpoint.Endpoint(),
+    },
+    GROUP,
+)
 """All systems that experiments of `kind: serving` can name."""

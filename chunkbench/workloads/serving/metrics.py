@@ -58,12 +58,25 @@ METRICS = by_name(
     Metric("first_token_p99", "  99th percentile", _quantile("time_to_first_token", "p99"), SECONDS),
     Metric("per_token_p50", "each token, ms: median", _quantile("time_per_token", "p50"), SECONDS),
     Metric("per_token_p99", "  99th percentile", _quantile("time_per_token", "p99"), SECONDS),
+    Metric(
+        "gap_s",
+        "gap between tokens, ms: median",
+        lambda facts: [one.gap_s for one in facts.measurements if one.gap_s is not None],
+        SECONDS,
+    ),
     Metric("answer_s", "latency of an answer, ms", _quantile("latency", "mean"), SECONDS),
     Metric(
         "answered_per_s", "requests answered per second", _load(lambda n: n.requests_per_s or None), NUMBER, "higher"
     ),
     Metric("cached_share", "cached prompt tokens", _load(lambda n: n.cached_share), SHARE, "higher"),
     Metric("peak_kv_bytes", "peak K/V, MB", _server(lambda server: server.peak_kv_bytes), BYTES, combine=max),
+    Metric(
+        "peak_process_bytes",
+        "peak memory of processes, MB",
+        lambda facts: [one.peak_process_bytes for one in facts.measurements if one.peak_process_bytes is not None],
+        BYTES,
+        combine=max,
+    ),
     Metric("peak_batch", "peak batch", _server(lambda server: server.peak_batch), COUNT, "", max),
     Metric("step_s", "mean step, ms", _server(lambda server: server.step_s), SECONDS),
     Metric("overhead_s", "  overhead, ms", _server(lambda server: server.overhead_s), SECONDS),

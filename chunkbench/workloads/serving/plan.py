@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -238,7 +239,9 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
         shape=point.model,
         checkpoint=checkpoint,
         layers=experiment.layers or point.model.num_hidden_layers,
-        vocabulary=experiment.vocabulary,
+        vocabulary=experiment.vocabulary
+        if checkpoint is None
+        else json.loads((checkpoint / "config.json").read_text())["vocab_size"],
         max_length=longest,
         dtype=point.dtype,
         device=target.device,

@@ -110,7 +110,7 @@ class ServerFacts(Facts):
             step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
             overhead_s=fmean(overheads) if overheads else None,
             tree_s=fmean(trees) if trees else None,
-            computed_tokens=sum(computed) if computed else None,
+            computed_tokens=sum(computed) or None,
             peak_batch=max(moment.batch for moment in moments),
             peak_kv_bytes=_most_bytes(moments),
             timeline=_timeline(moments, started),
@@ -168,6 +168,11 @@ class Measurement(Facts):
 
     arrival_seed: Count
     requests: tuple[RequestResult, ...]
+    gap_s: NonNegativeFloat | None = None
+    """Median seconds between two tokens of an answer. None in old results."""
+    peak_process_bytes: Count | None = None
+    """Largest resident memory of each process of the server, summed. None for a server that runs elsewhere, and in old
+    results."""
     client_cpu: NonNegativeFloat
     """CPU time of the client divided by wall time: 1 is one busy CPU."""
     server: ServerFacts | None = None
@@ -210,6 +215,8 @@ class MachineLimits(Facts):
     """Number of layers that the servers run."""
     vocabulary: Count
     """Number of rows of the head."""
+    shared_reads: bool = False
+    """Whether a step reads K/V of a shared prefix once for all sequences."""
 
 
 class ServingResult(ServingPoint, Result):
@@ -234,7 +241,8 @@ class ServingResult(ServingPoint, Result):
     weights: str = ""
     """A remark on the model's weights for readers of the report. Empty if there is none."""
     machine_limits: MachineLimits | None = None
-    """None on a GPU, without a closed loop, for a server that runs elsewhere, and in old results."""
+    """None on a GPU, without a closed loop, for a server that runs elsewhere or has packed weights, and in old
+    results."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """What the server says about its model in /v1/models."""

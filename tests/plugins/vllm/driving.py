@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from chunkbench.workloads.serving.servers.vllm import vllm_python, vllm_variables
+from chunkbench.workloads.serving.servers.vllm import VLLM, vllm_variables
 
 VOCABULARY = 300
 DRIVE = Path(__file__).with_name("drive.py")
@@ -50,7 +50,7 @@ def drive(
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"} if triton else {}
     told = {"engine": arguments, "requests": requests, "triton": triton}
     done = subprocess.run(
-        [str(vllm_python()), str(DRIVE)], input=json.dumps(told), capture_output=True, text=True, check=False,
+        [str(VLLM.python), str(DRIVE)], input=json.dumps(told), capture_output=True, text=True, check=False,
         env=environment, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

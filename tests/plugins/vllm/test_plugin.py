@@ -13,7 +13,7 @@ import torch
 
 from chunkbench.kernels import cpu
 from chunkbench.plugins.vllm import plugin, register
-from chunkbench.workloads.serving.servers.vllm import vllm_python
+from chunkbench.workloads.serving.servers.vllm import VLLM
 from tests.plugins.vllm.driving import drive, requests, write_model
 
 
@@ -58,7 +58,7 @@ def test_why_not(version: str, vllm: Callable[[str], None]) -> None:
         assert "no NVIDIA GPU" in plugin.why_not("cuda")
 
 
-in_vllm = pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM")
+in_vllm = pytest.mark.skipif(VLLM.python is None, reason="`make vllm-environment` installs vLLM")
 TIE = 1e-3
 """Where the two largest log-probabilities are closer than this, another order of sums may exchange the tokens."""
 HALF_TIE = 0.1

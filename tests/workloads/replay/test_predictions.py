@@ -17,7 +17,7 @@ from chunkbench.workloads.replay.managers import PrefixManager
 from chunkbench.workloads.replay.managers.hashed import HashedBlocks
 from chunkbench.workloads.replay.simulate import Replay, replay
 from chunkbench.workloads.replay.step_time import Constant
-from chunkbench.workloads.serving.servers.vllm import vllm_python
+from chunkbench.workloads.serving.servers.vllm import VLLM
 from tests.pairs import pairs
 
 pytest.importorskip("transformers")
@@ -28,7 +28,7 @@ from tests.server.engine.models import VOCABULARY, small_model
 
 CHUNK = 16
 BLOCK = 32
-needs_vllm = pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM")
+needs_vllm = pytest.mark.skipif(VLLM.python is None, reason="`make vllm-environment` installs vLLM")
 
 
 def predict(

@@ -12,7 +12,7 @@ from chunkbench.bench.store.results import Peaks
 from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims
 from chunkbench.report.formats import render
-from chunkbench.workloads.serving.machine_share import bound_by, least_step_s, parts_of_step
+from chunkbench.workloads.serving.machine_share import bound_by, least_step_s, machine_share, parts_of_step
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
 from chunkbench.workloads.serving.objective import spots as line
@@ -211,13 +211,13 @@ def test_figure_5_compares_sustained_rates(
     assert judged["F5-2048"].verdict == "not measured"
 
 
-def test_the_least_time_of_a_step_reads_weights_and_distinct_tokens_once(make: Any) -> None:
+def test_the_least_time_of_a_step_reads_weights_once_and_k_v_as_the_server_does(make: Any) -> None:
     """small-llama in float32: 2 layers of 2048 x (3 x 4096 + 4096 + 3 x 5504) weights, K/V of 65,536 bytes a token."""
     rates = Peaks(read_bytes_per_s=1e9, matrix_flops_per_s=1e12, matrix_torch_flops_per_s=1e12)
     one = serving_facts("chunk_llama", n_s=1000, measurements=[measurement(0, 0.1)])
     loop = {
         "load": None,
-        "machine_limits": MachineLimits(peaks=rates, layers=2, vocabulary=1000),
+        "machine_limits": MachineLimits(peaks=rates, layers=2, vocabulary=1000, shared_reads=True),
         "n_c": 16,
         "batch_size": 1000,
     }
@@ -232,11 +232,17 @@ def test_the_least_time_of_a_step_reads_weights_and_distinct_tokens_once(make: A
     flops = 2 * 4 * 4096 * 1000 * 1032
     assert least_step_s(many) == pytest.approx(max(attention, 1e-12 * flops) + max(products, 4e-9 * (layers + head)))
     assert (bound_by(alone), bound_by(many)) == ("products, memory", "attention, memory")
+    apart = MachineLimits(peaks=rates, layers=2, vocabulary=1000)  # a shared token is read once a sequence
+    read_apart = parts_of_step(many.model_copy(update={"machine_limits": apart}))[1].read_s
+    assert read_apart == pytest.approx(1e-9 * token * 1000 * 1032)
     half = MachineLimits(peaks=rates, layers=1, vocabulary=1000)  # `layers: 1`: the servers run one of the two layers
     assert parts_of_step(alone.model_copy(update={"machine_limits": half}))[0].read_s == pytest.approx(2e-9 * layers)
     assert parts_of_step(many.model_copy(update={"batch_size": 1})) == parts_of_step(alone)  # a queue is in no step
     assert parts_of_step(many.model_copy(update={"samples": 4})) == ()
     assert parts_of_step(one) == ()  # an open loop does not say how many sequences a step has
     shown = render(build(make([alone, many], name="cpu-servers")), "table")
-    assert "share of each token" in shown
+    assert "share of the gap" in shown
+    told = alone.measurements[0].model_copy(update={"gap_s": 2 * least_step_s(alone)})
+    assert machine_share(alone.model_copy(update={"measurements": (told,)})) == pytest.approx(0.5)
+    assert machine_share(alone) is None  # an old result without gaps
     assert "bound by" not in render(build(make(facts())), "table")

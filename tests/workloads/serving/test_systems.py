@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,8 @@ pytest.importorskip("aiohttp")
 from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.llama import SHAPES
+from chunkbench.traffic import PlannedRequest
+from chunkbench.traffic.load import LoadOptions, send
 from chunkbench.workloads.serving import methods
 from chunkbench.workloads.serving.budget import Costs, Cut, Part, fit, took_s
 from chunkbench.workloads.serving.memory import plan_memory
@@ -25,8 +29,9 @@ from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.result import ServerFacts, ServingPoint
 from chunkbench.workloads.serving.servers.chunk_llama import StepLog
 from chunkbench.workloads.serving.servers.endpoint import Endpoint
-from chunkbench.workloads.serving.servers.process import ServerFailed, start_server
-from chunkbench.workloads.serving.servers.system import Launch, Setting, System
+from chunkbench.workloads.serving.servers.llama_cpp import WHEEL, _module
+from chunkbench.workloads.serving.servers.process import start_server
+from chunkbench.workloads.serving.servers.system import Launch, ServerFailed, Setting, System
 from tests.waiting import has_ended, wait_until
 
 SETTING = Setting(SHAPES["small-llama"], 2, 300, 64, "float32", "cpu", 4, 1 << 20, 1)
@@ -148,6 +153,71 @@ def test_systems_follow_constraints_in_their_own_ways(tmp_path: Path, monkeypatc
         words = command(name, tmp_path, replace(SETTING, constrained=True))
         assert "--skip-tokenizer-init" not in words
         assert words[words.index("--structured-outputs-config") + 1] == f'{{"backend": "{backend}"}}'
+
+
+def test_openvino_runs_behind_our_server_in_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHUNKBENCH_OPENVINO_PYTHON", str(tmp_path / "none"))
+    answer = SYSTEMS.load("openvino").availability("cpu")
+    assert answer.reason == f"CHUNKBENCH_OPENVINO_PYTHON names no file: {tmp_path / 'none'}"
+    assert "`make openvino-environment` makes one" in answer.remedy
+    assert not SYSTEMS.load("openvino").availability("cuda").ok
+    python = tmp_path / "python"
+    python.touch()
+    monkeypatch.setenv("CHUNKBENCH_OPENVINO_PYTHON", str(python))
+    usual = ["chunk", "auto", "live"]
+    for name, changed in (
+        ("openvino", ["openvino", "auto", "live"]),
+        ("openvino_prefix_caching", ["openvino", "auto", "radix"]),
+        ("openvino_u8", ["openvino", "u8", "radix"]),
+    ):
+        words, ours = command(name, tmp_path), command("chunk_llama", tmp_path)
+        assert words[0] == str(python)
+        pairs = [(word, other) for word, other in zip(words[1:], ours[1:], strict=True) if word != other]
+        assert pairs == [pair for pair in zip(changed, usual, strict=True) if pair[0] != pair[1]], name
+    assert [name for name in SYSTEMS if not SYSTEMS.load(name).exact] == ["openvino_u8", "llama_cpp_packed"]
+
+
+def test_llama_cpp_says_what_it_cannot_do() -> None:
+    small = replace(SETTING, dtype="bfloat16")
+    assert "no bfloat16 kernels" in SYSTEMS.load("llama_cpp").refusal(small)
+    assert SYSTEMS.load("llama_cpp_native").refusal(small) == ""
+    assert SYSTEMS.load("llama_cpp").refusal(SETTING) == ""
+    assert "no weights in 4 bits" in SYSTEMS.load("llama_cpp_packed").refusal(SETTING)
+    assert not SYSTEMS.load("llama_cpp").availability("cuda").ok
+
+
+@pytest.mark.skipif(WHEEL.python is None, reason="`make llama-environment` installs llama.cpp")
+def test_llama_cpp_serves_our_weights(tmp_path: Path) -> None:
+    """Its greedy answer is that of transformers. Other logits than the expected ones stop the server."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = SETTING.shape.model_copy(update=sizes | {"num_hidden_layers": 2, "head_dim": 32})
+    setting, system = replace(SETTING, shape=shape), SYSTEMS.load("llama_cpp")
+    prompt, answers = (3, 50, 7, 88, 21), []
+    server = start_server(system, setting, tmp_path / "first")
+    try:
+        server.begin()
+        plan = [PlannedRequest(0.0, prompt, 6)] * 3
+        options = LoadOptions(2, gaps=True)
+        done = asyncio.run(
+            send(server.target, plan, options, lambda *told: answers.append(system.ids_of(told[3].text)))
+        )
+        peak = server.peak_bytes()
+    finally:
+        server.stop()
+    assert [request.status for request in done.requests] == ["ok"] * 3
+    assert [len(request.gaps) for request in done.requests] == [5] * 3
+    assert peak is not None
+    assert peak > 10**7
+    module = _module(setting, tmp_path / "again")
+    wanted = module.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6, pad_token_id=0)
+    assert answers == [wanted[0, len(prompt) :].tolist()] * 3
+    expected = tmp_path / "float32.json"
+    told = json.loads(expected.read_text())
+    expected.write_text(json.dumps(told | {"prompt": told["prompt"][:-1]}))
+    with pytest.raises(ServerFailed, match=r"its log-probabilities differ by .* from those of transformers"):
+        start_server(system, setting, tmp_path / "second")
 
 
 class Other(Endpoint):

@@ -1,4 +1,4 @@
-"""Systems of this project: our engine with different options, and the engine of transformers behind our HTTP server."""
+"""Systems behind our HTTP server: our engine with different options, and the engines of transformers and OpenVINO."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chunkbench.bench.contract import YES, Answer
+from chunkbench.bench.environment import read_environment
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.version import __version__
 from chunkbench.workloads.serving.result import Moment
-from chunkbench.workloads.serving.servers.system import Launch, Setting, System, Watch
+from chunkbench.workloads.serving.servers.system import Launch, OwnEnvironment, Setting, System, Watch
 
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
@@ -57,8 +58,13 @@ class StepLog(Watch):
         return {r["id"]: r["constrained"] for r in requests if "constrained" in r and start <= r["received"] <= end}
 
 
+OPENVINO = OwnEnvironment("openvino", "OpenVINO")
+
+
 @dataclass(frozen=True)
 class ChunkbenchServer(System):
+    """Our HTTP server with one of its engines."""
+
     label: str
     style: Style
     engine: str = "chunk"
@@ -67,9 +73,22 @@ class ChunkbenchServer(System):
     constraint: Literal["sent", "left out", "refused"] = "sent"
     constrained: Mapping[str, object] = field(default_factory=dict)
     """Command line options of the server for constrained answers: option -> value."""
+    kv_dtype: str = "auto"
+    environment: OwnEnvironment | None = None
+    """The environment that contains the engine. None: that of this process."""
     note: str = ""
 
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.kv_dtype == "auto"
+
+    @property
+    def shared_reads(self) -> bool:  # type: ignore[override]
+        return self.engine == "chunk" and self.attention == "two-phase"
+
     def availability(self, device: str) -> Answer:
+        if self.environment is not None:
+            return self.environment.availability if device == "cpu" else Answer(False, "runs on a CPU only here", "")
         needed = (*_NEEDED, "llguidance") if self.constrained else _NEEDED
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
@@ -77,7 +96,14 @@ class ChunkbenchServer(System):
             return Answer(False, f"{', '.join(missing)} is not installed", f"pip install 'chunkbench[{extras}]'")
         return YES
 
+    def refusal(self, setting: Setting) -> str:
+        if self.engine == "openvino" and setting.dtype == "bfloat16" and not read_environment().cpu.bfloat16_flags:
+            return "this CPU has no bfloat16 arithmetic, so OpenVINO computes in float32"
+        return ""
+
     def package_version(self) -> str:
+        if self.environment is not None:
+            return self.environment.version(f"{self.engine}-genai")
         return f"chunkbench {__version__}" if self.engine == "chunk" else f"{self.engine} {version(self.engine)}"
 
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
@@ -86,6 +112,7 @@ class ChunkbenchServer(System):
             "--attention": self.attention,
             "--cache": self.cache,
             "--dtype": setting.dtype,
+            "--kv-dtype": self.kv_dtype,
             "--device": setting.device,
             "--max-batch": setting.max_batch,
             "--kv-memory": f"{setting.kv_bytes}B",
@@ -99,7 +126,8 @@ class ChunkbenchServer(System):
         model = setting.model_folder(folder)
         if setting.checkpoint is None:
             model /= "config.json"
-        return Launch([sys.executable, "-m", "chunkbench", "serve", str(model), *words], threads)
+        python = sys.executable if self.environment is None else str(self.environment.python)
+        return Launch([python, "-m", "chunkbench", "serve", str(model), *words], threads)
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
         return StepLog(folder / "steps.jsonl")
@@ -110,6 +138,21 @@ def _following(name: str, colour: str, marker: str, order: int, meaning: str, **
     style = Style(heading=tuple(name.split()), meaning=meaning, colour=colour, marker=marker, column_order=order)
     chosen = {f"--{option}": value for option, value in options.items()}
     return ChunkbenchServer(f"ChunkLlama, {name}", style, constrained=chosen)
+
+
+def _openvino(name: str, marker: str, order: int, meaning: str, **chosen: Any) -> ChunkbenchServer:
+    """A variant of OpenVINO's engine. `chosen`: fields of the server."""
+    style = Style(
+        heading=("Open-", "VINO", *name.split(" ")),
+        meaning=meaning,
+        colour="#0068B5",
+        marker=marker,
+        line="dashed" if name else "solid",
+        column_order=order,
+    )
+    label = f"OpenVINO, {name}" if name else "OpenVINO"
+    chosen = {"cache": "radix"} | chosen
+    return ChunkbenchServer(label, style, "openvino", constraint="refused", environment=OPENVINO, **chosen)
 
 
 SYSTEMS: Mapping[str, System] = {
@@ -195,6 +238,15 @@ SYSTEMS: Mapping[str, System] = {
         860,
         "like jump, and the answer is tokenised again",
         constrained="jump-retokenize",
+    ),
+    "openvino": _openvino(
+        "no caching", "v", 240, "its pipeline GenAI without prefix caching, behind our HTTP server", cache="live"
+    ),
+    "openvino_prefix_caching": _openvino(
+        "", "o", 242, "its pipeline GenAI with prefix caching, behind our HTTP server"
+    ),
+    "openvino_u8": _openvino(
+        "8-bit K/V", "s", 244, "as OpenVINO, with K/V in 8 bits, its default on x86", kv_dtype="u8"
     ),
     "transformers": ChunkbenchServer(
         "transformers",

@@ -7,20 +7,19 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from chunkbench.bench.child import ChildProcess
 from chunkbench.traffic.load import LoadError, ServerTarget, describe_server
-from chunkbench.workloads.serving.servers.system import Setting, System, Watch
+from chunkbench.workloads.serving.servers.system import ServerFailed, Setting, System, Watch
 
 POLL_S = 0.2
 SERVER_LOG = "server.log"
 STOP_S = 20.0
 """Seconds that a server has between SIGTERM and SIGKILL."""
-
-
-class ServerFailed(RuntimeError):
-    """The server did not start, or it ended. The message contains the last lines that it printed."""
 
 
 class RunningServer:
@@ -37,6 +36,33 @@ class RunningServer:
     def died(self) -> str:
         """Why the server ended. Empty while it runs."""
         return _death(self._process, self.log)
+
+    def begin(self) -> None:
+        """Begin to record what the server does, and its peak memory."""
+        self.watch.begin()
+        for process in self._processes():
+            with suppress(OSError):  # it has just ended, or this system does not allow it: then the peak is older
+                Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+    def peak_bytes(self) -> int | None:
+        """Largest resident memory of each process of the server since `begin`, summed. None if the server runs
+        elsewhere or has ended."""
+        found = 0
+        for process in self._processes():
+            with suppress(OSError):
+                status = Path(f"/proc/{process.pid}/status").read_text().split()
+                if "VmHWM:" in status:
+                    found += int(status[status.index("VmHWM:") + 1]) * 1024
+        return found or None
+
+    def _processes(self) -> list[psutil.Process]:
+        if self._process is None:
+            return []
+        try:
+            first = psutil.Process(self._process.pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def stop(self) -> None:
         """End the server and all processes that it started."""

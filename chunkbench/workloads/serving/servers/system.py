@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from chunkbench.bench.contract import Answer
+from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.point import element_bytes
 from chunkbench.bench.experiment.terms import Dtype, Style
 from chunkbench.llama import LlamaShape
@@ -83,6 +86,10 @@ class Setting:
         return folder
 
 
+class ServerFailed(RuntimeError):
+    """The server did not start, or it ended. The message contains the last lines that it printed."""
+
+
 @dataclass(frozen=True)
 class Launch:
     command: Sequence[str]
@@ -115,6 +122,43 @@ class Watch:
         """Stop recording."""
 
 
+@dataclass(frozen=True)
+class OwnEnvironment:
+    """The environment of a server that needs other versions of packages than ours."""
+
+    name: str
+    """`make NAME-environment` makes the environment .venv-NAME."""
+    server: str
+    """Words for messages."""
+
+    @property
+    def variable(self) -> str:
+        """Name of an environment variable: path of the Python interpreter of another such environment."""
+        return f"CHUNKBENCH_{self.name.upper().replace('-', '_')}_PYTHON"
+
+    @property
+    def python(self) -> Path | None:
+        """Path of the Python interpreter. None if there is none."""
+        named = os.environ.get(self.variable)
+        path = Path(named) if named else Path(sys.prefix).parent / f".venv-{self.name}" / "bin" / "python"
+        return path if path.is_file() else None
+
+    def version(self, package: str) -> str:
+        """Name and version of a package in this environment. Empty if it is not there."""
+        code = f"from importlib.metadata import version; print({package!r}, version({package!r}))"
+        done = subprocess.run([str(self.python), "-c", code], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    @property
+    def availability(self) -> Answer:
+        if self.python is not None:
+            return YES
+        named = os.environ.get(self.variable)
+        reason = f"{self.variable} names no file: {named}" if named else f"{self.server} has no environment here"
+        remedy = f"`make {self.name}-environment` makes one, or {self.variable} names the Python of another"
+        return Answer(False, reason, remedy)
+
+
 class System(ABC):
     """A server that is measured, with its settings. Each run has one instance of each system."""
 
@@ -132,6 +176,10 @@ class System(ABC):
     """Largest number of seconds to wait until the server answers."""
     start_s: float = 15.0
     """Approximate seconds until the server answers on a CPU. A run replaces it by the measured time."""
+    exact: bool = True
+    """Whether weights and K/V have the setting's dtype. If not, answers may differ from those of transformers."""
+    shared_reads: bool = False
+    """Whether a step reads K/V of a shared prefix once for all sequences. If not, it is read once a sequence."""
     process_bytes: int | None = 1_000_000_000
     """Approximate bytes of memory of the server's processes, without weights and K/V. None if the server runs
     elsewhere."""
@@ -146,6 +194,10 @@ class System(ABC):
     def availability(self, device: str) -> Answer:
         """Whether the server can run on this machine."""
 
+    def refusal(self, setting: Setting) -> str:
+        """Why the server cannot run with this setting. Empty if it can."""
+        return ""
+
     @abstractmethod
     def package_version(self) -> str:
         """Name and version of the package that contains the server."""
@@ -157,8 +209,14 @@ class System(ABC):
         `folder`: folder for files of this server.
         """
 
+    def ids_of(self, text: str) -> list[int]:
+        """Token ids of an answer, from the text of a server that does not send ids. Empty if the text does not tell
+        them."""
+        return []
+
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
-        """Begin to watch the server at this URL. `folder`: the folder that `launch` got."""
+        """Begin to watch the server at this URL. `folder`: the folder that `launch` got. Raises ServerFailed if the
+        server computes something else than the setting asks for."""
         return Watch()
 
     def url(self, setting: Setting, port: int) -> str:
