@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,9 @@ class _Recorder(RaggedChunkAttention):
         self.keys = [[] for _ in range(self.layers)]
         self.values = [[] for _ in range(self.layers)]
         self.queries = [torch.empty(0)] * self.layers
+
+    def run_layers(self, layers: Sequence[Any], step: Any) -> bool:
+        return False  # each layer is recorded
 
     def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         self.keys[layer].append(k.clone())

@@ -20,7 +20,7 @@ from chunkbench.traffic import Arrivals, PlannedRequest, due_times
 from chunkbench.traffic.load import LoadError, LoadOptions, ServerTarget, describe_server, send
 from chunkbench.traffic.load.metrics import sum_of
 from chunkbench.traffic.load.timing import at_due_times, punctual
-from chunkbench.workloads.serving.servers.vllm import MetricsWatch
+from chunkbench.workloads.serving.servers.vllm import metrics_watch
 from tests.traffic.load.scripted import Handler, chunk, measure, plan, raw, server, stream
 
 
@@ -281,7 +281,7 @@ def page(usage: str) -> bytes:
 def watched(*answers: bytes, samples: int) -> list[tuple[int | None, int | None]]:
     """The first samples of a watch of a server with these answers."""
     pages, start = Pages(*answers), time.perf_counter()
-    watch = MetricsWatch(pages.url, 100)
+    watch = metrics_watch(pages.url, 100)
     try:
         watch.begin()
         while len(watch._moments) < samples and time.perf_counter() < start + 10:

@@ -32,6 +32,17 @@ def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:
     }
 
 
+def metrics_watch(url: str, most: int) -> SampledWatch:
+    """A watch of vLLM's /metrics. `most`: bytes of K/V if the server reports that 100% of its K/V memory is used."""
+    from chunkbench.traffic.load.metrics import sum_of  # needs the extra `serving`
+
+    def read(text: str) -> tuple[int, int | None] | None:
+        batch, usage = sum_of(text, "vllm:num_requests_running"), sum_of(text, "vllm:kv_cache_usage_perc")
+        return None if batch is None else (int(batch), None if usage is None else round(usage * most))
+
+    return SampledWatch(f"{url}/metrics", read)
+
+
 @dataclass(frozen=True)
 class Vllm(System):
     label: str
@@ -106,16 +117,8 @@ class Vllm(System):
         return Launch([str(VLLM.python), "-m", "vllm.entrypoints.openai.api_server", *arguments], environment)
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
-        from chunkbench.traffic.load.metrics import sum_of  # needs the extra `serving`
-
         block_bytes = setting.token_bytes * self.block
-        most = setting.kv_bytes // block_bytes * block_bytes
-
-        def read(text: str) -> tuple[int, int | None] | None:
-            batch, usage = sum_of(text, "vllm:num_requests_running"), sum_of(text, "vllm:kv_cache_usage_perc")
-            return None if batch is None else (int(batch), None if usage is None else round(usage * most))
-
-        return SampledWatch(f"{url}/metrics", read)
+        return metrics_watch(url, setting.kv_bytes // block_bytes * block_bytes)
 
 
 SYSTEMS: Mapping[str, System] = {
