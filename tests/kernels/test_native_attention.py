@@ -358,7 +358,7 @@ MODULE = cpu.required()
 ERRORS = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest error over the largest result: rounding of the result, and of sums."""
 ROWS = (1, 2, 5, 13, 16, 31, 48, 49, 100)
-SHAPES = ((16, 16), (96, 48), (64, 160), (80, 35), (576, 64))
+SHAPES = ((16, 16), (96, 48), (64, 160), (80, 35), (576, 64), (784, 32))
 """Inputs, outputs."""
 
 

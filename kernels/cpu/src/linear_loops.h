@@ -57,6 +57,27 @@ inline void finish(const LinearWork& work, std::int64_t row, int rows, std::int6
     }
 }
 
+// `multiply` of several tiles of rows, a part of the inputs at a time, so that all tiles find its weights in the
+// first-level cache. next: numbers from these weights to those of the next call, 0 if they are not known.
+template <class T>
+void multiply_by_pieces(const Rows& rows, const Right<T, Side::keys>& right, int blocks, std::int64_t next) {
+    constexpr int kMostSteps = 384;
+    const int pieces = (right.steps + kMostSteps - 1) / kMostSteps, steps = (right.steps + pieces - 1) / pieces;
+    const std::int64_t width = Right<T, Side::keys>::kWidth, bytes = Right<T, Side::keys>::kStepBytes;
+    for (int block = 0; block < blocks; ++block) {
+        for (int first = 0; first < right.steps; first += steps) {
+            const int left = right.steps - first, some = left < steps ? left : steps;
+            Rows part{
+                rows.left + first * kLeft<T>, rows.row, rows.out + 16 * block, rows.out_row, first > 0, rows.count};
+            const auto* const at = right.at + block * right.stride + first * width;
+            const bool last = block + 1 == blocks && first + some == right.steps;
+            const auto* const then = last ? right.at + next : at + some * width;
+            const Ahead ahead{reinterpret_cast<const char*>(then), last && next == 0 ? 0 : some * bytes};
+            multiply<T, Side::keys, false>(part, {at, right.stride, some}, 1, ahead, {true, false});
+        }
+    }
+}
+
 template <class T>
 void linear_blocks(const LinearWork& work, std::int64_t first, int blocks, float* scratch) {
     using Stored = typename T::Stored;
@@ -89,7 +110,11 @@ void linear_blocks(const LinearWork& work, std::int64_t first, int blocks, float
             }
         }
 #endif
-        multiply<T, Side::keys, false>(left, right, blocks, ahead, kMode);
+        if (kBlocks == 1 && rows > kTileRowsOf<T>) {
+            multiply_by_pieces<T>(left, right, blocks, ahead.bytes ? work.ahead * block : 0);
+        } else {
+            multiply<T, Side::keys, false>(left, right, blocks, ahead, kMode);
+        }
         finish<T>(work, row, rows, first, blocks, sums);
     }
 }

@@ -7,10 +7,12 @@ import random
 from time import sleep
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
+from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.server.engine import Engine, EngineOptions, Model, ModelError, Request, Sampling
 from chunkbench.server.engine.llama import fits
@@ -49,6 +51,36 @@ def test_the_time_of_the_tree_is_a_part_of_the_overhead(monkeypatch: pytest.Monk
         begun, decoded, ended = (served.step() for _ in range(3))
         assert all(0 < report.tree_s < report.schedule_s - 0.05 for report in (begun, decoded))
         assert 0 < ended.tree_s < ended.overhead_s - 0.05
+
+
+def test_one_call_for_all_layers_gives_the_answers_of_calls_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside rows whose K and V are in the cache already, for which there are calls for each layer."""
+    calls, answers = list[bool](), list[dict[str, list[int]]]()
+    run = RaggedChunkAttention.run_layers
+
+    def counted(*given: Any) -> bool:
+        calls.append(run(*given))
+        return calls[-1]
+
+    for chosen in (counted, lambda *_: False):
+        monkeypatch.setattr(RaggedChunkAttention, "run_layers", chosen)
+        served = small_engine(cache="radix")
+        shared = list(range(128))
+        first = answers_of(served, Request("a", shared, 5), Request("b", [*shared, 9, 8], 7))
+        answers.append(first | answers_of(served, Request("c", shared, 6), Request("d", [7], 6)))
+    assert answers[0] == answers[1]
+    assert {True, False} == set(calls)
+
+
+def test_one_call_for_all_layers_checks_what_it_gets() -> None:
+    served = small_engine()
+    served.add(Request("a", [1, 2, 3], 2))
+    served.step()
+    kernel, model = served._attention._kernel, served.model._llama
+    assert model is not None
+    step = model._native.make_buffers(2, *[0] * 10)
+    with pytest.raises(ValueError, match="have an entry for each row"):
+        kernel.run_layers(model._layers, step, np.zeros(2, np.int64), np.zeros(2, np.int64))
 
 
 @pytest.mark.timeout(3600)
