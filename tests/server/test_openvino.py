@@ -80,6 +80,7 @@ def test_options_that_do_not_apply_are_refused(arguments: list[str], message: st
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
+@pytest.mark.slow
 @needs_openvino
 @pytest.mark.usefixtures("openvino")
 def test_answers_are_those_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
@@ -143,6 +144,7 @@ def check_disconnected_clients(client: openai.OpenAI, server: Served) -> None:
     wait_until(lambda: len(lines(server, "steps")) == count + 6, limit_s=5)
 
 
+@pytest.mark.slow
 @needs_openvino
 @pytest.mark.usefixtures("openvino")
 def test_with_u8_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
@@ -159,6 +161,7 @@ def test_with_u8_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
         assert server.process.wait(30) == 1
 
 
+@pytest.mark.slow
 @needs_openvino
 @pytest.mark.usefixtures("openvino")
 def test_the_engine_ends_with_its_server(tmp_path: Path) -> None:
