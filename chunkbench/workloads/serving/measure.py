@@ -464,7 +464,10 @@ class ServingMeasurer:
             failure = "incorrect", told
         status, reason = failure or ("ok", "")
         # A server that runs elsewhere has other limits. Packed weights have other bytes.
-        known = limits is not None and entry.system.process_bytes is not None and entry.system.exact
+        if limits is not None and entry.system.process_bytes is not None and entry.system.exact:
+            limits = limits.model_copy(update={"shared_reads": entry.system.shared_reads})
+        else:
+            limits = None
         numbers = [measurement.numbers for measurement in state.measurements]
         if not failure and any(number.client_late for number in numbers):
             late = max(number.sending_delay.mean for number in numbers if number.sending_delay)
@@ -487,9 +490,7 @@ class ServingMeasurer:
             capacity_per_s=capacity,
             asked_requests=asked_requests(self._experiment.requests, case.point),
             weights=self._setting.shape.weights,
-            machine_limits=limits.model_copy(update={"shared_reads": entry.system.shared_reads})
-            if limits is not None and known
-            else None,
+            machine_limits=limits,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
             equal_answers=equal,

@@ -58,9 +58,9 @@ inline void finish(const LinearWork& work, std::int64_t row, int rows, std::int6
 }
 
 // `multiply` of several tiles of rows, a part of the inputs at a time, so that all tiles find its weights in the
-// first-level cache. next: numbers from these weights to those of the next call, 0 if they are not known.
+// first-level cache. Each part fetches the next one, the last part the beginning of `ahead`.
 template <class T>
-void multiply_by_pieces(const Rows& rows, const Right<T, Side::keys>& right, int blocks, std::int64_t next) {
+void multiply_by_pieces(const Rows& rows, const Right<T, Side::keys>& right, int blocks, Ahead ahead, ReadMode mode) {
     constexpr int kMostSteps = 384;
     const int pieces = (right.steps + kMostSteps - 1) / kMostSteps, steps = (right.steps + pieces - 1) / pieces;
     const std::int64_t width = Right<T, Side::keys>::kWidth, bytes = Right<T, Side::keys>::kStepBytes;
@@ -71,9 +71,9 @@ void multiply_by_pieces(const Rows& rows, const Right<T, Side::keys>& right, int
                 rows.left + first * kLeft<T>, rows.row, rows.out + 16 * block, rows.out_row, first > 0, rows.count};
             const auto* const at = right.at + block * right.stride + first * width;
             const bool last = block + 1 == blocks && first + some == right.steps;
-            const auto* const then = last ? right.at + next : at + some * width;
-            const Ahead ahead{reinterpret_cast<const char*>(then), last && next == 0 ? 0 : some * bytes};
-            multiply<T, Side::keys, false>(part, {at, right.stride, some}, 1, ahead, {true, false});
+            const Ahead next = last ? Ahead{ahead.from, ahead.bytes ? some * bytes : 0}
+                                    : Ahead{reinterpret_cast<const char*>(at + some * width), some * bytes};
+            multiply<T, Side::keys, false>(part, {at, right.stride, some}, 1, next, mode);
         }
     }
 }
@@ -111,7 +111,7 @@ void linear_blocks(const LinearWork& work, std::int64_t first, int blocks, float
         }
 #endif
         if (kBlocks == 1 && rows > kTileRowsOf<T>) {
-            multiply_by_pieces<T>(left, right, blocks, ahead.bytes ? work.ahead * block : 0);
+            multiply_by_pieces<T>(left, right, blocks, ahead, kMode);
         } else {
             multiply<T, Side::keys, false>(left, right, blocks, ahead, kMode);
         }

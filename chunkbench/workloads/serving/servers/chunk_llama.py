@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chunkbench.bench.contract import YES, Answer
-from chunkbench.bench.environment import read_environment
+from chunkbench.bench.environment.cpu import read_cpu
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.version import __version__
 from chunkbench.workloads.serving.result import Moment
@@ -58,7 +58,7 @@ class StepLog(Watch):
         return {r["id"]: r["constrained"] for r in requests if "constrained" in r and start <= r["received"] <= end}
 
 
-OPENVINO = OwnEnvironment("openvino", "OpenVINO")
+OPENVINO = OwnEnvironment("openvino", "OpenVINO", cpu_only=True)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ChunkbenchServer(System):
 
     def availability(self, device: str) -> Answer:
         if self.environment is not None:
-            return self.environment.availability if device == "cpu" else Answer(False, "runs on a CPU only here", "")
+            return self.environment.availability(device)
         needed = (*_NEEDED, "llguidance") if self.constrained else _NEEDED
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
@@ -97,7 +97,7 @@ class ChunkbenchServer(System):
         return YES
 
     def refusal(self, setting: Setting) -> str:
-        if self.engine == "openvino" and setting.dtype == "bfloat16" and not read_environment().cpu.bfloat16_flags:
+        if self.engine == "openvino" and setting.dtype == "bfloat16" and not read_cpu().bfloat16_flags:
             return "this CPU has no bfloat16 arithmetic, so OpenVINO computes in float32"
         return ""
 

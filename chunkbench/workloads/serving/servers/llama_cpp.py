@@ -15,8 +15,8 @@ from chunkbench.bench.experiment.terms import Style
 from chunkbench.workloads.serving.servers.sampling import SampledWatch, asked
 from chunkbench.workloads.serving.servers.system import Launch, OwnEnvironment, ServerFailed, Setting, System, Watch
 
-WHEEL = OwnEnvironment("llama", "llama.cpp")
-NATIVE = OwnEnvironment("llama-native", "llama.cpp compiled for this CPU")
+WHEEL = OwnEnvironment("llama", "llama.cpp", cpu_only=True)
+NATIVE = OwnEnvironment("llama-native", "llama.cpp compiled for this CPU", cpu_only=True)
 _SERVE = {
     WHEEL: [str(Path(__file__).with_name("xllamacpp_server.py"))],
     NATIVE: [
@@ -48,7 +48,7 @@ class LlamaCpp(System):
     process_bytes = 500_000_000
 
     def availability(self, device: str) -> Answer:
-        return self.environment.availability if device == "cpu" else Answer(False, "runs on a CPU only here", "")
+        return self.environment.availability(device)
 
     def package_version(self) -> str:
         return self.environment.version(_PACKAGES[self.environment])

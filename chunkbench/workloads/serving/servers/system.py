@@ -130,6 +130,8 @@ class OwnEnvironment:
     """`make NAME-environment` makes the environment .venv-NAME."""
     server: str
     """Words for messages."""
+    cpu_only: bool = False
+    """Whether we run this server on CPUs only."""
 
     @property
     def variable(self) -> str:
@@ -149,8 +151,9 @@ class OwnEnvironment:
         done = subprocess.run([str(self.python), "-c", code], capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    @property
-    def availability(self) -> Answer:
+    def availability(self, device: str) -> Answer:
+        if self.cpu_only and device != "cpu":
+            return Answer(False, "runs on a CPU only here", "")
         if self.python is not None:
             return YES
         named = os.environ.get(self.variable)

@@ -65,7 +65,7 @@ class Vllm(System):
     process_bytes = 2_000_000_000  # the HTTP front and the engine
 
     def availability(self, device: str) -> Answer:
-        answer = VLLM.availability
+        answer = VLLM.availability(device)
         if not answer.ok:
             return answer
         if self.plugins:
