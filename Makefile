@@ -104,7 +104,7 @@ measure-vllm-plugin: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then co
 
 measure-cpu-servers: $(READY_SERVING) $(READY_VLLM) $(READY_OPENVINO) $(READY_LLAMA) ## Set up if needed, then compare the servers that people run on CPUs; two hours
 	$(BIN)/chunkbench run cpu-servers $(ARGS)
-	$(BIN)/chunkbench run cpu-servers-llama-cpp $(ARGS)
+	$(BIN)/chunkbench run cpu-servers-unshared $(ARGS)
 
 gpu-prepare: $(VENV)/.ready-gpu ## On a GPU host with a network: install the GPU baselines and compile all kernels
 	@rm -rf $(VENV)/gpu-prepare

@@ -3,7 +3,7 @@ parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,12 +93,15 @@ class _Pace(NamedTuple):
 class Costs:
     """Estimates the seconds of a run's parts. Uses measured times as soon as there are any."""
 
-    def __init__(self, starts: Mapping[str, float], assumed: Callable[[ServingPoint], float]) -> None:
-        """`starts`: system -> seconds until its server is ready. `assumed`: returns the seconds that the reference
-        takes for one request of a point, with closed-loop clients.
+    def __init__(
+        self, starts: Mapping[str, float], assumed: Callable[[ServingPoint], float], unshared: Collection[str] = ()
+    ) -> None:
+        """`starts`: system -> seconds until its server is ready. `assumed`: returns the seconds that a server takes for
+        one request of a point, with closed-loop clients. It shares prefixes, as all systems but those in `unshared`.
         """
         self.starts = dict(starts)
         self._assumed = assumed
+        self._unshared = unshared
         self._capacity: dict[str, float] = {}
         self._ratio = 1.0
         """Measured seconds of a request over the assumed ones."""
@@ -147,15 +150,17 @@ class Costs:
         return max(self.gap_s(requests, point), self.one_s(requests, point))
 
     def _pace(self, name: str, point: ServingPoint) -> _Pace:
-        """The pace measured at this point. Without one: the slowest at points with the same load and sharing, then the
-        slowest at any point, then an assumption.
+        """The pace measured at this point. Without one: the slowest at points with the same load and sharing, then an
+        assumption, for which a system is at least as slow as at any point.
         """
         if (name, point) in self._paces:
             return self._paces[name, point]
         known = {where: pace for (system, where), pace in self._paces.items() if system == name}
-        alike = [pace for where, pace in known.items() if _kind(where) == _kind(point)] or list(known.values())
+        alike = [pace for where, pace in known.items() if _kind(where) == _kind(point)]
         if not alike:
-            return _Pace((point.clients or point.batch_size / point.answers) / 2, 1.0)
+            waiting = (point.clients or point.batch_size / point.answers) / 2
+            slower = self._assumed(unshared(point)) / self._assumed(point) if name in self._unshared else 1.0
+            alike = [_Pace(slower * waiting, slower), *known.values()]
         return _Pace(max(pace.waits for pace in alike), max(pace.stretch for pace in alike))
 
 
@@ -163,16 +168,22 @@ def _kind(point: ServingPoint) -> tuple[object, ...]:
     return point.load, point.rate, point.clients, bool(point.n_s)
 
 
+def unshared(point: ServingPoint) -> ServingPoint:
+    """The same point, if requests share nothing."""
+    return point.model_copy(update={"n_s": 0})
+
+
 def assumed_request_s(
     point: ServingPoint, weights: int, token_bytes: int, flops_per_s: float, bytes_per_s: float
 ) -> float:
-    """Estimate the seconds that a server takes for one request in a full batch, if requests share nothing.
+    """Estimate the seconds that a server takes for one request in a full batch.
 
-    `weights`: number of the model's weights. `token_bytes`: bytes of K/V of one token. Prompt tokens cost matrix
-    products. A step reads the weights once, and the K/V of every sequence. Each answer to the prompt is a sequence.
+    `weights`: number of the model's weights. `token_bytes`: bytes of K/V of one token. Shared prompt tokens cost
+    nothing, the others cost matrix products. A step reads the weights once, and the K/V of every sequence. Each answer
+    to the prompt is a sequence.
     The sum is multiplied by 1.5 for other work of servers.
     """
-    prompt_s = 2 * weights * point.n_p / flops_per_s
+    prompt_s = 2 * weights * (point.n_p - (point.n_s or 0)) / flops_per_s
     batch = min(point.clients * point.answers if point.clients else point.batch_size, point.batch_size)
     read = weights * point.element_bytes / batch + (point.n_p + point.n_c / 2) * token_bytes
     step_s = read / bytes_per_s + 2 * weights / flops_per_s

@@ -137,7 +137,7 @@ class ServingMeasurer:
         local = [name for name in members if systems[name].system.process_bytes is not None]
         self._to_ask = [name for name in local if name not in self._equal] if self._questions is not None else []
         """Systems whose answers are still to be compared with those of transformers."""
-        before_s = answers_s(experiment, self._costs, points, self._to_ask)
+        before_s = answers_s(self._questions, self._costs, points, self._to_ask)
         expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s, before_s)
         for text in (*([self._memory.difference] * bool(self._memory.difference)), *expected):
             place.notify(text)
@@ -465,7 +465,7 @@ class ServingMeasurer:
         status, reason = failure or ("ok", "")
         # A server that runs elsewhere has other limits. Packed weights have other bytes.
         if limits is not None and entry.system.process_bytes is not None and entry.system.exact:
-            limits = limits.model_copy(update={"shared_reads": entry.system.shared_reads})
+            limits = limits.model_copy(update={"shared_reads": entry.system.sharing == "reads"})
         else:
             limits = None
         numbers = [measurement.numbers for measurement in state.measurements]

@@ -82,7 +82,7 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
     setting = setting_of(experiment, target, points)
     texts_of(experiment, setting)
     task_of(experiment, setting, points)
-    questions_of(experiment, setting, points)
+    questions = questions_of(experiment, setting, points)
     memory = memory_of(experiment, setting, available)
     lines += [
         "",
@@ -92,7 +92,7 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
     if available:
         costs = assumed_costs(setting, available)
         units = [Unit(point, names) for point in points for names in memory.groups]
-        before_s = answers_s(experiment, costs, points, tuple(available))
+        before_s = answers_s(questions, costs, points, tuple(available))
         lines += outlook(experiment, units, parts_of(experiment, costs, units), experiment.budget_s, before_s)
     return "\n".join(lines)
 
@@ -119,7 +119,8 @@ def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:
             point = point.model_copy(update={"n_c": max(1, point.n_c // 2)})
         return assumed_request_s(point, setting.weights, setting.token_bytes, flops_per_s, bytes_per_s)
 
-    return Costs({name: system.start_s for name, system in systems.items()}, assumed)
+    unshared = {name for name, system in systems.items() if system.sharing == "none"}
+    return Costs({name: system.start_s for name, system in systems.items()}, assumed, unshared)
 
 
 def parts_of(
@@ -160,14 +161,14 @@ def parts_of(
     return parts
 
 
-def answers_s(
-    experiment: ServingExperiment, costs: Costs, points: Sequence[ServingPoint], names: Sequence[str]
-) -> float:
+def answers_s(asked: QuestionSet | None, costs: Costs, points: Sequence[ServingPoint], names: Sequence[str]) -> float:
     """Approximate seconds that the check `equal_answers` takes for these systems."""
-    if not experiment.equal_answers or not names:
+    if asked is None or not names:
         return 0.0
-    request_s = fmean(costs.one_s(requests_id(point), point) for point in points)
-    each_s = _FLOAT32 * experiment.equal_answers * request_s
+    n_p = math.ceil(fmean(map(len, asked.last_messages)))
+    alike = points[0].model_copy(update={"n_p": n_p, "n_s": 0, "n_c": asked.n_c, "clients": None})
+    slower = 1.0 if points[0].dtype == "float32" else _FLOAT32
+    each_s = slower * len(asked.last_messages) * costs.one_s("", alike)
     return _REFERENCE * each_s + sum(costs.starts[name] + each_s for name in names)
 
 

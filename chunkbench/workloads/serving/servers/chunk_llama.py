@@ -16,7 +16,7 @@ from chunkbench.bench.environment.cpu import read_cpu
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.version import __version__
 from chunkbench.workloads.serving.result import Moment
-from chunkbench.workloads.serving.servers.system import Launch, OwnEnvironment, Setting, System, Watch
+from chunkbench.workloads.serving.servers.system import Launch, OwnEnvironment, Setting, Sharing, System, Watch
 
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
@@ -83,8 +83,10 @@ class ChunkbenchServer(System):
         return self.kv_dtype == "auto"
 
     @property
-    def shared_reads(self) -> bool:  # type: ignore[override]
-        return self.engine == "chunk" and self.attention == "two-phase"
+    def sharing(self) -> Sharing:  # type: ignore[override]
+        if self.attention == "no-sharing" or (self.engine == "openvino" and self.cache != "radix"):
+            return "none"
+        return "reads" if self.engine == "chunk" and self.attention == "two-phase" else "storage"
 
     def availability(self, device: str) -> Answer:
         if self.environment is not None:

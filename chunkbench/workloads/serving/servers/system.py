@@ -162,6 +162,12 @@ class OwnEnvironment:
         return Answer(False, reason, remedy)
 
 
+Sharing = Literal["none", "storage", "reads"]
+"""What the sequences of a server share of a common prefix. "none": each computes and stores its own K/V. "storage": K/V
+is computed and stored once, and a step reads it once for each sequence. "reads": a step also reads it only once.
+"""
+
+
 class System(ABC):
     """A server that is measured, with its settings. Each run has one instance of each system."""
 
@@ -181,8 +187,7 @@ class System(ABC):
     """Approximate seconds until the server answers on a CPU. A run replaces it by the measured time."""
     exact: bool = True
     """Whether weights and K/V have the setting's dtype. If not, answers may differ from those of transformers."""
-    shared_reads: bool = False
-    """Whether a step reads K/V of a shared prefix once for all sequences. If not, it is read once a sequence."""
+    sharing: Sharing = "none"
     process_bytes: int | None = 1_000_000_000
     """Approximate bytes of memory of the server's processes, without weights and K/V. None if the server runs
     elsewhere."""

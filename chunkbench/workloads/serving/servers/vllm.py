@@ -12,7 +12,7 @@ from pathlib import Path
 from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.workloads.serving.servers.sampling import SampledWatch
-from chunkbench.workloads.serving.servers.system import Launch, OwnEnvironment, Setting, System, Watch
+from chunkbench.workloads.serving.servers.system import Launch, OwnEnvironment, Setting, Sharing, System, Watch
 
 VLLM = OwnEnvironment("vllm", "vLLM's server")
 _COLOUR = "#CC79A7"
@@ -47,10 +47,9 @@ def metrics_watch(url: str, most: int) -> SampledWatch:
 class Vllm(System):
     label: str
     style: Style
-    caching: bool = False
+    sharing: Sharing = "none"
     plugins: str = ""
     """Names of the plug-ins that vLLM loads."""
-    shared_reads: bool = False
     gpu_backend: str = ""
     """Name of vLLM's attention backend on an NVIDIA GPU. If empty, vLLM chooses it."""
     note: str = _NOTE
@@ -108,7 +107,7 @@ class Vllm(System):
         arguments += ["--max-model-len", str(setting.max_length), "--max-num-seqs", str(setting.max_batch)]
         arguments += ["--num-gpu-blocks-override", str(blocks), "--block-size", str(self.block)]
         arguments += ["--seed", str(setting.seed)]
-        arguments += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
+        arguments += ["--enable-prefix-caching" if self.sharing != "none" else "--no-enable-prefix-caching"]
         if setting.device == "cpu":
             arguments += ["--enforce-eager"]  # vLLM's compiler needs minutes and gains little on a CPU
         elif self.gpu_backend:
@@ -154,7 +153,7 @@ SYSTEMS: Mapping[str, System] = {
             line="dashed",
             column_order=210,
         ),
-        caching=True,
+        sharing="storage",
     ),
     "vllm_chunk": Vllm(
         "vLLM, our kernels",
@@ -166,9 +165,8 @@ SYSTEMS: Mapping[str, System] = {
             line="dashdot",
             column_order=220,
         ),
-        caching=True,
         plugins="chunkbench",
-        shared_reads=True,
+        sharing="reads",
         gpu_backend="TRITON_ATTN",
         note=f"{_NOTE} Our plug-in computes attention: docs/vllm.md.",
     ),
