@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -26,10 +26,12 @@ from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims_by_machine
 from chunkbench.report.claims.document import PAPER, document_of, measured, parts_of
 from chunkbench.report.formats import names, render
-from chunkbench.report.numbers import NOTHING, percent
+from chunkbench.report.numbers import NOTHING, megabytes, percent
 from chunkbench.workloads.replay import metrics as replay
 from chunkbench.workloads.replay.printed import stated_by_paged_attention
 from chunkbench.workloads.serving.layout import saved_by_sharing
+from chunkbench.workloads.serving.machine_share import best_rates, bound_by, machine_share, parts_of_step
+from chunkbench.workloads.serving.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "results" / "recorded"
@@ -262,13 +264,72 @@ def test_the_results_have_the_closed_loop(accept: bool) -> None:
         }
         own = ratios[group.axes["n_s"], group.axes["clients"]] = []
         for name in names:
-            values = [ours / theirs for ours, theirs in zip(rates[name], rates["vllm_prefix_caching"], strict=True)]
-            own.append(f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+            own.append(_over(rates[name], rates["vllm_prefix_caching"]))
         lines.append(_line([f"{group.axes['n_p']}, {group.axes['n_s']}", str(group.axes["clients"]), *own]))
     check_block("closed loop", [*lines, ""], accept)
     nothing, short, long = (ratios[shared, 32][1].partition(" ")[0] for shared in (0, 1024, 2048))
     row = f"with our kernels {nothing}x the requests per second where nothing is shared (prompts of 256 tokens), "
     assert f"{row}{short}x and {long}x with 1024 and 2048 shared tokens" in (ROOT / "README.md").read_text()
+
+
+def _over(ours: Iterable[float | None], theirs: Iterable[float | None]) -> str:
+    """Ratios, arrival seed by arrival seed: median (smallest to largest)."""
+    ratios = [own / other for own, other in zip(ours, theirs, strict=True) if own and other]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else NOTHING
+
+
+def test_the_results_have_the_servers_of_a_cpu(accept: bool) -> None:
+    """Gaps between tokens over those of other servers, arrival seed by arrival seed, and the machine's share."""
+    names = {
+        "openvino_prefix_caching": "OpenVINO",
+        "vllm_prefix_caching": "vLLM",
+        "openvino": "OpenVINO without caching",
+        "llama_cpp": "llama.cpp",
+        "openvino_u8": "OpenVINO, 8-bit K/V",
+        "llama_cpp_packed": "llama.cpp, 4-bit weights",
+    }
+    told = [name for name in names if not name.endswith(("u8", "packed"))]
+    heading = ["prompt, shared", "clients", *names.values()]
+    lines, shares = [], []
+    for run in ("cpu-servers", "cpu-servers-unshared"):
+        groups = build(open_run(RECORDED / "epyc-zen3-2-cores" / run)).groups
+        best = best_rates(row.facts for group in groups for row in group.rows.values())
+        for group in groups:
+            point = [f"{group.axes['n_p']}, {group.axes['n_s']}", str(group.axes["clients"])]
+            gaps = {name: [one.gap_s for one in row.facts.measurements] for name, row in group.rows.items()}
+            ours = gaps["chunk_llama_radix"]
+            lines.append(_line([*point, *(_over(ours, gaps[name]) if gaps.get(name) else "" for name in names)]))
+            facts = [group.rows[name].facts if name in group.rows else None for name in ("chunk_llama_radix", *told)]
+            reached = [percent(machine_share(one, best)) if one is not None else "" for one in facts]
+            shares.append(_line([*point, *reached, bound_by(group.rows["chunk_llama_radix"].facts, best) or ""]))
+    check_block("servers of a cpu", [_line(heading), _line(["---", *["---:"] * 7]), *lines, ""], accept)
+    heading = ["prompt, shared", "clients", "ours", *(names[name] for name in told), "ours is bound by"]
+    check_block("machine's share", [_line(heading), _line(["---", *["---:"] * 6, "---"]), *shares, ""], accept)
+
+
+def test_the_results_have_the_levels_of_sharing(accept: bool) -> None:
+    """What 2048 shared tokens cost 32 clients, over the least time to read them once for each client."""
+    heading = ["system", "cached prompt tokens", "peak K/V, MB", "growth of the gap"]
+    lines = [_line(heading), _line(["---", *["---:"] * 3])]
+    groups = build(open_run(RECORDED / "epyc-zen3-2-cores" / "cpu-servers")).groups
+    short, long = (
+        next(one for one in groups if (one.axes["n_s"], one.axes["clients"]) == (shared, 32)) for shared in (0, 2048)
+    )
+    best = best_rates(row.facts for group in groups for row in group.rows.values())
+    for name in ("openvino_prefix_caching", "vllm_prefix_caching", "chunk_llama_radix"):
+        rows = [group.rows[name].facts for group in (short, long)]
+        apart = [
+            one.model_copy(update={"machine_limits": one.machine_limits.model_copy(update={"shared_reads": False})})
+            for one in rows
+        ]
+        gaps, least = (
+            [METRICS["gap_s"].value(one) for one in rows],
+            [parts_of_step(one, best)[1].least_s for one in apart],
+        )
+        cells = [percent(METRICS["cached_share"].value(rows[1])), megabytes(METRICS["peak_kv_bytes"].value(rows[1]))]
+        growth = (gaps[1] - gaps[0]) / (least[1] - least[0])
+        lines.append(_line([long.rows[name].facts.label, *cells, f"{growth:.2f}"]))
+    check_block("levels of sharing", [*lines, ""], accept)
 
 
 def test_the_results_have_several_answers(accept: bool) -> None:
@@ -281,8 +342,7 @@ def test_the_results_have_several_answers(accept: bool) -> None:
         rates = {name: [one.numbers.requests_per_s for one in row.facts.measurements] for name, row in rows.items()}
         ratios = []
         for name in ("vllm_prefix_caching", "vllm"):
-            values = [ours / other for ours, other in zip(rates["chunk_llama"], rates[name], strict=True)]
-            ratios.append(f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+            ratios.append(_over(rates["chunk_llama"], rates[name]))
         saved = [percent(saved_by_sharing(group, rows[name])) for name in ("chunk_llama", "vllm_prefix_caching")]
         answers = f"{axes['samples']} sampled" if axes["samples"] else f"{axes['beams']} beams"
         same = [one for one in replays if all(one.axes[name] == axes[name] for name in ("samples", "beams"))]

@@ -144,16 +144,17 @@ class RaggedChunkAttention(LayeredChunkAttention):
         """When this sequence leaves, do not keep the chunks that only it covers. Raises UnknownSequence."""
         self._tree.mark_written(self._tree.own_chunks(sequence), False)
 
-    def run_layers(self, layers: Sequence[Any], step: Any) -> bool:
+    def run_layers(self, layers: Sequence[Any], step: Any) -> list[float]:
         """`write_selected` and `attend_selected` of all layers, with the rest of these layers, in one native call.
-        `layers` and `step`: see `NativeDecode.run_layers`.
+        `layers`, `step` and what it returns: see `NativeDecode.run_layers`.
 
-        Returns False and does nothing if the kernel is not native, or if K and V of some rows are already in the cache.
+        Returns an empty list and does nothing if the kernel is not native, or if K and V of some rows are already in
+        the cache.
         """
         if not isinstance(self._kernel, TppNative) or len(layers) != self.layers:
-            return False
+            return []
         if len(self._writing) != self._rows or not self._rows:
-            return False
+            return []
         return self._kernel.run_layers(layers, step, self._places.chunks, self._places.slots)
 
     def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,11 @@ from chunkbench.cli.choosing import Changes, axes_of, choose_experiment
 from chunkbench.cli.output import fail, format_option, new_run, show, status_line
 
 if TYPE_CHECKING:
-    from chunkbench.workloads.decode.spec import DecodeExperiment
+    from chunkbench.bench.experiment import Experiment
+    from chunkbench.bench.experiment.point import Case
+    from chunkbench.bench.runner.target import Target
+    from chunkbench.bench.store.results import Result
+    from chunkbench.workloads.serving.spec import ServingExperiment
 
 PROFILES = Path("results/profiles")
 
@@ -26,6 +31,7 @@ PROFILES = Path("results/profiles")
       chunkbench profile gate.yaml my_kernel --rounds 15
       chunkbench profile smoke naive --where n_s=80 --where kv_heads=2 --format json
       chunkbench profile smoke chunk_attn --where n_s=80 --where kv_heads=2 --format trace > trace.json
+      chunkbench profile cpu-servers chunk_llama_radix --where n_p=1088 --where clients=32
     """,
 )
 @click.argument("experiment", metavar="EXPERIMENT")
@@ -42,7 +48,11 @@ PROFILES = Path("results/profiles")
     help="Use this dtype instead of the experiment's.",
 )
 @click.option("--threads", type=click.IntRange(1, 4096), help="CPU threads.  [default: the point's, or the machine's]")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Number of timed rounds.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    help="Number of timed rounds, or of arrival seeds.  [default: 7 rounds, 1 arrival seed]",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -58,17 +68,23 @@ def command(
     where: tuple[str, ...],
     dtype: str | None,
     threads: int | None,
-    rounds: int,
+    rounds: int | None,
     out: Path | None,
     form: str,
     quiet: bool,
 ) -> None:
-    """Show what limits IMPLEMENTATION at one point of EXPERIMENT (of `kind: decode`), on this machine's CPU.
+    """Show what limits IMPLEMENTATION at one point of EXPERIMENT, on this machine's CPU.
 
-    The command times decode with cold and warm caches and with one thread, and shows the machine's peaks beside
-    these times. With this project's CPU kernels it also shows what each thread did when, and how long reading alone
-    and computing alone take; `--format trace` prints this as a timeline that Perfetto opens. It profiles the step in
-    the middle of n_c. It changes no run. Exit code: 2 for wrong usage, or if the implementation cannot run here or
+    `kind: serving`: the command measures the system in a closed loop, and shows the gap between two tokens of an
+    answer: products, writing K/V, attention, head, sampling, scheduling, and what is outside of steps (HTTP). Beside
+    them stand the least times at this machine's peaks. Servers other than this project's tell no parts.
+
+    `kind: decode`: the command times decode with cold and warm caches and with one thread, and shows the machine's
+    peaks beside these times. With this project's CPU kernels it also shows what each thread did when, and how long
+    reading alone and computing alone take; `--format trace` prints this as a timeline that Perfetto opens. It profiles
+    the step in the middle of n_c.
+
+    It changes no run. Exit code: 2 for wrong usage, or if the implementation cannot run here or
     not at this point; 3 if it is incorrect, raised, crashed or ran out of time.
     """
     from chunkbench.bench import workload
@@ -76,7 +92,6 @@ def command(
     from chunkbench.bench.experiment.point import Case
     from chunkbench.bench.runner.profiling import only_point, profile
     from chunkbench.bench.runner.target import resolve_target
-    from chunkbench.bench.store import FAILED, MEASURED
     from chunkbench.report.figures import PICTURES, save
     from chunkbench.report.figures.style import styled
     from chunkbench.report.numbers import count
@@ -86,6 +101,8 @@ def command(
     from chunkbench.workloads.decode.profile_document import document
     from chunkbench.workloads.decode.profile_figure import draw
     from chunkbench.workloads.decode.profile_trace import trace_json
+    from chunkbench.workloads.decode.spec import DecodeExperiment
+    from chunkbench.workloads.serving.spec import ServingExperiment
 
     if out is not None and out.suffix in PICTURES and out.is_dir():
         raise click.BadParameter(f"{out} is a folder, and a picture would have its name", param_hint="--out")
@@ -93,7 +110,6 @@ def command(
         raise click.BadParameter(f"{out}: pictures end in {', '.join(PICTURES)}", param_hint="--out")
     loaded = _experiment(experiment, dtype)
     work = workload.of(loaded)
-    assert isinstance(work, DecodeWorkload)
     known = work.implementations().names()
     if implementation not in known:
         hint = did_you_mean(implementation, known)
@@ -106,19 +122,20 @@ def command(
         fail(error)
     if threads is not None:
         point = point.model_copy(update={"threads": threads})
+    case = Case(point, implementation)
+    announce = (lambda text: None) if quiet else status_line
+    if isinstance(loaded, ServingExperiment):
+        if out is not None or form == "trace":
+            raise click.UsageError("a server's profile is a table: leave --out and --format trace out")
+        _serve(ctx, loaded, target, case, rounds or 1, form, announce)
+        return
+    assert isinstance(loaded, DecodeExperiment)
+    assert isinstance(work, DecodeWorkload)
     picture = out if out is not None and out.suffix in PICTURES else _picture(out, loaded.name, implementation)
     picture.parent.mkdir(parents=True, exist_ok=True)
     log = picture.with_name(f"{picture.name}.log")
-    announce = (lambda text: None) if quiet else status_line
-    facts = profile(loaded, work, target, Case(point, implementation), rounds, log, announce)
-    status_line("")
-    failed = facts.case.status not in MEASURED
-    printed = f" (its traceback or output: {log})" if failed and log.stat().st_size else ""
-    if not printed:
-        log.unlink()
-    if failed:
-        click.echo(f"chunkbench profile: {implementation}: {facts.case.status}: {facts.case.reason}{printed}", err=True)
-        ctx.exit(3 if facts.case.status in FAILED else 2)
+    facts = profile(loaded, work, target, case, rounds or 7, log, announce)
+    _end_unless_measured(ctx, facts.case, log)
     cpu, words = target.environment.cpu, f"{point.brief}, {point.dtype} ({loaded.name})"
     machine = f"{cpu.name}, {count(cpu.cores, 'core')}"
     try:
@@ -133,13 +150,60 @@ def command(
     click.echo(f"\npicture: {picture}", err=form != "table")
 
 
-def _experiment(name: str, dtype: str | None) -> DecodeExperiment:
+def _serve(
+    ctx: click.Context,
+    experiment: ServingExperiment,
+    target: Target,
+    case: Case,
+    seeds: int,
+    form: str,
+    announce: Callable[[str], None],
+) -> None:
+    """Measure a system at one point, and print its profile."""
+    from chunkbench.bench.runner.passes import Budget, Workplace
+    from chunkbench.workloads.serving.gap import profile
+    from chunkbench.workloads.serving.measure import ServingMeasurer
+
+    own = experiment.model_copy(
+        update={"implementations": (case.implementation,), "arrival_seeds": seeds, "equal_answers": 0}
+    )
+    if case.point.clients is None:
+        fail(f"{experiment.name}: this point has no closed loop; choose a point with --where clients=NUMBER")
+    log = PROFILES / f"{new_run(f'{experiment.name}-{case.implementation}').name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    measurer = ServingMeasurer(own, target, [case.point], Workplace(log))
+    try:
+        budget = Budget(experiment.budget_s)
+        (facts,) = measurer.measure([case.point], {case.point: [case]}, budget, announce)[case.point]
+    finally:
+        measurer.close()
+    _end_unless_measured(ctx, facts, log)
+    show(profile(facts, target), form)
+
+
+def _end_unless_measured(ctx: click.Context, facts: Result, log: Path) -> None:
+    """End the command with an error if the case was not measured. Removes the log if the error does not name it."""
+    from chunkbench.bench.store import FAILED, MEASURED
+
+    status_line("")
+    failed = facts.status not in MEASURED
+    printed = f" (its traceback or output: {log})" if failed and log.stat().st_size else ""
+    if not printed:
+        log.unlink()
+    if failed:
+        click.echo(f"chunkbench profile: {facts.implementation}: {facts.status}: {facts.reason}{printed}", err=True)
+        ctx.exit(3 if facts.status in FAILED else 2)
+
+
+def _experiment(name: str, dtype: str | None) -> Experiment:
     """The experiment on a CPU."""
     from chunkbench.workloads.decode.spec import DecodeExperiment
+    from chunkbench.workloads.serving.spec import ServingExperiment
 
     loaded = choose_experiment(name, Changes(dtype=dtype))
-    if not isinstance(loaded, DecodeExperiment):
-        fail(f"{name} is of `kind: {loaded.kind}`; only points of `kind: decode` can be profiled")
+    if not isinstance(loaded, DecodeExperiment | ServingExperiment):
+        fail(f"{name} is of `kind: {loaded.kind}`; only points of `kind: decode` and `kind: serving` can be profiled")
     if loaded.device == "cuda":
         fail(f"{name} is for `device: cuda`; only a CPU can be profiled")
     return loaded.model_copy(update={"device": "cpu"})

@@ -138,6 +138,7 @@ class Log:
                 "waiting": load.waiting,
                 "kv_bytes": report.kv_bytes,
                 "arrived": report.arrived,
+                "parts": report.parts,
             },
         )
 

@@ -57,7 +57,7 @@ class DecodePlan:
         layer_bytes: int,
         scale: float,
         threads: int,
-    ) -> None: ...
+    ) -> list[float]: ...
     def set_compensation(
         self,
         entries: NDArray[np.int64],

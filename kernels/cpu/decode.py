@@ -193,21 +193,20 @@ class NativeDecode:
         shift = layer * self.store.layer_bytes
         return self._work.decode_dense(q, out, self._scale, torch.get_num_threads(), shift)
 
-    def run_layers(self, layers: Sequence[Any], step: Any, chunks: Ints, slots: Ints) -> bool:
-        """Compute all layers of a model of the Llama family in one native call. Returns False and does nothing with
-        compensation tokens.
+    def run_layers(self, layers: Sequence[Any], step: Any, chunks: Ints, slots: Ints) -> list[float]:
+        """Compute all layers of a model of the Llama family in one native call. Returns the seconds of three parts:
+        products, writing K and V, attention. Returns an empty list and does nothing with compensation tokens.
 
         `layers`: DecoderLayer of the native module, one for each layer of the store. `step`: its StepBuffers, with a
         row for each row of the plan. K and V of row i go to slot `slots[i]` of chunk `chunks[i]`.
         """
         if self._work is None or self._compensation is not None:
-            return False
+            return []
         slots = np.ascontiguousarray(slots, np.int64)
         addresses = self.store.chunk_addresses(chunks)
-        self._work.run_layers(
+        return self._work.run_layers(
             layers, step, addresses, slots, self.store.layer_bytes, self._scale, torch.get_num_threads()
         )
-        return True
 
     def accumulate(self, q: torch.Tensor, outputs: torch.Tensor, stats: torch.Tensor) -> None:
         """Add attention over the planned tokens of layer 0 to running results. Rows that are not in the plan stay

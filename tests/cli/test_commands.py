@@ -201,10 +201,15 @@ def test_one_point_must_be_left(small: Path, where: list[str], told: list[str]) 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["memory", "chunk_attn"], "memory is of `kind: memory`; only points of `kind: decode` can be profiled"),
+        (
+            ["memory", "chunk_attn"],
+            "memory is of `kind: memory`; only points of `kind: decode` and `kind: serving` can be profiled",
+        ),
         (["gpu-kernels", "chunk_attn"], "only a CPU can be profiled"),
         (["tabel3", "chunk_attn"], "did you mean table3?"),
         (["smoke", "chunk_atn"], "there is no chunk_atn; did you mean chunk_attn?"),
+        (["cpu-servers", "chunk_llama_radix", "--where", "n_s=0", "--format", "trace"], "choose one with --where"),
+        (["table4", "chunk_llama", "--where", "n_s=0", "--where", "n_p=1024"], "no closed loop"),
         (["smoke", "naive", "--out", "why.txt"], "pictures end in .png, .svg, .pdf"),
     ],
 )

@@ -362,6 +362,7 @@ def test_the_log_has_each_step_and_each_request(served: Served, client: openai.O
     steps = [line for line in lines(served, "steps") if line["ended"] > before and line["batch"]]
     assert [step["prompt_tokens"] for step in steps] == [8, 0, 0]
     assert [step["generated"] for step in steps] == [1, 1, 1]
+    assert all(sum(step["parts"].values()) == pytest.approx(step["s"]) for step in steps)
     assert all(step["kv_bytes"] > 0 and 0 < step["tree_s"] < step["overhead_s"] < step["s"] for step in steps)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chunkbench.bench.experiment import TimedExperiment
-from chunkbench.bench.experiment.point import AttentionPoint, Case
+from chunkbench.bench.experiment.point import AttentionPoint, Case, Point, PointT
 from chunkbench.bench.experiment.sweep import Filter, selects
 from chunkbench.bench.experiment.values import show_value
 from chunkbench.bench.measure.perf_counters import NoCounters, counted
@@ -29,7 +29,7 @@ _COUNTED_S = 0.5
 _MOST_LISTED = 40
 
 
-def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: str) -> AttentionPoint:
+def only_point(points: Sequence[PointT], accepted: Filter, experiment: str) -> PointT:
     """The only point that matches a filter. Raises `RunError` if no point or several points match."""
     kind = type(points[0])
     axes = {point: {axis: getattr(point, axis) for axis in kind.axes()} for point in points}
@@ -50,7 +50,7 @@ def only_point(points: Sequence[AttentionPoint], accepted: Filter, experiment: s
     return left[0]
 
 
-def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
+def _line(point: Point, varying: Sequence[str]) -> str:
     """The values that distinguish the point from others, in the form of the option `--where`."""
     others = {axis: value for axis in varying if (value := getattr(point, axis)) is not None}
     return " ".join(f"{axis}={show_value(value)}" for axis, value in (point.usually_swept | others).items())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal, NamedTuple
 
@@ -89,6 +89,8 @@ class StepReport:
     """Number of requests that were added to the engine since its start."""
     failed: tuple[RequestFailed, ...] = ()
     """Requests that ended in this step without a complete answer."""
+    of_model: Mapping[str, float] = field(default_factory=dict)
+    """Part of the model -> its seconds, within `forward_s`. Empty if the model does not tell them."""
 
     @property
     def seconds(self) -> float:
@@ -98,6 +100,14 @@ class StepReport:
     def overhead_s(self) -> float:
         """Seconds of the step that the model did not need: scheduling and the choice of tokens."""
         return self.schedule_s + self.sample_s
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Name of a part of the step -> its seconds. Empty if the model does not tell its parts."""
+        if not self.of_model:
+            return {}
+        rest = {"other work of the model": self.forward_s - sum(self.of_model.values())}
+        return {"scheduling": self.schedule_s, **self.of_model, **rest, "sampling": self.sample_s}
 
 
 class Engine:
@@ -288,6 +298,7 @@ class Engine:
             kv_bytes,
             self._arrivals,
             tuple(failed),
+            self.model.seconds if pieces else {},
         )
 
     def _outcomes(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, Chosen | RequestFailed]]:

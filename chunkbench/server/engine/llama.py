@@ -7,6 +7,7 @@ has two native calls: one before and one after its attention.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -77,6 +78,8 @@ class LlamaForward:
         self._layers = [self._layer(layer) for layer in model.layers]
         self._rows = 0
         self._buffers: dict[str, torch.Tensor] = {}
+        self.seconds: dict[str, float] = {}
+        """Seconds of the parts of the latest step: see `StepReport.parts`."""
 
     def _layer(self, layer: Any) -> Any:
         attention, mlp = layer.self_attn, layer.mlp
@@ -116,21 +119,26 @@ class LlamaForward:
             buffers[name].data_ptr() for name in ("hidden", "normed", "qkv", "q", "k", "v", "attended", "gated")
         ]
         step = self._native.make_buffers(count, *addresses, cosines.data_ptr(), sines.data_ptr())
-        if attention.run_layers(self._layers, step):
-            return hidden[rows]
-        for number, layer in enumerate(self._layers):
-            layer.before_attention(step, threads)
-            attention.write_selected(number, k, v)
-            attention.attend_selected(number, q, attended)
-            layer.after_attention(step, threads)
+        seconds = attention.run_layers(self._layers, step)
+        self.seconds = dict(zip(("products", "write K/V", "attention"), seconds, strict=False))
+        if not seconds:
+            for number, layer in enumerate(self._layers):
+                layer.before_attention(step, threads)
+                attention.write_selected(number, k, v)
+                attention.attend_selected(number, q, attended)
+                layer.after_attention(step, threads)
         return hidden[rows]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Residual stream `[n, hidden size]` -> logits `[n, vocabulary]`, float32."""
+        began = perf_counter()
         normed, threads = torch.empty(hidden.shape, dtype=self._dtype), torch.get_num_threads()
         numbers = len(hidden), self._hidden, self._norm.data_ptr(), self._epsilon
         self._native.rms_norm(dtype_name(self._dtype), hidden.data_ptr(), *numbers, normed.data_ptr(), threads)
-        return self._head(normed)
+        logits = self._head(normed)
+        if self.seconds:
+            self.seconds["head"] = self.seconds.get("head", 0.0) + perf_counter() - began
+        return logits
 
     def _space(self, rows: int) -> dict[str, torch.Tensor]:
         """Buffers for a step of `rows` rows."""

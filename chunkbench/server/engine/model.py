@@ -86,6 +86,11 @@ class Model(ModelNumbers):
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"forward": "transformers" if self._llama is None else "native"}
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the parts of the latest step: see `StepReport.parts`."""
+        return {} if self._llama is None else self._llama.seconds
+
     @torch.inference_mode()
     def logits(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention

@@ -32,8 +32,8 @@ class _Recorder(RaggedChunkAttention):
         self.values = [[] for _ in range(self.layers)]
         self.queries = [torch.empty(0)] * self.layers
 
-    def run_layers(self, layers: Sequence[Any], step: Any) -> bool:
-        return False  # each layer is recorded
+    def run_layers(self, layers: Sequence[Any], step: Any) -> list[float]:
+        return []  # each layer is recorded
 
     def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         self.keys[layer].append(k.clone())

@@ -15,8 +15,8 @@ from chunkbench.report.numbers import NOTHING, count, extent, ms_of_s, percent, 
 from chunkbench.report.printed import table4
 from chunkbench.report.quantities import Quantity, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.serving import claims, constrained, constrained_claims, sustained
-from chunkbench.workloads.serving.machine_share import bound_by, least_step_s, machine_share
+from chunkbench.workloads.serving import claims, constrained, constrained_claims, gap, sustained
+from chunkbench.workloads.serving.machine_share import best_rates, bound_by, least_step_s, machine_share
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s
 from chunkbench.workloads.serving.result import EqualAnswers, ServingResult
@@ -38,8 +38,8 @@ _LEGEND = (
 
 
 _MACHINE = (
-    "least time of a step = weights read once, and K/V as the server reads it, at the probed rate, or FLOPs at the "
-    "probed rate, summed over products, attention and head; its share of the gap = this time / the median gap between "
+    "least time of a step = weights read once, and K/V as the server reads it, or FLOPs, at the highest rates probed "
+    "in the run, summed over products, attention and head; its share of the gap = this time / the median gap between "
     "tokens"
 )
 _NEAR_TIE = (
@@ -56,12 +56,19 @@ def body(view: View) -> Body:
     objectives = {n_p: objective_s(view.rows, n_p) for n_p in {group.axes["n_p"] for group in view.groups}}
     known = {n_p: objective for n_p, objective in objectives.items() if objective is not None}
     equal = _equal_answers(view)
-    tables = (*sustained.tables(view, known), _latency(view, known), _servers(view), *_answers(view, equal))
+    parts = gap.tables(view)
+    tables = (*sustained.tables(view, known), _latency(view, known), _servers(view), *parts, *_answers(view, equal))
     errors = [entry.near_tie_below for entry in equal.values()]
     ties = [_NEAR_TIE.format(f"{max(errors):.1g}"), *_said(view, equal)] if errors else []
     rows = [row.facts for row in view.rows]
     bounded = any(isinstance(facts, ServingResult) and facts.machine_limits is not None for facts in rows)
-    legend = (*_LEGEND, *([sustained.LEGEND] if known else []), *([_MACHINE] if bounded else []), *ties)
+    legend = (
+        *_LEGEND,
+        *([sustained.LEGEND] if known else []),
+        *([_MACHINE] if bounded else []),
+        *([gap.LEGEND] if parts else []),
+        *ties,
+    )
     return Body(_headline(view), tables, legend=legend, timing=_timing(view))
 
 
@@ -77,6 +84,7 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
     def machine(told: Callable[[ServingResult], str]) -> Callable[[Group, Row], Cell]:
         return lambda group, row: Cell(told(row.facts) if isinstance(row.facts, ServingResult) else NOTHING)
 
+    best = best_rates(row.facts for row in view.rows)
     latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
     requests = ("first_token_p50", "first_token_p99", "per_token_p50", "per_token_p99", "gap_s", "answered_per_s")
     lines: list[Quantity | Metric] = [
@@ -86,9 +94,9 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         ("  the same, paper", lambda group, row: Cell(times(_paper_ratio(group, row, view.baseline)), "quiet")),
         *(METRICS[name] for name in requests),
         ("  answered within the objective", goodput),
-        ("least time of a step, ms", machine(lambda facts: ms_of_s(least_step_s(facts)))),
-        ("  its share of the gap", machine(lambda facts: percent(machine_share(facts)))),
-        ("  bound by", machine(lambda facts: bound_by(facts) or NOTHING)),
+        ("least time of a step, ms", machine(lambda facts: ms_of_s(least_step_s(facts, best)))),
+        ("  its share of the gap", machine(lambda facts: percent(machine_share(facts, best)))),
+        ("  bound by", machine(lambda facts: bound_by(facts, best) or NOTHING)),
     ]
     return quantities(view, "Latency under load", lines)
 

@@ -1,17 +1,25 @@
 """The shortest time in which the machine could do a decode step of a server, and the share of it that a server reaches.
 
 A step has three parts: the products of the layers, attention, and the head, which gives the logits. Each takes at
-least the time to read its bytes or the time for its FLOPs, at the probed peaks, whichever is longer. Weights are read
-once a step. K/V of a shared prefix is read as the server reads it: once a step, or once for each sequence.
+least the time to read its bytes or the time for its FLOPs, at the highest rates probed in the run, whichever is longer.
+Weights are read once a step. K/V of a shared prefix is read as the server reads it: once a step, or once for each
+sequence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from chunkbench.bench.analysis import roofline
+from chunkbench.bench.store.results import Peaks
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.result import ServingResult
+
+BestRates = Mapping[str, Peaks]
+"""Machine -> the highest rates that were probed there in a run. A probe beside other programs of a shared machine gives
+too low rates."""
+NO_RATES: BestRates = {}
 
 
 class PartOfStep(NamedTuple):
@@ -29,13 +37,30 @@ class PartOfStep(NamedTuple):
         return f"{self.name}, {'memory' if self.read_s >= self.compute_s else 'arithmetic'}"
 
 
-def parts_of_step(facts: ServingResult) -> tuple[PartOfStep, ...]:
+def higher(first: Peaks, second: Peaks) -> Peaks:
+    """The higher one of each rate."""
+    others = second.model_dump()
+    rates = {name: max(rate, others[name] or 0.0) for name, rate in first.model_dump().items() if rate is not None}
+    return Peaks(**rates)
+
+
+def best_rates(rows: Iterable[object]) -> BestRates:
+    """The highest rates that the results of a run hold."""
+    found: dict[str, Peaks] = {}
+    for row in rows:
+        if isinstance(row, ServingResult) and row.machine_limits is not None:
+            peaks = row.machine_limits.peaks
+            found[row.machine] = higher(peaks, found.get(row.machine, peaks))
+    return found
+
+
+def parts_of_step(facts: ServingResult, best: BestRates = NO_RATES) -> tuple[PartOfStep, ...]:
     """The parts of a decode step in the middle of the answers, with one sequence for each client. Empty without a
     closed loop, without probed peaks, with several answers to a prompt, or where a tree says what is shared."""
     limits = facts.machine_limits
     if limits is None or facts.clients is None or facts.n_s is None or facts.answers > 1:
         return ()
-    peaks, batch = limits.peaks, min(facts.clients, facts.batch_size)
+    peaks, batch = best.get(facts.machine, limits.peaks), min(facts.clients, facts.batch_size)
     shape, layers, element = facts.model, limits.layers, facts.element_bytes
     of_layers = layers * shape.layer_weights
     of_head = shape.hidden_size * limits.vocabulary
@@ -55,20 +80,20 @@ def parts_of_step(facts: ServingResult) -> tuple[PartOfStep, ...]:
     )
 
 
-def least_step_s(facts: ServingResult) -> float | None:
+def least_step_s(facts: ServingResult, best: BestRates = NO_RATES) -> float | None:
     """Seconds; None if the bound is not known."""
-    parts = parts_of_step(facts)
+    parts = parts_of_step(facts, best)
     return sum(part.least_s for part in parts) if parts else None
 
 
-def machine_share(facts: ServingResult) -> float | None:
+def machine_share(facts: ServingResult, best: BestRates = NO_RATES) -> float | None:
     """Least time of a step / median gap between tokens. None if one of them is not known. The median gap holds no step
     with prompts, unless these are most of the steps."""
-    least, gap = least_step_s(facts), METRICS["gap_s"].value(facts)
+    least, gap = least_step_s(facts, best), METRICS["gap_s"].value(facts)
     return least / gap if least is not None and gap else None
 
 
-def bound_by(facts: ServingResult) -> str | None:
+def bound_by(facts: ServingResult, best: BestRates = NO_RATES) -> str | None:
     """The part of a step that takes longest at least, and whether memory or arithmetic bounds it."""
-    parts = parts_of_step(facts)
+    parts = parts_of_step(facts, best)
     return str(max(parts, key=lambda part: part.least_s)) if parts else None

@@ -30,6 +30,7 @@ from chunkbench.traffic.load.answer import Tokens
 from chunkbench.traffic.request_result import RequestResult, load_numbers, normalized_latency
 from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
+from chunkbench.workloads.serving.machine_share import higher
 from chunkbench.workloads.serving.methods import SYSTEMS
 from chunkbench.workloads.serving.plan import (
     REFUSED,
@@ -165,6 +166,7 @@ class ServingMeasurer:
         cases = {case.implementation: _Case() for case in cases_of[point]}
         limits, setting = None, self._setting
         if setting.device == "cpu" and point.clients is not None:
+            # Also at the end: a probe beside other programs of a shared machine gives too low rates.
             peaks = probe_cpu(setting.dtype, setting.threads)
             limits = MachineLimits(peaks=peaks, layers=setting.layers, vocabulary=setting.vocabulary)
         reference, capacity, rate = "", None, None
@@ -198,6 +200,9 @@ class ServingMeasurer:
                 self._begun = True
             del self._units[0]
         budget.share_done = 1.0
+        if limits is not None:
+            peaks = higher(limits.peaks, probe_cpu(setting.dtype, setting.threads))
+            limits = limits.model_copy(update={"peaks": peaks})
         return {
             point: [
                 self._facts(case, cases[case.implementation], rate, reference, capacity, started_at, limits)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, ClassVar, Self
 
 from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -65,6 +65,8 @@ class Moment:
     """Seconds that the prefix tree took: match, join, append, leave, evict. A part of `overhead_seconds`."""
     prompt_tokens: Count | None = None
     """Number of prompt tokens that the step computed."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Name of a part of the step -> its seconds. Empty if the server does not tell them."""
 
 
 class ServerFacts(Facts):
@@ -83,6 +85,9 @@ class ServerFacts(Facts):
     `own_s`."""
     tree_s: NonNegativeFloat | None = None
     """Mean seconds of a step for the prefix tree; a part of `overhead_s`. None in old results."""
+    parts: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    """Name of a part of a step -> its median seconds, over the steps without prompt tokens. Empty if the server does
+    not tell them."""
     computed_tokens: Count | None = None
     """Number of prompt tokens that the server computed."""
     peak_batch: Count | None = None
@@ -103,6 +108,7 @@ class ServerFacts(Facts):
         steps = [moment for moment in moments if moment.seconds is not None]
         overheads = [moment.overhead_seconds for moment in steps if moment.overhead_seconds is not None]
         trees = [moment.tree_seconds for moment in steps if moment.tree_seconds is not None]
+        decoding = [moment.parts for moment in steps if moment.parts and not moment.prompt_tokens]
         computed = [moment.prompt_tokens for moment in steps if moment.prompt_tokens is not None]
         return cls(
             sampled=sampled,
@@ -110,6 +116,7 @@ class ServerFacts(Facts):
             step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
             overhead_s=fmean(overheads) if overheads else None,
             tree_s=fmean(trees) if trees else None,
+            parts={name: median(parts[name] for parts in decoding) for name in (decoding[0] if decoding else ())},
             computed_tokens=sum(computed) or None,
             peak_batch=max(moment.batch for moment in moments),
             peak_kv_bytes=_most_bytes(moments),

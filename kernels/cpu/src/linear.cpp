@@ -10,19 +10,32 @@ namespace {
 
 std::int64_t bytes_of(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
 
+// Blocks of sixteen outputs of a unit. With many rows, units are smaller if the busiest thread then has less to do. A
+// few rows are limited by memory, and read four blocks side by side.
+int blocks_of_unit(std::int64_t blocks, std::int64_t rows, int threads) {
+    const auto of_busiest = [&](int size) {
+        const std::int64_t units = (blocks + size - 1) / size;
+        return (units + threads - 1) / threads * size;
+    };
+    return rows >= kFewRows && of_busiest(kLinearBlocks / 2) < of_busiest(kLinearBlocks) ? kLinearBlocks / 2
+                                                                                         : kLinearBlocks;
+}
+
 }  // namespace
 
 void linear(const LinearWork& asked, int threads, Isa isa) {
     LinearWork work = asked;
-    work.ahead = kLinearBlocks * threads;  // threads take units in turns
+    const std::int64_t blocks = work.layer.blocks;
+    const int size = blocks_of_unit(blocks, work.rows, threads);
+    const std::int64_t units = (blocks + size - 1) / size;
+    work.ahead = static_cast<std::int64_t>(size) * threads;  // threads take units in turns
     const Loops loops = loops_of(isa, work.layer.dtype);
-    const std::int64_t blocks = work.layer.blocks, units = (blocks + kLinearBlocks - 1) / kLinearBlocks;
     share_out(units, threads, [&](std::int64_t unit, int) {
         static thread_local std::vector<float> scratch;
         const auto floats = static_cast<std::size_t>(kLinearRows * (16 * kLinearBlocks + work.layer.in));
         if (scratch.size() < floats) scratch.resize(floats);
-        const std::int64_t first = unit * kLinearBlocks, left = blocks - first;
-        loops.linear(work, first, static_cast<int>(left < kLinearBlocks ? left : kLinearBlocks), scratch.data());
+        const std::int64_t first = unit * size, left = blocks - first;
+        loops.linear(work, first, static_cast<int>(left < size ? left : size), scratch.data());
     });
 }
 

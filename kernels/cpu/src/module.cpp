@@ -1,12 +1,15 @@
 // Python bindings of the native code. They release the interpreter lock while the native code runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <iterator>
 #include <memory>
 
@@ -252,10 +255,11 @@ void half_layer(const chunkbench::DecoderLayer& self, const chunkbench::StepBuff
 }
 
 // All layers of a step in one call: their K and V go to `slots` of the chunks at `chunks`, then `plan` attends to them.
-// Between two calls per layer, Python would find its own data evicted by the weights.
-void run_layers(chunkbench::DecodePlan& plan, const std::vector<chunkbench::DecoderLayer*>& layers,
-                const chunkbench::StepBuffers& step, const Ints& chunks, const Ints& slots, std::int64_t layer_bytes,
-                float scale, int threads) {
+// Between two calls per layer, Python would find its own data evicted by the weights. Returns the seconds of products,
+// writing and attention.
+std::array<double, 3> run_layers(chunkbench::DecodePlan& plan, const std::vector<chunkbench::DecoderLayer*>& layers,
+                                 const chunkbench::StepBuffers& step, const Ints& chunks, const Ints& slots,
+                                 std::int64_t layer_bytes, float scale, int threads) {
     const chunkbench::Shape& shape = plan.shape();
     const auto rows = static_cast<std::size_t>(step.rows);
     if (chunks.size() != rows || slots.size() != rows || step.rows != plan.batch() || threads < 1)
@@ -271,15 +275,28 @@ void run_layers(chunkbench::DecodePlan& plan, const std::vector<chunkbench::Deco
     nb::gil_scoped_release release;
     std::vector<std::int64_t> at(chunks.data(), chunks.data() + rows);
     std::int64_t shift = 0;
+    std::array<double, 3> seconds{};
+    auto& [products, writing, attention] = seconds;
+    auto since = std::chrono::steady_clock::now();
+    const auto add_to = [&since](double& part) {
+        const auto now = std::chrono::steady_clock::now();
+        part += std::chrono::duration<double>(now - since).count();
+        since = now;
+    };
     for (const chunkbench::DecoderLayer* layer : layers) {
         chunkbench::before_attention(*layer, step, threads, isa);
+        add_to(products);
         chunkbench::pack(shape, step.k, step.v, at.data(), slots.data(), step.rows,
                          step.rows < chunkbench::kFewRows ? 1 : threads);
+        add_to(writing);
         plan.decode(step.q, step.attended, scale, threads, shift, nullptr);
+        add_to(attention);
         chunkbench::after_attention(*layer, step, threads, isa);
+        add_to(products);
         shift += layer_bytes;
         for (std::int64_t& address : at) address += layer_bytes;
     }
+    return seconds;
 }
 
 std::uintptr_t dense_address(nb::handle tensor, const nb::tuple& shape, const std::string& dtype) {
@@ -340,7 +357,9 @@ NB_MODULE(_native, m) {
              "`decode` of tensors. False, and nothing done, unless both are contiguous and have the plan's shape and "
              "dtype.")
         .def("run_layers", &run_layers, "layers"_a, "step"_a, "chunks"_a, "slots"_a, "layer_bytes"_a, "scale"_a,
-             "threads"_a, "All decoder layers of a step; K and V of row i go to slots[i] of the chunk at chunks[i].")
+             "threads"_a,
+             "All decoder layers of a step; K and V of row i go to slots[i] of the chunk at chunks[i]. Returns the "
+             "seconds of products, writing K and V, and attention.")
         .def("read", &read_chunks, "threads"_a, "Read all chunks in the order of `decode`, without arithmetic.")
         .def("trace", &trace, "q"_a, "out"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0, or with q = 0 `read`: a row for each unit, see decode_plan.h.");

@@ -31,6 +31,7 @@ inline void store(float* p, V16 x) { _mm512_storeu_ps(p, x.all); }
 inline V16 add(V16 a, V16 b) { return {_mm512_add_ps(a.all, b.all)}; }
 inline V16 subtract(V16 a, V16 b) { return {_mm512_sub_ps(a.all, b.all)}; }
 inline V16 mul(V16 a, V16 b) { return {_mm512_mul_ps(a.all, b.all)}; }
+inline V16 divide(V16 a, V16 b) { return {_mm512_div_ps(a.all, b.all)}; }
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline V16 max(V16 a, V16 b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline float sum(V16 x) { return _mm512_reduce_add_ps(x.all); }

@@ -58,6 +58,9 @@ inline V16 subtract(V16 a, V16 b) {
 inline V16 mul(V16 a, V16 b) {
     return each([&](int i) { return a.x[i] * b.x[i]; });
 }
+inline V16 divide(V16 a, V16 b) {
+    return each([&](int i) { return a.x[i] / b.x[i]; });
+}
 inline V16 fma(V16 a, V16 b, V16 c) {
     return each([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
 }

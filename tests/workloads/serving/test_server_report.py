@@ -12,6 +12,7 @@ from chunkbench.bench.store.results import Peaks
 from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims
 from chunkbench.report.formats import render
+from chunkbench.workloads.serving.gap import parts_of_gap
 from chunkbench.workloads.serving.machine_share import bound_by, least_step_s, machine_share, parts_of_step
 from chunkbench.workloads.serving.metrics import METRICS
 from chunkbench.workloads.serving.objective import goodput_per_s, objective_s, sustained_rate
@@ -245,4 +246,10 @@ def test_the_least_time_of_a_step_reads_weights_once_and_k_v_as_the_server_does(
     told = alone.measurements[0].model_copy(update={"gap_s": 2 * least_step_s(alone)})
     assert machine_share(alone.model_copy(update={"measurements": (told,)})) == pytest.approx(0.5)
     assert machine_share(alone) is None  # an old result without gaps
+    told = told.model_copy(update={"server": ServerFacts(sampled=False, parts={"products": 0.5, "sampling": 0.1})})
+    parts = parts_of_gap(alone.model_copy(update={"measurements": (told,)}))
+    assert [(part.name, part.seconds) for part in parts[:2]] == [("products", 0.5), ("sampling", 0.1)]
+    assert parts[2].seconds == pytest.approx(2 * least_step_s(alone) - 0.6)
+    assert (parts[0].least_s, parts[1].least_s) == (parts_of_step(alone)[0].least_s, None)
+    assert {part.seconds for part in parts_of_gap(alone)} == {None}
     assert "bound by" not in render(build(make(facts())), "table")

@@ -114,6 +114,17 @@ def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
                 assert sum(request.cached_tokens or 0 for request in measurement.requests) == 0
 
 
+@pytest.mark.slow
+def test_the_profile_of_a_point(run: tuple[Path, Path]) -> None:
+    words = ["profile", str(run[0]), "chunk_llama", "--where", "samples=2", "--format", "json", "-q"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["status"] in ("ok", "noisy")
+    assert (told["samples"], len(told["measurements"])) == (2, 1)
+    assert told["gap_s"] > 0
+
+
 def test_several_answers_to_a_prompt(run: tuple[Path, Path]) -> None:
     """They share its K/V; a beam search has no first token before its last one."""
     sampled, searched = (

@@ -346,9 +346,13 @@ def test_no_group_needs_more_than_there_is(sizes: list[int | None], asked: int, 
 
 def test_steps_in_a_window_and_the_idle_time_between_them(tmp_path: Path) -> None:
     steps = [(1.0, 1), (2.0, 2), (2.1, 3), (5.0, 4), (9.0, 5)]
-    fields = {"s": 0.1, "overhead_s": 0.01, "tree_s": 0.002, "prompt_tokens": 7, "kv_bytes": 64}
+    fields = {"s": 0.1, "overhead_s": 0.01, "tree_s": 0.002, "kv_bytes": 64}
     path = tmp_path / "steps.jsonl"
-    path.write_text("".join(json.dumps({**fields, "ended": ended, "batch": batch}) + "\n" for ended, batch in steps))
+    told = [
+        {**fields, "ended": ended, "batch": batch, "prompt_tokens": batch % 2, "parts": {"products": batch / 100}}
+        for ended, batch in steps
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in told))
     moments = StepLog(path).between(1.5, 6.0)
     assert [(moment.at, moment.batch) for moment in moments] == [(2.0, 2), (2.1, 3), (2.1, 0), (4.9, 0), (5.0, 4)]
     assert [moment.kv_bytes for moment in moments] == [64, 64, 0, 0, 64]
@@ -356,3 +360,4 @@ def test_steps_in_a_window_and_the_idle_time_between_them(tmp_path: Path) -> Non
     facts = ServerFacts.of(moments, 1.5, sampled=False)
     assert facts is not None
     assert (facts.steps, facts.overhead_s, facts.tree_s) == (3, 0.01, 0.002)
+    assert facts.parts == {"products": 0.03}  # of the steps with batch 2 and 4, which compute no prompt

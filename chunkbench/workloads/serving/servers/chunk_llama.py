@@ -49,6 +49,7 @@ class StepLog(Watch):
                         overhead_seconds=step["overhead_s"],
                         tree_seconds=step["tree_s"],
                         prompt_tokens=step["prompt_tokens"],
+                        parts=step["parts"],
                     )
                 )
         return moments
