@@ -322,10 +322,8 @@ def test_the_results_have_the_levels_of_sharing(accept: bool) -> None:
             one.model_copy(update={"machine_limits": one.machine_limits.model_copy(update={"shared_reads": False})})
             for one in rows
         ]
-        gaps, least = (
-            [METRICS["gap_s"].value(one) for one in rows],
-            [parts_of_step(one, best)[1].least_s for one in apart],
-        )
+        gaps = [METRICS["gap_s"].value(one) for one in rows]
+        least = [parts_of_step(one, best)[1].least_s for one in apart]
         cells = [percent(METRICS["cached_share"].value(rows[1])), megabytes(METRICS["peak_kv_bytes"].value(rows[1]))]
         growth = (gaps[1] - gaps[0]) / (least[1] - least[0])
         lines.append(_line([long.rows[name].facts.label, *cells, f"{growth:.2f}"]))

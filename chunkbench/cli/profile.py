@@ -84,8 +84,8 @@ def command(
     reading alone and computing alone take; `--format trace` prints this as a timeline that Perfetto opens. It profiles
     the step in the middle of n_c.
 
-    It changes no run. Exit code: 2 for wrong usage, or if the implementation cannot run here or
-    not at this point; 3 if it is incorrect, raised, crashed or ran out of time.
+    It changes no run. Exit code: 2 for wrong usage, or if the implementation cannot run here or not at this point; 3
+    if it is incorrect, raised, crashed or ran out of time.
     """
     from chunkbench.bench import workload
     from chunkbench.bench.experiment.load import read_selection
@@ -127,13 +127,16 @@ def command(
     if isinstance(loaded, ServingExperiment):
         if out is not None or form == "trace":
             raise click.UsageError("a server's profile is a table: leave --out and --format trace out")
-        _serve(ctx, loaded, target, case, rounds or 1, form, announce)
-        return
-    assert isinstance(loaded, DecodeExperiment)
-    assert isinstance(work, DecodeWorkload)
+        if point.clients is None:
+            fail(f"{loaded.name}: this point has no closed loop; choose a point with --where clients=NUMBER")
     picture = out if out is not None and out.suffix in PICTURES else _picture(out, loaded.name, implementation)
     picture.parent.mkdir(parents=True, exist_ok=True)
     log = picture.with_name(f"{picture.name}.log")
+    if isinstance(loaded, ServingExperiment):
+        _serve(ctx, loaded, target, case, rounds or 1, form, log, announce)
+        return
+    assert isinstance(loaded, DecodeExperiment)
+    assert isinstance(work, DecodeWorkload)
     facts = profile(loaded, work, target, case, rounds or 7, log, announce)
     _end_unless_measured(ctx, facts.case, log)
     cpu, words = target.environment.cpu, f"{point.brief}, {point.dtype} ({loaded.name})"
@@ -157,6 +160,7 @@ def _serve(
     case: Case,
     seeds: int,
     form: str,
+    log: Path,
     announce: Callable[[str], None],
 ) -> None:
     """Measure a system at one point, and print its profile."""
@@ -167,10 +171,6 @@ def _serve(
     own = experiment.model_copy(
         update={"implementations": (case.implementation,), "arrival_seeds": seeds, "equal_answers": 0}
     )
-    if case.point.clients is None:
-        fail(f"{experiment.name}: this point has no closed loop; choose a point with --where clients=NUMBER")
-    log = PROFILES / f"{new_run(f'{experiment.name}-{case.implementation}').name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     measurer = ServingMeasurer(own, target, [case.point], Workplace(log))
     try:

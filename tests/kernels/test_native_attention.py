@@ -408,6 +408,21 @@ def test_a_gate(dtype: torch.dtype, isa: str, bias: bool) -> None:
         assert error(y, nn.functional.silu(parts[0]) * parts[1]) < ERRORS[dtype]
 
 
+@pytest.mark.parametrize("isa", MODULE.isas())
+def test_a_gate_of_any_size(isa: str) -> None:
+    """The gate is input 0, up is input 1."""
+    sizes = torch.tensor([-3e38, -200.0, -1.0, 0.0, 200.0, 3e38, float("nan")])
+    gate, up = (nn.Linear(16, 16, bias=False) for _ in range(2))
+    for place, one in enumerate((gate, up)):
+        one.weight.data.zero_()[:, place] = 1.0
+    x = torch.zeros(len(sizes), 16)
+    x[:, 0], x[:, 1] = sizes, 0.5
+    y, weights = torch.empty(len(sizes), 16), PackedWeights([gate, up], "gate")
+    MODULE.linear(weights.native, x.data_ptr(), len(sizes), y.data_ptr(), 1, isa)
+    expected = nn.functional.silu(sizes.double()) * 0.5
+    torch.testing.assert_close(y[:, 3].double(), expected, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("rows", [1, 20])
 def test_a_norm(dtype: torch.dtype, rows: int) -> None:

@@ -159,18 +159,14 @@ class Costs:
         alike = [pace for where, pace in known.items() if _kind(where) == _kind(point)]
         if not alike:
             waiting = (point.clients or point.batch_size / point.answers) / 2
-            slower = self._assumed(unshared(point)) / self._assumed(point) if name in self._unshared else 1.0
+            apart = point.model_copy(update={"n_s": 0})
+            slower = self._assumed(apart) / self._assumed(point) if name in self._unshared else 1.0
             alike = [_Pace(slower * waiting, slower), *known.values()]
         return _Pace(max(pace.waits for pace in alike), max(pace.stretch for pace in alike))
 
 
 def _kind(point: ServingPoint) -> tuple[object, ...]:
     return point.load, point.rate, point.clients, bool(point.n_s)
-
-
-def unshared(point: ServingPoint) -> ServingPoint:
-    """The same point, if requests share nothing."""
-    return point.model_copy(update={"n_s": 0})
 
 
 def assumed_request_s(
@@ -180,8 +176,7 @@ def assumed_request_s(
 
     `weights`: number of the model's weights. `token_bytes`: bytes of K/V of one token. Shared prompt tokens cost
     nothing, the others cost matrix products. A step reads the weights once, and the K/V of every sequence. Each answer
-    to the prompt is a sequence.
-    The sum is multiplied by 1.5 for other work of servers.
+    to the prompt is a sequence. The sum is multiplied by 1.5 for other work of servers.
     """
     prompt_s = 2 * weights * (point.n_p - (point.n_s or 0)) / flops_per_s
     batch = min(point.clients * point.answers if point.clients else point.batch_size, point.batch_size)

@@ -164,11 +164,9 @@ class ServingMeasurer:
             remaining.seconds -= monotonic() - self._prepared
             self._compare_answers(announce)
         cases = {case.implementation: _Case() for case in cases_of[point]}
-        limits, setting = None, self._setting
+        peaks, limits, setting = None, None, self._setting
         if setting.device == "cpu" and point.clients is not None:
-            # Also at the end: a probe beside other programs of a shared machine gives too low rates.
             peaks = probe_cpu(setting.dtype, setting.threads)
-            limits = MachineLimits(peaks=peaks, layers=setting.layers, vocabulary=setting.vocabulary)
         reference, capacity, rate = "", None, None
         seeds = self._experiment.arrival_seeds
         for group, names in enumerate(groups):
@@ -200,9 +198,9 @@ class ServingMeasurer:
                 self._begun = True
             del self._units[0]
         budget.share_done = 1.0
-        if limits is not None:
-            peaks = higher(limits.peaks, probe_cpu(setting.dtype, setting.threads))
-            limits = limits.model_copy(update={"peaks": peaks})
+        if peaks is not None:  # a probe beside other programs of a shared machine gives too low rates, so there are two
+            peaks = higher(peaks, probe_cpu(setting.dtype, setting.threads))
+            limits = MachineLimits(peaks=peaks, layers=setting.layers, vocabulary=setting.vocabulary)
         return {
             point: [
                 self._facts(case, cases[case.implementation], rate, reference, capacity, started_at, limits)

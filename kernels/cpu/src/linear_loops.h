@@ -13,12 +13,12 @@ namespace chunkbench {
 namespace CHUNKBENCH_NAMESPACE {
 namespace {
 
-// silu(gate) * up = gate / (1 + e^-gate) * up. The power of two stays finite: where it is limited, the result is 0 in
-// any case. The second operand of max keeps a NaN.
+// silu(gate) * up = gate * e^min(gate, 0) / (1 + e^-|gate|) * up. Exponentials of numbers that are not positive cannot
+// overflow. The second operand of max keeps a NaN.
 inline V16 gated(V16 gate, V16 up) {
-    const V16 power = max(set1(-126.0f), mul(gate, set1(kLog2E)));
-    const V16 e = exp2(subtract(set1(0.0f), power));
-    return mul(divide(gate, add(set1(1.0f), e)), up);
+    const V16 zero = set1(0.0f), less = set1(-kLog2E), other = subtract(zero, gate);
+    const V16 below = exp2(mul(less, max(zero, other))), size = exp2(mul(less, max(other, gate)));
+    return mul(divide(mul(gate, below), add(set1(1.0f), size)), up);
 }
 
 // Write the sums of some rows and blocks to the output.
