@@ -285,6 +285,7 @@ def test_the_results_have_the_servers_of_a_cpu(accept: bool) -> None:
         "vllm_prefix_caching": "vLLM",
         "openvino": "OpenVINO without caching",
         "llama_cpp": "llama.cpp",
+        "llama_cpp_native": "llama.cpp, compiled here",
         "openvino_u8": "OpenVINO, 8-bit K/V",
         "llama_cpp_packed": "llama.cpp, 4-bit weights",
     }
@@ -302,9 +303,9 @@ def test_the_results_have_the_servers_of_a_cpu(accept: bool) -> None:
             facts = [group.rows[name].facts if name in group.rows else None for name in ("chunk_llama_radix", *told)]
             reached = [percent(machine_share(one, best)) if one is not None else "" for one in facts]
             shares.append(_line([*point, *reached, bound_by(group.rows["chunk_llama_radix"].facts, best) or ""]))
-    check_block("servers of a cpu", [_line(heading), _line(["---", *["---:"] * 7]), *lines, ""], accept)
+    check_block("servers of a cpu", [_line(heading), _line(["---", *["---:"] * (1 + len(names))]), *lines, ""], accept)
     heading = ["prompt, shared", "clients", "ours", *(names[name] for name in told), "ours is bound by"]
-    check_block("machine's share", [_line(heading), _line(["---", *["---:"] * 6, "---"]), *shares, ""], accept)
+    check_block("machine's share", [_line(heading), _line(["---", *["---:"] * (2 + len(told)), "---"]), *shares, ""], accept)
 
 
 def test_the_results_have_the_levels_of_sharing(accept: bool) -> None:
