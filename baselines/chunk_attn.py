@@ -15,6 +15,7 @@ from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Sessi
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.trace import Trace, TracedCall
+from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.version import __version__
 
 
@@ -40,6 +41,7 @@ class ChunkAttnSession(Session):
             kernel=kernel,
             share=share,
             policy=policy,
+            kv_dtype=point.kv_dtype,
         )
         self.attention.reserve(chunks_needed(inputs, chunk_size, share) * chunk_size)
         self._add_prompts(inputs)
@@ -103,6 +105,7 @@ class ChunkAttn(Implementation):
     shares_storage = True
     reads_shared_once = True
     kernel: Kernel = "auto"
+    kv_dtypes = KV_DTYPES
     _device = "cpu"
 
     def __init__(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from chunkbench.bench.contract import Inputs, Session
+from chunkbench.kernels.eight_bits import narrow
+from chunkbench.kv_dtype import KvDtype
 
 WORTH_A_MASK = 4
 """Largest quotient capacity / filled tokens of a buffer that is read as a whole. Up to this quotient, a masked product
@@ -36,19 +38,23 @@ class DenseSession(Session):
     `decode`.
 
     `_k` and `_v` are `[b, kv_heads, capacity, d]`. With `token_major` they are `[b, capacity, kv_heads, d]`, the layout
-    of FlashAttention and xformers. `_lengths` `[b]` int32 holds the number of tokens of every sequence. It exists with
-    `token_major`, or if sequences differ in length. It changes in place and keeps its address.
+    of FlashAttention and xformers. In 8 bits the last dimension is that of `eight_bits.narrow`. `_lengths` `[b]` int32
+    holds the number of tokens of every sequence. It exists with `token_major`, or if sequences differ in length. It
+    changes in place and keeps its address.
     """
 
     def __init__(self, inputs: Inputs, token_major: bool = False) -> None:
         point = inputs.point
-        b, h_kv, d = point.batch_size, point.kv_heads, point.head_dim
-        shape = (b, inputs.capacity, h_kv, d) if token_major else (b, h_kv, inputs.capacity, d)
-        self._k, self._v = (first.new_empty(shape) for first in inputs.keys_values(0, 0, 1))
+        b, h_kv = point.batch_size, point.kv_heads
+        self._kv_dtype: KvDtype = point.kv_dtype
+        self._dtype: torch.dtype = getattr(torch, point.dtype)
+        firsts = [narrow(first, self._kv_dtype) for first in inputs.keys_values(0, 0, 1)]
+        shape = (b, inputs.capacity, h_kv) if token_major else (b, h_kv, inputs.capacity)
+        self._k, self._v = (first.new_empty((*shape, first.shape[-1])) for first in firsts)
         self._by_token = [x if token_major else x.transpose(1, 2) for x in (self._k, self._v)]
         for row, prompt in enumerate(inputs.prompts):
             for target, values in zip(self._by_token, inputs.keys_values(row, 0, len(prompt)), strict=True):
-                target[row, : len(prompt)] = values
+                target[row, : len(prompt)] = narrow(values, self._kv_dtype)
                 # Zeros, because kernels read unfilled tokens under a weight of zero, and uninitialised memory can be
                 # NaN.
                 target[row, len(prompt) :] = 0
@@ -61,6 +67,7 @@ class DenseSession(Session):
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
         by_token_k, by_token_v = self._by_token
+        k, v = narrow(k, self._kv_dtype), narrow(v, self._kv_dtype)
         if self._ragged:
             positions = self._lengths.long()
             by_token_k[self._rows, positions], by_token_v[self._rows, positions] = k, v
@@ -96,7 +103,7 @@ class MaskedSession(DenseSession):
         if self._ragged:
             positions = torch.arange(self._longest, device=self._k.device)
             beyond = positions[None, :] >= self._lengths[:, None]
-            mask = torch.zeros(beyond.shape, dtype=self._k.dtype, device=self._k.device)
+            mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._k.device)
             self._mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
 
     def rewind(self) -> None:

@@ -16,6 +16,7 @@ from chunkbench.baselines.head_methods import METHODS
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu
+from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.version import __version__
 
 
@@ -41,6 +42,7 @@ class HeadCacheSession(ChunkAttnSession):
 class HeadCaches(Implementation):
     shares_storage = True
     reads_shared_once = True
+    kv_dtypes = KV_DTYPES
 
     def availability(self, device: str) -> Answer:
         missing = cpu.why_missing() if device == "cpu" else "caches whose heads keep windows are for CPUs"

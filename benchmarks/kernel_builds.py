@@ -85,7 +85,7 @@ def ratios(
     for module in modules:
         kernel = native.TppNative(attention._store, point.heads)
         kernel._isa = isa
-        kernel._fetch_early, kernel._side_by_side = native.read_mode(q.dtype, isa)
+        kernel._fetch_early, kernel._side_by_side = native.read_mode(q.dtype, "same", isa)
         with mock.patch.object(native, "required", lambda module=module: module):
             kernel.plan(attention._tree.plan())
         kernels.append(kernel)

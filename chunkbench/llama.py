@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from chunkbench.kv_dtype import KvDtype, kv_bytes
 from chunkbench.text_file import TextError, did_you_mean, from_json, problem_of, read_text
 
 _Count = Annotated[int, Field(gt=0, lt=2**31)]
@@ -60,9 +61,9 @@ class LlamaShape(BaseModel):
         attention = self.qkv_size + self.num_attention_heads * self.head_dim
         return self.hidden_size * (attention + 3 * self.intermediate_size)
 
-    def kv_bytes(self, element_bytes: int = 2) -> int:
+    def kv_bytes(self, element_bytes: int = 2, kv_dtype: KvDtype = "same") -> int:
         """Bytes of K and V of one token in all layers."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * element_bytes
+        return self.num_hidden_layers * self.num_key_value_heads * kv_bytes(self.head_dim, element_bytes, kv_dtype)
 
 
 def _llama(

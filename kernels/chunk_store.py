@@ -10,11 +10,14 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.changes import Append
+from chunkbench.kernels.eight_bits import narrow, widen
 from chunkbench.kernels.integers import Ints
+from chunkbench.kv_dtype import FLOATS, KvDtype, kv_bytes
 
 
 class Slab(NamedTuple):
-    """K and V of the chunks with ids from `first` on, each `[layers, chunks, h_kv, c, d]`."""
+    """K and V of the chunks with ids from `first` on, each `[layers, chunks, h_kv, c, d]`. In 8 bits the last
+    dimension is that of `eight_bits.narrow`."""
 
     first: int
     keys: torch.Tensor
@@ -52,6 +55,7 @@ class ChunkStore:
         dtype: torch.dtype,
         device: torch.device | str,
         layers: int = 1,
+        kv_dtype: KvDtype = "same",
     ) -> None:
         self.chunk_size = chunk_size
         self.kv_heads = kv_heads
@@ -59,6 +63,7 @@ class ChunkStore:
         self.dtype = dtype
         self.device = torch.device(device)
         self.layers = layers
+        self.kv_dtype: KvDtype = kv_dtype
         self.slabs: list[Slab] = []
         self.capacity = 0
         """Number of chunks for which there is room."""
@@ -68,7 +73,8 @@ class ChunkStore:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of K and V of one chunk, all layers."""
-        return 2 * self.layers * self.chunk_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        token = kv_bytes(self.head_dim, self.dtype.itemsize, self.kv_dtype)
+        return self.layers * self.chunk_size * self.kv_heads * token
 
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` chunks: add one slab for the missing chunks. A smaller capacity changes nothing.
@@ -112,6 +118,7 @@ class ChunkStore:
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
         """Write k and v `[n, h_kv, d]` of a layer to the chunks in order. The last chunk may stay partial."""
+        k, v = narrow(k, self.kv_dtype), narrow(v, self.kv_dtype)
         c = self.chunk_size
         full, tail = divmod(k.shape[0], c)
         for run in self.runs(chunks[:full]):
@@ -128,6 +135,7 @@ class ChunkStore:
 
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
         """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens."""
+        k, v = narrow(k, self.kv_dtype), narrow(v, self.kv_dtype)
         chunks, slots = appended.chunks, appended.slots
         for slab, (place,) in self._by_slab(appended.new):
             self.slabs[slab].values[layer].index_fill_(0, self._index(place), 0)
@@ -143,17 +151,19 @@ class ChunkStore:
             self.slabs[slab].values[layer][target] = v if all_rows else v[self._index(row)]
 
     def read(self, chunks: Ints, tokens: int, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy K and V of the first `tokens` tokens in a list of chunks. Both results are `[h_kv, tokens, d]`."""
+        """Copy K and V of the first `tokens` tokens in a list of chunks. Both results are `[h_kv, tokens, d]`, in the
+        store's dtype."""
         parts = [(self.slabs[run.slab], slice(run.start, run.start + run.chunks)) for run in self.runs(chunks)]
         keys = torch.cat([slab.keys[layer, places] for slab, places in parts])
         values = torch.cat([slab.values[layer, places] for slab, places in parts])
         in_order = (both.transpose(0, 1).flatten(1, 2)[:, :tokens] for both in (keys, values))
-        return next(in_order), next(in_order)
+        return self._widened(next(in_order), self.dtype), self._widened(next(in_order), self.dtype)
 
     def sums(self, chunk: int) -> torch.Tensor:
         """K and V of a full chunk summed over its tokens: `[layers * h_kv, 2, d]`, float32."""
         keys, values = self._chunk(chunk)
-        return torch.stack([part.float().sum(2).flatten(0, 1) for part in (keys, values)], 1)
+        wide = [self._widened(part, torch.float32) for part in (keys, values)]
+        return torch.stack([part.sum(2).flatten(0, 1) for part in wide], 1)
 
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
         """Copy the first `tokens` of the `held` tokens in a chunk, in all layers, to a new chunk.
@@ -169,9 +179,26 @@ class ChunkStore:
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Uninitialized memory for K and V, each `[layers, chunks, h_kv, c, d]`."""
-        shape = (self.layers, chunks, self.kv_heads, self.chunk_size, self.head_dim)
-        keys = torch.empty(shape, dtype=self.dtype, device=self.device)
+        shape = (self.layers, chunks, self.kv_heads, self.chunk_size, self._width)
+        keys = torch.empty(shape, dtype=self._element, device=self.device)
         return keys, torch.empty_like(keys)
+
+    @property
+    def _width(self) -> int:
+        """Elements of a vector of `head_dim` numbers."""
+        return self.head_dim + 4 * FLOATS.get(self.kv_dtype, 0)
+
+    @property
+    def _element(self) -> torch.dtype:
+        """The type of an element in memory."""
+        return self.dtype if self.kv_dtype == "same" else torch.uint8
+
+    def _widened(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Stored K or V `[..., width]` as numbers `[..., d]`."""
+        if source.dtype == dtype:
+            return source
+        out = torch.empty((*source.shape[:-1], self.head_dim), dtype=dtype, device=source.device)
+        return widen(source, self.kv_dtype, out)
 
     def _chunk(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one chunk `[layers, h_kv, c, d]`."""
@@ -219,6 +246,6 @@ class AddressedStore(ChunkStore):
         return self.chunk_bytes // 2
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (chunks, self.layers, self.kv_heads, self.chunk_size, self.head_dim)
-        keys = torch.empty(shape, dtype=self.dtype, device=self.device).transpose(0, 1)
+        shape = (chunks, self.layers, self.kv_heads, self.chunk_size, self._width)
+        keys = torch.empty(shape, dtype=self._element, device=self.device).transpose(0, 1)
         return keys, torch.empty_like(keys)

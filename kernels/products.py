@@ -6,6 +6,9 @@ import math
 
 import torch
 
+from chunkbench.kernels.eight_bits import widen
+from chunkbench.kv_dtype import KvDtype
+
 
 class Scratch:
     """Named buffers that are kept and only grow, so that nothing is allocated after the largest size was used."""
@@ -26,9 +29,19 @@ class Scratch:
 class Products:
     """Batched products `[B, ...]` in float32, with float32 scores, probabilities and outputs."""
 
-    def __init__(self, scale: float, scratch: Scratch, dtype: torch.dtype = torch.float32, loads: bool = False) -> None:
+    def __init__(
+        self,
+        scale: float,
+        scratch: Scratch,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        loads: bool = False,
+        kv_dtype: KvDtype = "same",
+    ) -> None:
         self._scale = scale
         self._scratch = scratch
+        self._head_dim = head_dim
+        self._kv_dtype: KvDtype = kv_dtype
         self.dtype = dtype
         """The dtype to which queries must be converted."""
         self.loads = loads
@@ -36,7 +49,10 @@ class Products:
 
     def load(self, source: torch.Tensor) -> torch.Tensor:
         """Convert K or V of some chunks to the dtype of the products. The result is valid until the next `load`."""
-        return self._scratch.take("loaded", tuple(source.shape)).copy_(source) if self.loads else source
+        if not self.loads:
+            return source
+        loaded = self._scratch.take("loaded", (*source.shape[:-1], self._head_dim), self.dtype)
+        return widen(source, self._kv_dtype, loaded)
 
     def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
         """out `[B, r, n]` = q `[B, r, d]` times k `[B, n, d]` transposed, scaled."""
@@ -80,8 +96,12 @@ def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:
     return any(getattr(torch.cpu, name, lambda: False)() for name in names.get(dtype, ()))
 
 
-def products_for(dtype: torch.dtype, device: torch.device, scale: float, scratch: Scratch) -> Products:
-    """The products for chunks of this dtype on this device."""
+def products_for(
+    dtype: torch.dtype, device: torch.device, head_dim: int, scratch: Scratch, kv_dtype: KvDtype = "same"
+) -> Products:
+    """The products for queries of this dtype on this device. `kv_dtype`: the form of K and V. Scores are scaled by
+    1/sqrt(head_dim)."""
+    scale, eight = head_dim**-0.5, kv_dtype != "same"
     if dtype != torch.float32 and has_native_products(dtype, device):
-        return HalfProducts(scale, scratch, dtype)
-    return Products(scale, scratch, loads=dtype != torch.float32)
+        return HalfProducts(scale, scratch, head_dim, dtype, eight, kv_dtype)
+    return Products(scale, scratch, head_dim, torch.float32, eight or dtype != torch.float32, kv_dtype)

@@ -43,7 +43,7 @@ class TppTorch:
         self._planner = planner or node_wise
         self._group = heads // store.kv_heads
         self._scratch = Scratch(store.device)
-        self._products = products_for(store.dtype, store.device, store.head_dim**-0.5, self._scratch)
+        self._products = products_for(store.dtype, store.device, store.head_dim, self._scratch, store.kv_dtype)
         self._partials = Partials(heads, store.head_dim, store.device)
         self._plan: Plan | None = None
         self._prompts: tuple[PromptRows, ...] = ()

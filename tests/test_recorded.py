@@ -305,7 +305,9 @@ def test_the_results_have_the_servers_of_a_cpu(accept: bool) -> None:
             shares.append(_line([*point, *reached, bound_by(group.rows["chunk_llama_radix"].facts, best) or ""]))
     check_block("servers of a cpu", [_line(heading), _line(["---", *["---:"] * (1 + len(names))]), *lines, ""], accept)
     heading = ["prompt, shared", "clients", "ours", *(names[name] for name in told), "ours is bound by"]
-    check_block("machine's share", [_line(heading), _line(["---", *["---:"] * (2 + len(told)), "---"]), *shares, ""], accept)
+    check_block(
+        "machine's share", [_line(heading), _line(["---", *["---:"] * (2 + len(told)), "---"]), *shares, ""], accept
+    )
 
 
 def test_the_results_have_the_levels_of_sharing(accept: bool) -> None:

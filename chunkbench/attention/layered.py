@@ -13,6 +13,7 @@ from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.changes import Append, Join
 from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kv_dtype import KvDtype
 
 
 class LayeredChunkAttention:
@@ -40,6 +41,7 @@ class LayeredChunkAttention:
       it is PyTorch.
     - `share=False` gives every sequence chunks of its own.
     - `retain` keeps the full chunks of removed or cut sequences for later sequences, until their memory is needed.
+    - `kv_dtype` says how K and V are stored: in `dtype`, or in 8 bits (`KvDtype`).
     - `policy` lets some KV heads keep only a window (`HeadPolicy`). It needs a CPU.
     """
 
@@ -62,12 +64,14 @@ class LayeredChunkAttention:
         share: bool = True,
         retain: bool = False,
         policy: HeadPolicy | None = None,
+        kv_dtype: KvDtype = "same",
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         # With a device index: "cuda" does not equal "cuda:0", the device of tensors made on "cuda".
         device = torch.empty(0, device=device).device
-        shape = CacheShape(heads, heads if kv_heads is None else kv_heads, head_dim, chunk_size, dtype, device, layers)
+        kv_heads = heads if kv_heads is None else kv_heads
+        shape = CacheShape(heads, kv_heads, head_dim, chunk_size, dtype, device, layers, kv_dtype)
         shape.check()
         self.layers = layers
         self.heads = heads
@@ -76,6 +80,7 @@ class LayeredChunkAttention:
         self.chunk_size = chunk_size
         self.dtype = dtype
         self.device = device
+        self.kv_dtype = shape.kv_dtype
         self.kernel = choose(shape, kernel)
         self.policy = policy
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)

@@ -18,6 +18,7 @@ from chunkbench.kernels.cpu.decode import StoredHeads, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.planners import Planner, flat
 from chunkbench.kernels.tpp_torch import TppTorch
+from chunkbench.kv_dtype import KV_DTYPES, KvDtype
 
 Partition = Literal["two-phase", "sequence-first"]
 Kernel = Literal["auto", "native", "triton", "torch"]
@@ -35,6 +36,7 @@ class CacheShape(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     layers: int
+    kv_dtype: KvDtype = "same"
 
     def check(self) -> None:
         """Raise ValueError for a shape that no kernel supports."""
@@ -46,6 +48,8 @@ class CacheShape(NamedTuple):
             raise ValueError(f"dtype must be float32, float16 or bfloat16, not {self.dtype}")
         if self.layers < 1:
             raise ValueError(f"layers must be at least 1, not {self.layers}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_dtype must be {', '.join(KV_DTYPES)}, not {self.kv_dtype!r}")
 
 
 def choose(shape: CacheShape, kernel: Kernel) -> Chosen:
@@ -92,8 +96,8 @@ def _head_stores(
 
     def make_store(heads: int) -> ChunkStore:
         if native:
-            return PackedStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, heads)
-        return ChunkStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, shape.device, heads)
+            return PackedStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, heads, shape.kv_dtype)
+        return ChunkStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, shape.device, heads, shape.kv_dtype)
 
     def make_kernel(store: ChunkStore, heads: int) -> HeadKernel:
         if isinstance(store, PackedStore):
@@ -108,16 +112,16 @@ def _store(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[Chu
     planner = _planner(partition)
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
     if kernel == "native":
-        packed_store = PackedStore(*sizes, shape.layers)
+        packed_store = PackedStore(*sizes, shape.layers, shape.kv_dtype)
         return packed_store, TppNative(packed_store, shape.heads, planner)
     if kernel == "triton":
         # Imported here because importing Triton takes a second and only a GPU needs it.
         from chunkbench.kernels.triton.decode import TppTriton
         from chunkbench.kernels.triton.store import TritonStore
 
-        triton_store = TritonStore(*sizes, shape.device, shape.layers)
+        triton_store = TritonStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
         return triton_store, TppTriton(triton_store, shape.heads, planner)
-    store = ChunkStore(*sizes, shape.device, shape.layers)
+    store = ChunkStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
     return store, TppTorch(store, shape.heads, planner)
 
 

@@ -19,6 +19,7 @@ from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.tpp_torch import TppTorch
+from chunkbench.kv_dtype import KvDtype
 
 _NONE: Ints = np.empty(0, np.int64)
 
@@ -58,6 +59,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         share: bool = True,
         retain: bool = False,
         policy: HeadPolicy | None = None,
+        kv_dtype: KvDtype = "same",
     ) -> None:
         if kernel == "auto" and torch.device(device).type != "cpu":
             kernel = "torch"
@@ -65,7 +67,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
             raise ValueError("kernel='triton' cannot take prompts in parts yet; use 'torch'")
         super().__init__(
             *(layers, heads, head_dim, kv_heads, chunk_size, dtype, device),
-            *(max_tokens, partition, kernel, share, retain, policy),
+            *(max_tokens, partition, kernel, share, retain, policy, kv_dtype),
         )
         assert isinstance(self._kernel, TppNative | TppTorch | HeadDecode)
         self._ragged = self._kernel

@@ -17,6 +17,7 @@ from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner
 from chunkbench.kernels.trace import Trace, TracedCall
+from chunkbench.kv_dtype import KvDtype
 
 
 class ChunkAttention(LayeredChunkAttention):
@@ -38,10 +39,12 @@ class ChunkAttention(LayeredChunkAttention):
         kernel: Kernel = "auto",
         share: bool = True,
         policy: HeadPolicy | None = None,
+        kv_dtype: KvDtype = "same",
     ) -> None:
         super().__init__(
             *(1, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share),
             policy=policy,
+            kv_dtype=kv_dtype,
         )
 
     def add_sequence(self, tokens: Tokens, k: torch.Tensor, v: torch.Tensor) -> int:

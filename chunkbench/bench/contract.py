@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 from typing_extensions import TypeVar
 
 from chunkbench.bench.experiment.terms import Style
+from chunkbench.kv_dtype import KvDtype
 
 if TYPE_CHECKING:
     import torch
@@ -131,6 +132,8 @@ class Implementation(ABC, Generic[PointT, InputsT]):
     """Whether decode reads a shared prefix once for all of its sequences (used for `bandwidth_fraction`)."""
     compiles: bool = False
     """Whether the first use compiles kernels, which takes minutes."""
+    kv_dtypes: tuple[KvDtype, ...] = ("same",)
+    """Forms in which the implementation can store K and V."""
 
     @abstractmethod
     def availability(self, device: str) -> Answer:

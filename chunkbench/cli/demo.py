@@ -87,7 +87,7 @@ def command(user: int, form: str) -> None:
     room = sum(map(len, prompts)) + USERS * (MOST_TOKENS + 64)
     sides = []
     for name, attention in (("without sharing", "no-sharing"), ("with sharing", "two-phase")):
-        options = EngineOptions(USERS, kv_bytes=room * model.token_bytes, attention=attention, cache="live")  # type: ignore[arg-type]
+        options = EngineOptions(USERS, kv_bytes=room * model.token_bytes(), attention=attention, cache="live")  # type: ignore[arg-type]
         requests = [Request(str(number), prompt, MOST_TOKENS) for number, prompt in enumerate(prompts, 1)]
         sides.append(_answer(name, Engine(model, options), requests))
     status_line("")

@@ -10,7 +10,8 @@ import click
 
 from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail, serving_libraries
-from chunkbench.server.serve_options import ServeOptions
+from chunkbench.kv_dtype import KV_DTYPES, why_not_stored
+from chunkbench.server.serve_options import SERVED_FORMS, ServeOptions
 
 EPILOG = """\b
 Examples:
@@ -19,7 +20,8 @@ Examples:
   chunkbench serve ~/models/Llama-3.2-1B --dtype bfloat16   a checkpoint
   chunkbench serve llama2-7b --layers 2 --attention no-sharing
   chunkbench serve small-llama --engine transformers --port 8001
-  chunkbench serve smollm2-135m --engine openvino --dtype float32 --kv-dtype u8
+  chunkbench serve smollm2-135m --engine openvino --dtype float32 --kv-dtype uint8
+  chunkbench serve smollm2-135m --dtype bfloat16 --kv-dtype int8
   chunkbench serve smollm2-135m --heads heads.json --window 512
 \b
   curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
@@ -112,14 +114,15 @@ Examples:
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="bfloat16",
     show_default=True,
-    help="Dtype of weights and K/V.",
+    help="Dtype of weights, of the computation, and of K/V unless --kv-dtype says otherwise.",
 )
 @click.option(
     "--kv-dtype",
-    type=click.Choice(["auto", "u8"]),
-    default="auto",
+    type=click.Choice(KV_DTYPES),
+    default="same",
     show_default=True,
-    help="With --engine openvino: dtype of K/V. auto: as --dtype; u8: 8 bits, OpenVINO's own default.",
+    help="How K/V are stored. same: as --dtype. The others have 8 bits: int8 with a scale for each token and head,"
+    " uint8 with a scale and a zero point (OpenVINO's own, and the only one of --engine openvino), fp8 (E4M3).",
 )
 @click.option("--device", default="cpu", show_default=True, help="Device of the model: cpu or cuda.")
 @click.option(
@@ -202,8 +205,8 @@ def command(context: click.Context, options: ServeOptions) -> None:
         shared = option == "--cache" and options.engine == "openvino"
         if options.engine != "chunk" and not shared and value not in (None, usual):
             fail(f"{option} works only with our engine, not with --engine {options.engine}")
-    if options.kv_dtype != "auto" and options.engine != "openvino":
-        fail(f"--kv-dtype {options.kv_dtype} works only with --engine openvino")
+    if reason := why_not_stored(options.kv_dtype, SERVED_FORMS[options.engine]):
+        fail(f"--kv-dtype {options.kv_dtype}: the engine {options.engine} {reason}")
     if options.heads is None and (options.window is not None or options.compress != "own"):
         fail("--window and --compress say what heads keep; give --heads FILE, too")
     if options.heads is not None and options.engine != "chunk":

@@ -7,6 +7,7 @@ from typing import Any
 
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.analysis.points import AXES, describe
+from chunkbench.bench.experiment.point import AS_BEFORE
 from chunkbench.bench.store.manifest import MachineFacts, Manifest
 from chunkbench.bench.store.results import TimedResult
 from chunkbench.report import gpu_facts
@@ -190,7 +191,8 @@ def _notes(manifest: Manifest, rows: Sequence[Row], columns: Columns) -> list[st
 
 
 def _constants(group: Group, varying: Sequence[str]) -> str:
-    names = [name for name in AXES if name not in (*varying, *_IN_OTHER_TOPICS) and group.axes.get(name) is not None]
+    named = [name for name in AXES if name not in (*varying, *_IN_OTHER_TOPICS)]
+    names = [name for name in named if group.axes.get(name) != AS_BEFORE.get(name)]
     return ", ".join(describe(group.axes, [name]) for name in names)
 
 

@@ -25,6 +25,7 @@ SETUP: Mapping[str, object] = {
     "chunk_size": 64,
     "prompts": 1,
     "tree": None,
+    "kv_dtype": "same",
 }
 """Axes that have the same value in all rows of Table 3 (sections 4 and 4.1 of the paper)."""
 

@@ -185,8 +185,10 @@ class ChunkBackend:
             "max_batch": options.max_batch,
             "prompt_budget": options.prompt_budget,
             "chunk_size": options.chunk_size,
-            "kv_bytes": self._engine.max_tokens * model.token_bytes,
+            "kv_bytes": self._engine.max_tokens * self._engine.token_bytes,
             **model.facts(),
+            "kv_dtype": model.facts()["dtype"] if options.kv_dtype == "same" else options.kv_dtype,
+            "kv_bytes_per_token": self._engine.token_bytes,
         }
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from chunkbench.server.engine.model import (
     random_module,
     reading_with_transformers,
 )
-from chunkbench.server.openvino_backend import KvDtype, OpenVINOBackend, check_openvino
+from chunkbench.server.openvino_backend import OpenVINOBackend, check_openvino
 from chunkbench.server.transformers_backend import TransformersBackend
 
 EngineName = Literal["chunk", "transformers", "openvino"]
@@ -96,13 +96,12 @@ def build_backend(
     options: EngineOptions,
     say: Callable[[str], None],
     check: Callable[[ModelNumbers], None] = lambda numbers: None,
-    kv_dtype: KvDtype = "auto",
 ) -> tuple[Backend, int]:
     """Load the model and build its engine. Returns the engine, and the maximum number of tokens of prompt and answer
     together.
 
-    `say` receives a line of text before each slow part. `check` may raise an error to refuse the model. `kv_dtype`:
-    dtype of K and V in the engine openvino. Raises EngineError and ValueError.
+    `say` receives a line of text before each slow part. `check` may raise an error to refuse the model. Raises
+    EngineError and ValueError.
     """
     if engine == "openvino":
         check_openvino(choice.dtype, choice.device)
@@ -124,7 +123,7 @@ def build_backend(
         say(f"{choice.name}: weights: {weights}")
     say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
     if engine == "openvino":
-        openvino = OpenVINOBackend(module.eval(), options, kv_dtype)
+        openvino = OpenVINOBackend(module.eval(), options)
         return openvino, openvino.max_length
     if engine == "transformers":
         backend = TransformersBackend(module.eval(), options)

@@ -16,20 +16,19 @@ from importlib.metadata import version
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from chunkbench.kernels.products import has_native_products
+from chunkbench.kv_dtype import KvDtype
 from chunkbench.server.backend import BackendFailed, Deliver, Deliveries, Load, Observer, refuse_beyond_greedy
 from chunkbench.server.engine import EngineOptions, Generated, ModelError, Request, RequestFailed
 from chunkbench.server.engine import StepReport as Report
 from chunkbench.server.engine.model import ModelNumbers
 from chunkbench.server.openvino_engine import Ask, Broken, Drop, Ready, Settings, Step, Token
 from chunkbench.server.openvino_model import write_model
-
-KvDtype = Literal["auto", "u8"]
 
 BLOCK_SIZE = 32
 """Number of tokens of a block, fixed in OpenVINO's kernels for CPUs."""
@@ -64,8 +63,8 @@ def check_openvino(dtype: torch.dtype, device: str) -> None:
 
 def token_bytes(model: ModelNumbers, kv_dtype: KvDtype) -> int:
     """Bytes of the K and V of one token in all layers."""
-    if kv_dtype == "auto":
-        return model.token_bytes
+    if kv_dtype == "same":
+        return model.token_bytes()
     # K has a scale for each number of a head in a block, V for each token.
     scales = _SCALE_BYTES * model.head_dim // BLOCK_SIZE + _SCALE_BYTES
     return model.layers * model.kv_heads * (2 * model.head_dim + scales)
@@ -75,12 +74,12 @@ class OpenVINOBackend:
     """Answers requests with OpenVINO GenAI's `ContinuousBatchingPipeline`, in a process of its own. Tokens are chosen
     greedily."""
 
-    def __init__(self, module: Any, options: EngineOptions, kv_dtype: KvDtype) -> None:
+    def __init__(self, module: Any, options: EngineOptions) -> None:
         """`module`: a causal language model of transformers. `options.chunk_size`, `options.attention` and
         `options.schedule` are ignored. Raises ModelError."""
         self._model = model = ModelNumbers(module)
         self._options = options
-        self._kv_dtype = kv_dtype
+        self._kv_dtype = kv_dtype = options.kv_dtype
         block_bytes = token_bytes(model, kv_dtype) * BLOCK_SIZE
         self._blocks = options.kv_bytes // block_bytes
         if self._blocks == 0:
@@ -98,7 +97,7 @@ class OpenVINOBackend:
         properties: dict[str, int | str] = {
             "INFERENCE_NUM_THREADS": self._threads,
             "INFERENCE_PRECISION_HINT": name,
-            "KV_CACHE_PRECISION": name if kv_dtype == "auto" else kv_dtype,
+            "KV_CACHE_PRECISION": name if kv_dtype == "same" else "u8",
         }
         self._outbox: queue.SimpleQueue[Ask | Drop | None] = queue.SimpleQueue()
         self._load = Load(0, 0, 0)
@@ -149,7 +148,7 @@ class OpenVINOBackend:
             "threads": self._threads,
             "kv_bytes": self._blocks * BLOCK_SIZE * token_bytes(self._model, self._kv_dtype),
             **self._model.facts(),
-            "kv_dtype": str(self._model.dtype).removeprefix("torch.") if self._kv_dtype == "auto" else "uint8",
+            "kv_dtype": str(self._model.dtype).removeprefix("torch.") if self._kv_dtype == "same" else "uint8",
             "kv_bytes_per_token": token_bytes(self._model, self._kv_dtype),
         }
 

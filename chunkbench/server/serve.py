@@ -120,8 +120,9 @@ def build(options: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, S
         cache,
         options.schedule,
         policy,
+        options.kv_dtype,
     )
-    backend, room = build_backend(choice, options.engine, limits, say, check, options.kv_dtype)
+    backend, room = build_backend(choice, options.engine, limits, say, check)
     text = CheckpointTokenizer(choice.folder)
     name = text_of(options.served_name or choice.name)
     served = ServerOptions(name, room, options.max_waiting, options.constrained, options.allow_origin, options.compiled)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from chunkbench.kv_dtype import KV_DTYPES, KvDtype
 
 if TYPE_CHECKING:
     from chunkbench.attention.windows import Compress
     from chunkbench.server.build import EngineName
     from chunkbench.server.constrained import Method
     from chunkbench.server.engine.engine import Attention, Cache, Schedule
-    from chunkbench.server.openvino_backend import KvDtype
+
+
+SERVED_FORMS: Mapping[EngineName, tuple[KvDtype, ...]] = {
+    "chunk": KV_DTYPES,
+    "openvino": ("same", "uint8"),
+    "transformers": ("same",),
+}
+"""How each engine can store K and V."""
 
 
 @dataclass(frozen=True)

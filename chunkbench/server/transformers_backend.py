@@ -38,7 +38,7 @@ class TransformersBackend:
         self._model = model = ModelNumbers(module)
         self._attention: str = module.config._attn_implementation
         self._options = options
-        self._page_bytes = model.token_bytes * PAGE_SIZE
+        self._page_bytes = model.token_bytes() * PAGE_SIZE
         self._pages = options.kv_bytes // self._page_bytes
         if self._pages == 0:
             raise ModelError(f"kv_bytes={options.kv_bytes} does not hold a page, which takes {self._page_bytes} bytes")

@@ -14,13 +14,17 @@ def pack(
     kv_heads: int,
     head_dim: int,
     chunk_size: int,
+    kv_dtype: str,
     k: int,
     v: int,
     chunks: NDArray[np.int64],
     slots: NDArray[np.int64],
     threads: int,
+    kv_scales: int = 0,
 ) -> None: ...
-def cut(dtype: str, kv_heads: int, head_dim: int, chunk_size: int, chunk: int, tokens: int, held: int) -> None: ...
+def cut(
+    dtype: str, kv_heads: int, head_dim: int, chunk_size: int, kv_dtype: str, chunk: int, tokens: int, held: int
+) -> None: ...
 def use_tensors_of(type: type) -> bool: ...
 def dense_address(tensor: object, shape: tuple[int, ...], dtype: str) -> int: ...
 
@@ -32,6 +36,7 @@ class DecodePlan:
         kv_heads: int,
         head_dim: int,
         chunk_size: int,
+        kv: str,
         columns: Sequence[str],
         items: NDArray[np.int64],
         chunks: NDArray[np.int64],
@@ -46,7 +51,9 @@ class DecodePlan:
         isa: str,
     ) -> None: ...
     def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...
-    def decode(self, q: int, out: int, scale: float, threads: int, shift: int = 0, sums: int = 0) -> None: ...
+    def decode(
+        self, q: int, out: int, scale: float, threads: int, shift: int = 0, sums: int = 0, kv_scales: int = 0
+    ) -> None: ...
     def accumulate(self, q: int, outputs: int, stats: int, scale: float, threads: int) -> None: ...
     def run_layers(
         self,

@@ -30,6 +30,7 @@ from chunkbench.kernels.items import (
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, two_phase
 from chunkbench.kernels.trace import Trace, TracedCall
+from chunkbench.kv_dtype import KvDtype, kv_bytes
 
 if TYPE_CHECKING:
     from chunkbench.kernels.cpu._native import DecodePlan
@@ -45,7 +46,7 @@ def chosen_isa() -> str:
     return requested or isa()
 
 
-def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
+def read_mode(dtype: torch.dtype, kv_dtype: KvDtype, isa: str) -> tuple[bool, bool]:
     """Two flags for an item of one row: whether to prefetch its K and V, and whether to read several parts side by
     side.
 
@@ -56,7 +57,7 @@ def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
     """
     features = required().cpu_features()
     intel = features["intel"]
-    widens = dtype == torch.float16 or (dtype == torch.bfloat16 and not isa.endswith("bf16"))
+    widens = kv_dtype != "same" or dtype == torch.float16 or (dtype == torch.bfloat16 and not isa.endswith("bf16"))
     gains = isa.startswith(("avx512", "amx")) and (not intel or features["avx512_bf16"])
     return widens or gains, intel
 
@@ -72,6 +73,8 @@ class PackedChunks(Protocol):
     def head_dim(self) -> int: ...
     @property
     def chunk_size(self) -> int: ...
+    @property
+    def kv_dtype(self) -> KvDtype: ...
     @property
     def layer_bytes(self) -> int:
         """Bytes from the chunks of a layer to those of the next layer."""
@@ -90,6 +93,7 @@ class StoredHeads:
         self._store = store
         self.kv_heads = kv_heads
         self.dtype, self.head_dim, self.chunk_size = store.dtype, store.head_dim, store.chunk_size
+        self.kv_dtype = store.kv_dtype
         self.layer_bytes = store.layer_bytes
         self.chunk_addresses = store.chunk_addresses
 
@@ -101,7 +105,7 @@ class NativeDecode:
         self.store = store
         self.heads = heads
         self._isa = chosen_isa()
-        self._fetch_early, self._side_by_side = read_mode(store.dtype, self._isa)
+        self._fetch_early, self._side_by_side = read_mode(store.dtype, store.kv_dtype, self._isa)
         self._scale = store.head_dim**-0.5
         reads_tensors()
         self._work: DecodePlan | None = None
@@ -132,6 +136,7 @@ class NativeDecode:
             store.kv_heads,
             store.head_dim,
             store.chunk_size,
+            store.kv_dtype,
             COLUMNS,
             flat.items.view(np.int64).reshape(-1, len(COLUMNS)),
             addresses,
@@ -169,17 +174,20 @@ class NativeDecode:
             sums = 0 if self._compensation is None else self._compensation.sums[:, layer:].data_ptr()
             self.decode_at(q, out, layer * self.store.layer_bytes, self._scale, sums)
 
-    def decode_at(self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float, sums: int = 0) -> None:
+    def decode_at(
+        self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float, sums: int = 0, kv_scales: int = 0
+    ) -> None:
         """Like `decode`, for a layer whose chunks lie `shift` bytes after those of the plan. `scale`: factor of the
         scores.
 
-        `sums`: address of the layer's sums for compensation tokens, 0 if there are none. q and out need not be
-        contiguous.
+        `sums`: address of the layer's sums for compensation tokens, 0 if there are none. `kv_scales`: address of the
+        layer's float32 scales of fp8, those of K and then those of V `[2, h_kv]`; 0 if all are 1. q and out need not
+        be contiguous.
         """
         assert self._work is not None
         q = q.contiguous()
         target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-        self._work.decode(q.data_ptr(), target.data_ptr(), scale, torch.get_num_threads(), shift, sums)
+        self._work.decode(q.data_ptr(), target.data_ptr(), scale, torch.get_num_threads(), shift, sums, kv_scales)
         if target is not out:
             out.copy_(target)
 
@@ -257,6 +265,7 @@ class NativeDecode:
         items = ranges(first, counts)
         read = np.bincount(of_unit, tokens[items], len(table)).astype(np.int64) * heads
         multiplied = np.bincount(of_unit, (tokens * widths)[items], len(table)).astype(np.int64) * heads
+        token_bytes = kv_bytes(store.head_dim, store.dtype.itemsize, store.kv_dtype)
         return Trace(
             threads=threads,
             seconds=seconds,
@@ -266,9 +275,9 @@ class NativeDecode:
             ready=table[:, 5],
             end=table[:, 6],
             parts=table[:, 7:],
-            read_bytes=read * 2 * store.head_dim * store.dtype.itemsize,
+            read_bytes=read * token_bytes,
             flops=multiplied * 4 * store.head_dim * (self.heads // store.kv_heads),
-            place_bytes=int(flat.items["heads"].max()) * store.chunk_size * 2 * store.head_dim * store.dtype.itemsize,
+            place_bytes=int(flat.items["heads"].max()) * store.chunk_size * token_bytes,
         )
 
 

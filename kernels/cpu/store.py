@@ -10,11 +10,13 @@ import torch
 from chunkbench.kernels.changes import Append
 from chunkbench.kernels.chunk_store import AddressedStore
 from chunkbench.kernels.cpu import required
+from chunkbench.kernels.eight_bits import NUMBERS
 from chunkbench.kernels.integers import Ints
+from chunkbench.kv_dtype import KvDtype, kv_bytes
 
-PackedShape = tuple[str, int, int, int]
-"""Name of the dtype, number of KV heads, head dimension, tokens of a chunk. Functions of the native module take these
-four."""
+PackedShape = tuple[str, int, int, int, KvDtype]
+"""Name of the dtype, number of KV heads, head dimension, tokens of a chunk, form of K and V. Functions of the native
+module take these five."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -22,12 +24,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def pack_tokens(shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses: Ints, slots: Ints) -> None:
+def pack_tokens(
+    shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses: Ints, slots: Ints, scales: int = 0
+) -> None:
     """Write k and v `[n, h_kv, d]` to slots `[n]` of the packed chunks at addresses `[n]`. The caller must have checked
-    k and v."""
+    k and v. `scales`: see `NativeDecode.decode_at`."""
     k, v = k.contiguous(), v.contiguous()
     slots = np.ascontiguousarray(slots, np.int64)
-    required().pack(*shape, k.data_ptr(), v.data_ptr(), addresses, slots, torch.get_num_threads())
+    required().pack(*shape, k.data_ptr(), v.data_ptr(), addresses, slots, torch.get_num_threads(), scales)
 
 
 class PackedStore(AddressedStore):
@@ -41,10 +45,18 @@ class PackedStore(AddressedStore):
     partner's V to zero.
     """
 
-    def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, layers: int = 1) -> None:
-        super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers)
+    def __init__(
+        self,
+        chunk_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        layers: int = 1,
+        kv_dtype: KvDtype = "same",
+    ) -> None:
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers, kv_dtype)
         self._native = required()
-        self._shape: PackedShape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
+        self._shape: PackedShape = (dtype_name(dtype), kv_heads, head_dim, chunk_size, kv_dtype)
         self._tails = (b"", np.empty(0, np.int64))  # chunk ids of the last append, and their addresses
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
@@ -67,12 +79,29 @@ class PackedStore(AddressedStore):
         raise NotImplementedError("packed chunks cannot be read back")
 
     def sums(self, chunk: int) -> torch.Tensor:
-        c, d, step = self.chunk_size, self.head_dim, 2 if self.dtype == torch.bfloat16 else 1
-        keys, values = (part.flatten(0, 1).flatten(1).float() for part in self._chunk(chunk))
+        c, d = self.chunk_size, self.head_dim
+        step = 2 if self.dtype == torch.bfloat16 and self.kv_dtype == "same" else 1
+        keys, values = self._stored(chunk)
         of_keys = keys.view(-1, c // 16, d // step, 16, step).sum((1, 3)).flatten(1)
         bands = [values[:, i * c : min(i + 64, d) * c] for i in range(0, d, 64)]
         of_values = [band.view(-1, c // step, band.shape[1] // c, step).sum((1, 3)) for band in bands]
         return torch.stack([of_keys, torch.cat(of_values, 1)], 1)
+
+    def _stored(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a chunk in their packed order, float32 `[layers * h_kv, c * d]`."""
+        keys, values = (part.flatten(0, 1).flatten(1) for part in self._chunk(chunk))
+        if self.kv_dtype == "same":
+            return keys.float(), values.float()
+        c, d = self.chunk_size, self.head_dim
+        numbers = keys[:, : 2 * c * d].contiguous().view(NUMBERS[self.kv_dtype]).float()
+        of_keys, of_values = numbers[:, : c * d].view(-1, c // 16, d, 16), numbers[:, c * d :]
+        bands = [of_values[:, i * c : min(i + 64, d) * c].unflatten(1, (c, -1)) for i in range(0, d, 64)]
+        if self.kv_dtype != "fp8":
+            floats = keys[:, 2 * c * d :].contiguous().view(torch.float32).unflatten(1, (2, -1, c)).unbind(1)
+            own = [floats[0].unflatten(2, (-1, 1, 16)), *[floats[1][..., None]] * len(bands)]
+            for part, each in zip([of_keys, *bands], own, strict=True):
+                part.sub_(each[:, 1] if self.kv_dtype == "uint8" else 0).mul_(each[:, 0])
+        return of_keys.flatten(1), torch.cat([band.flatten(1) for band in bands], 1)
 
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
         if target != source:
@@ -89,6 +118,10 @@ class PackedStore(AddressedStore):
         return self.chunk_bytes
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.kv_dtype != "same":
+            head = self.chunk_size * kv_bytes(self.head_dim, self.dtype.itemsize, self.kv_dtype)
+            heads = torch.empty((chunks, self.layers, self.kv_heads, head), dtype=torch.uint8).transpose(0, 1)
+            return heads, heads
         shape = (chunks, self.layers, self.kv_heads, 2, self.chunk_size, self.head_dim)
         both = self._numbers(math.prod(shape)).view(shape).transpose(0, 1)
         return both[:, :, :, 0], both[:, :, :, 1]
@@ -100,8 +133,8 @@ class PackedStore(AddressedStore):
     def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         if layer:
             chunks = chunks + layer * self.layer_bytes
-        dtype, _, head_dim, chunk_size = self._shape
-        pack_tokens((dtype, k.shape[1], head_dim, chunk_size), k, v, chunks, slots)
+        dtype, _, head_dim, chunk_size, kv_dtype = self._shape
+        pack_tokens((dtype, k.shape[1], head_dim, chunk_size, kv_dtype), k, v, chunks, slots)
 
 
 class BorrowedStore(PackedStore):

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from chunkbench.kernels.items import ITEM_COLUMNS
+from chunkbench.kv_dtype import KV_DTYPES
 
 # Kernels can read no other global names than such constants.
 FIRST_CHUNK, CHUNK_COUNT, FIRST_ROW, ROW_COUNT = (
@@ -30,6 +31,76 @@ TAIL_ROW, FIRST_PARTIAL, FIRST_FOLD, FOLDS = (
     tl.constexpr(ITEM_COLUMNS.index(name)) for name in ("tail_row", "first_partial", "first_fold", "folds")
 )
 ITEM_WIDTH = tl.constexpr(len(ITEM_COLUMNS))
+SAME, INT8, UINT8, FP8 = (tl.constexpr(number) for number in range(len(KV_DTYPES)))  # values of FORM
+_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds a small float32 to an integer, ties to even
+_FP8_SCALE = tl.constexpr(256.0)  # the bits of E4M3 as those of float16 are a number 2^8 times too small
+
+
+@triton.jit
+def _widen(stored, kind, FORM: tl.constexpr):
+    """K or V as loaded, as numbers of the dtype `kind`; scales are applied later. Exact, also in bfloat16."""
+    if FORM == FP8:
+        bits = stored.to(tl.uint16)
+        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
+        # 0x7f is NaN in E4M3, and would be 480.
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), half).to(kind)
+    # By way of float32, because Triton's interpreter casts integers to bfloat16 wrongly.
+    return stored if FORM == SAME else stored.to(tl.float32).to(kind)
+
+
+@triton.jit
+def _floats(pointers, number: tl.constexpr, mask, TILE: tl.constexpr):
+    """The float32 with this number that follows each vector; `pointers` and `mask` `[TILE, 1]`."""
+    return tl.reshape(tl.load(pointers.to(tl.pointer_type(tl.float32)) + number, mask=mask, other=0.0), (TILE,))
+
+
+@triton.jit
+def _narrow(x, FORM: tl.constexpr):
+    """Vectors `[n, D]` in 8 bits, as `eight_bits.rounded` does: numbers (int32), scales and zero points `[n]`."""
+    x = x.to(tl.float32)
+    bad = tl.sum(x * 0.0, 1)  # NaN if a number is NaN or infinite; tl.max ignores NaN
+    scale, zero = bad, bad * 0.0
+    if FORM == INT8:
+        peak = tl.max(tl.abs(x), 1)
+        lift = tl.where(peak < 1e-30, 1.2676506002282294e30, 1.0)  # 2^100: 127 / peak must be finite
+        inverse = tl.where(peak > 0.0, tl.div_rn(peak * 0.0 + 127.0, peak * lift), 0.0)
+        numbers = ((x * lift[:, None] * inverse[:, None] + _ROUND) - _ROUND).to(tl.int32)
+        scale = tl.div_rn(peak, peak * 0.0 + 127.0) + bad
+    elif FORM == UINT8:
+        least, most = tl.min(x, 1), tl.max(x, 1)
+        most_value = least * 0.0 + 255.0
+        step = tl.div_rn(most, most_value) - tl.div_rn(least, most_value)
+        step = tl.where(step > 0.0, step, tl.where(least == 0.0, 1.0, tl.abs(least)))
+        zero = tl.div_rn(-least, step)
+        numbers = tl.div_rn(x, tl.broadcast_to(step[:, None], x.shape)) + zero[:, None]
+        numbers = ((tl.minimum(tl.maximum(numbers, 0.0), 255.0) + _ROUND) - _ROUND).to(tl.int32)
+        scale = step + bad
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        size = magnitude.to(tl.float32, bitcast=True)
+        # Below 2^-6 numbers are multiples of 2^-9, which is the step of float32 at 2^14.
+        small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        large = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1) - (120 << 23)) >> 20
+        numbers = tl.where(size < 0.015625, small, tl.where(size >= 448.0, 0x7E, large))
+        numbers = tl.where(size != size, 0x7F, numbers) | ((bits >> 24) & 0x80)
+    return numbers, scale, zero
+
+
+@triton.jit
+def _store(at, target, x, valid, D: tl.constexpr, FORM: tl.constexpr):
+    """Store vectors x `[n, D]` at `at + target`, target and valid `[n, 1]`."""
+    dims = tl.arange(0, D)
+    if FORM == SAME:
+        tl.store(at + target + dims[None, :], x, mask=valid)
+    else:
+        numbers, scale, zero = _narrow(x, FORM)
+        tl.store(at + target + dims[None, :], numbers.to(at.dtype.element_ty), mask=valid)
+        floats = (at + target + D).to(tl.pointer_type(tl.float32))
+        if FORM != FP8:
+            tl.store(floats, scale[:, None], mask=valid)
+        if FORM == UINT8:
+            tl.store(floats + 1, zero[:, None], mask=valid)
 
 
 @triton.jit
@@ -51,6 +122,7 @@ def _attend(
     D: tl.constexpr,
     TOKEN_STEP: tl.constexpr,
     UNIT: tl.constexpr,
+    FORM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Attend to one more run of chunks. Places count in units of 16 bytes, so the compiler knows that loads are
@@ -63,22 +135,40 @@ def _attend(
             chunk = first + start // CHUNK
             key = tl.load(key_places + chunk) * UNIT + inner
             value = tl.load(value_places + chunk) * UNIT + inner
-            inside = (start % CHUNK + offsets)[:, None] * TOKEN_STEP + dims[None, :]
+            token = (start % CHUNK + offsets)[:, None] * TOKEN_STEP
         else:
             chunk = first + (start + offsets) // CHUNK
             key = (tl.load(key_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
             value = (tl.load(value_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
-            inside = ((start + offsets) % CHUNK)[:, None] * TOKEN_STEP + dims[None, :]
-        k = tl.load(keys + key + inside, mask=valid[:, None], other=0.0)
-        v = tl.load(values + value + inside, mask=valid[:, None], other=0.0)
+            token = ((start + offsets) % CHUNK)[:, None] * TOKEN_STEP
+        inside = token + dims[None, :]
+        k = _widen(tl.load(keys + key + inside, mask=valid[:, None], other=0), q.dtype, FORM)
+        v = _widen(tl.load(values + value + inside, mask=valid[:, None], other=0), q.dtype, FORM)
         scores = tl.dot(q, tl.trans(k)) * scale
+        if FORM == FP8:
+            scores *= _FP8_SCALE
+        elif FORM != SAME:
+            after = keys + key + token + D
+            if FORM == UINT8:
+                zeros = _floats(after, 1, valid[:, None], TILE)
+                scores -= tl.sum(q.to(tl.float32), 1)[:, None] * zeros[None, :] * scale
+            scores *= _floats(after, 0, valid[:, None], TILE)[None, :]
         scores = tl.where(valid[None, :], scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         weights = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(top - safe)
         total = total * shrink + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
+        acc *= shrink[:, None]
+        if FORM == FP8:
+            weights *= _FP8_SCALE
+        elif FORM != SAME:
+            after = values + value + token + D
+            weights *= _floats(after, 0, valid[:, None], TILE)[None, :]
+            if FORM == UINT8:  # of the rounded weights, which the product takes
+                zeros = _floats(after, 1, valid[:, None], TILE)
+                acc -= tl.sum(weights.to(v.dtype).to(tl.float32) * zeros[None, :], 1)[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc)
         top = peak
     return top, total, acc
 
@@ -161,6 +251,7 @@ def _run_item(
     TOKEN_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
+    FORM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Run one item for one KV head. Lane i of the tile is query head i % GROUP of the item's position i // GROUP."""
@@ -188,7 +279,7 @@ def _run_item(
     inner = head * HEAD_STEP
     top, total, acc = _attend(
         query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale,
-        CHUNK, TILE, D, TOKEN_STEP, UNIT, STAGES,
+        CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, STAGES,
     )  # fmt: skip
     # A run is never empty. This keeps the partial result of an empty one zero instead of NaN.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -232,6 +323,7 @@ def partial_results(
     TOKEN_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
+    FORM: tl.constexpr,  # how K and V are stored: SAME, INT8, UINT8 or FP8
     OVERLAP: tl.constexpr,
 ):
     """Run all items. Grid: (capacity of items) x (KV heads). The heads of an item start together, and expensive items
@@ -246,13 +338,13 @@ def partial_results(
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
                 items, order, tokens, partial_out, partial_lse,
-                HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, STAGES,
+                HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, STAGES,
             )  # fmt: skip
         else:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
                 items, order, tokens, partial_out, partial_lse,
-                HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, NARROW_STAGES,
+                HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, NARROW_STAGES,
             )  # fmt: skip
 
 
@@ -290,6 +382,7 @@ def merge_rows(
     TOKEN_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
+    FORM: tl.constexpr,
     FOLD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -317,7 +410,7 @@ def merge_rows(
             tail_top, tail_total, tail_acc = _attend(
                 query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
                 tl.zeros([LANES, D], tl.float32), keys, values, key_places, value_places, tail_first, length,
-                head * HEAD_STEP, scale, CHUNK, TILE, D, TOKEN_STEP, UNIT, 1,
+                head * HEAD_STEP, scale, CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, 1,
             )  # fmt: skip
             top = tl.reshape(_first_lanes(tail_top[:, None], FEW), (FEW,))
             total = tl.reshape(_first_lanes(tail_total[:, None], FEW), (FEW,))
@@ -350,6 +443,7 @@ def append_tokens(
     TOKEN_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
+    FORM: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
     """Append one token to each row. In the first layer, where COUNTED is false, also count the token. Grid: rows."""
@@ -359,9 +453,11 @@ def append_tokens(
     dims = tl.arange(0, D)
     valid = (heads < KV_HEADS)[:, None]
     source = row.to(tl.int64) * KV_HEADS * D + heads[:, None] * D + dims[None, :]
-    target = heads[:, None] * HEAD_STEP + slot * TOKEN_STEP + dims[None, :]
-    tl.store(keys + tl.load(tail_keys + row) * UNIT + target, tl.load(k + source, mask=valid), mask=valid)
-    tl.store(values + tl.load(tail_values + row) * UNIT + target, tl.load(v + source, mask=valid), mask=valid)
+    target = heads[:, None] * HEAD_STEP + slot * TOKEN_STEP
+    _store(keys + tl.load(tail_keys + row) * UNIT, target, tl.load(k + source, mask=valid, other=0.0), valid, D, FORM)
+    _store(
+        values + tl.load(tail_values + row) * UNIT, target, tl.load(v + source, mask=valid, other=0.0), valid, D, FORM
+    )
     if not COUNTED:
         tl.debug_barrier()  # every thread has read the count
         tl.store(tokens + row, slot + 1)

@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 
 from chunkbench.kernels.triton import attention, constants
 from chunkbench.kernels.triton.tuning import Tuning
+from chunkbench.kv_dtype import KvDtype
 
 SHARED_BYTES = {80: 167936, 86: 102400, 90: 233472, 120: 102400}
 """Compute capability -> bytes of shared memory of a multiprocessor. A value also holds for later capabilities, up to
@@ -27,7 +28,8 @@ _POINTERS = {
     "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
     "i32": ("items", "order", "rows", "folds", "tokens"),
     "fp32": ("partial_out", "partial_lse"),
-    "data": ("q", "out", "k", "v", "keys", "values"),
+    "data": ("q", "out", "k", "v"),
+    "kv": ("keys", "values"),
 }
 
 
@@ -64,9 +66,10 @@ def build(
     head_dim: int,
     chunk_size: int,
     tuning: Tuning,
+    kv_dtype: KvDtype = "same",
 ) -> list[Built]:
     """All kernels of one shape, for compute capability `generation` (90 for 9.0) and `dtype` fp16 or bf16."""
-    sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype])
+    sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype], kv_dtype=kv_dtype)
     overlap = constants.overlaps(generation)
     merge_warps = constants.merge_warps(sizes, tuning)
     wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) for wide in (True, False))
@@ -80,7 +83,9 @@ def build(
 
 def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, warps: int, variant: str = "") -> Built:
     kernel = getattr(attention, name)
-    types = {name: "*" + (dtype if kind == "data" else kind) for kind, names in _POINTERS.items() for name in names}
+    kv = (dtype, "i8", "u8", "u8")[constants["FORM"]]
+    of_kind = {"data": dtype, "kv": kv}
+    types = {name: f"*{of_kind.get(kind, kind)}" for kind, names in _POINTERS.items() for name in names}
     types |= {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     # A launch detects these properties itself: aligned tensors, and strides of q and out that are multiples of 16.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from chunkbench.kernels.triton.tuning import Tuning
+from chunkbench.kv_dtype import FLOATS, KV_DTYPES, KvDtype
 
 PLACE_BYTES = 16
 """Unit of the places of chunks, in bytes. With this unit the compiler knows that loads of 16 bytes are aligned."""
@@ -32,9 +33,11 @@ class Sizes(NamedTuple):
     chunk_size: int
     dtype: torch.dtype
     token_step: int = 0
-    """Elements between two tokens of a head in a chunk. 0 stands for `head_dim`."""
+    """Elements between two tokens of a head in a chunk. 0 means that tokens follow each other."""
     head_step: int = 0
     """Elements between two heads of a chunk. 0 means that the tokens of a head follow those of the head before it."""
+    kv_dtype: KvDtype = "same"
+    """How K and V are stored. In 8 bits, an element is a byte, and a token is what `eight_bits.narrow` makes."""
 
     @property
     def group(self) -> int:
@@ -76,12 +79,14 @@ def overlaps(generation: int) -> bool:
 
 
 def _chunks(sizes: Sizes) -> dict[str, Any]:
+    width = sizes.head_dim + 4 * FLOATS.get(sizes.kv_dtype, 0)
     return {
         "CHUNK": sizes.chunk_size,
         "D": sizes.head_dim,
-        "TOKEN_STEP": sizes.token_step or sizes.head_dim,
-        "HEAD_STEP": sizes.head_step or sizes.chunk_size * sizes.head_dim,
-        "UNIT": PLACE_BYTES // sizes.dtype.itemsize,
+        "TOKEN_STEP": sizes.token_step or width,
+        "HEAD_STEP": sizes.head_step or sizes.chunk_size * width,
+        "UNIT": PLACE_BYTES // (sizes.dtype.itemsize if sizes.kv_dtype == "same" else 1),
+        "FORM": KV_DTYPES.index(sizes.kv_dtype),
     }
 
 

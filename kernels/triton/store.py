@@ -13,6 +13,7 @@ from chunkbench.kernels.triton import constants
 from chunkbench.kernels.triton.attention import append_tokens
 from chunkbench.kernels.triton.constants import PLACE_BYTES
 from chunkbench.kernels.triton.staging import Staging
+from chunkbench.kv_dtype import KvDtype
 
 
 class TritonStore(AddressedStore):
@@ -29,9 +30,10 @@ class TritonStore(AddressedStore):
         dtype: torch.dtype,
         device: torch.device | str,
         layers: int = 1,
+        kv_dtype: KvDtype = "same",
     ) -> None:
-        super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers)
-        self.sizes = constants.Sizes(kv_heads, kv_heads, head_dim, chunk_size, dtype)
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers, kv_dtype)
+        self.sizes = constants.Sizes(kv_heads, kv_heads, head_dim, chunk_size, dtype, kv_dtype=kv_dtype)
         """The shape of the chunks, as the kernels need it."""
         self._append_constants = constants.append_tokens(self.sizes)
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -51,7 +53,8 @@ class TritonStore(AddressedStore):
         return (keys - first_key) // PLACE_BYTES, (values - first_value) // PLACE_BYTES
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.slabs[0].keys[layer], self.slabs[0].values[layer]
+        keys, values = self.slabs[0].keys[layer], self.slabs[0].values[layer]
+        return (keys.view(torch.int8), values.view(torch.int8)) if self.kv_dtype == "int8" else (keys, values)
 
     def reserve_rows(self, rows: int) -> None:
         if rows <= self._room:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.attention import Kernel
 from chunkbench.kernels import cpu
+from chunkbench.kernels.eight_bits import stored
 from chunkbench.kernels.reference import attention
 
 KERNELS: list[Kernel] = ["torch", *(["native"] if cpu.native() is not None else [])]  # type: ignore[list-item]
@@ -112,8 +113,11 @@ class Contexts:
         del self.tokens[sequence], self.kv[sequence]
 
     def expected(self, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """In float64."""
-        return torch.stack([attention(q[row], *kv[layer]) for row, kv in enumerate(self.kv.values())])
+        """In float64, over the values that are stored."""
+        return torch.stack([attention(q[row], *self.kept(kv[layer])) for row, kv in enumerate(self.kv.values())])
+
+    def kept(self, kv: torch.Tensor) -> torch.Tensor:
+        return kv if self.attention.kv_dtype == "same" else stored(kv, self.attention.kv_dtype)
 
     def outputs(self, q: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
         """Name of a kernel -> its output."""

@@ -13,6 +13,7 @@ from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.attention import Kernel, WrongTensor
 from chunkbench.attention.errors import EmptySequence, KVCacheError, PoolExhausted, UnknownSequence, WrongTokens
 from chunkbench.kernels.reference import attention
+from chunkbench.kv_dtype import KV_DTYPES, KvDtype
 from tests.attention.contexts import ACTIONS, KERNELS, TOLERANCE, Contexts, act_and_check
 from tests.pairs import pairs
 
@@ -24,8 +25,8 @@ def contexts_of(heads=4, head_dim=16, kv_heads=None, scale=1.0, **options):
     return Contexts(ChunkAttention(heads, head_dim, kv_heads, **options), scale)
 
 
-def layers_of(kernel: Kernel, dtype: torch.dtype, retain: bool) -> Contexts:
-    options: dict[str, Any] = {"dtype": dtype, "kernel": kernel, "retain": retain}
+def layers_of(kernel: Kernel, dtype: torch.dtype, retain: bool, kv_dtype: KvDtype = "same") -> Contexts:
+    options: dict[str, Any] = {"dtype": dtype, "kernel": kernel, "retain": retain, "kv_dtype": kv_dtype}
     return Contexts(LayeredChunkAttention(LAYERS, HEADS, DIM, KV_HEADS, chunk_size=16, **options))
 
 
@@ -50,12 +51,13 @@ def test_random_forests(history, chunk_size, heads, partition, reserved):
     st.sampled_from(KERNELS),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.booleans(),
+    st.sampled_from(KV_DTYPES),
 )
 def test_random_forests_of_several_layers(
-    history: list[tuple[Any, ...]], kernel: Kernel, dtype: torch.dtype, retain: bool
+    history: list[tuple[Any, ...]], kernel: Kernel, dtype: torch.dtype, retain: bool, kv_dtype: KvDtype
 ) -> None:
     """All layers, with one tree and one plan."""
-    act_and_check(layers_of(kernel, dtype, retain), history)
+    act_and_check(layers_of(kernel, dtype, retain, kv_dtype), history)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class HeadContexts(Contexts):
         policy = self.attention.policy
         assert policy is not None
         rows = [
-            head_attention(q[row], *kv[layer], policy.full[layer], self.lost(sequence), policy.compensation)
+            head_attention(q[row], *self.kept(kv[layer]), policy.full[layer], self.lost(sequence), policy.compensation)
             for row, (sequence, kv) in enumerate(self.kv.items())
         ]
         return torch.stack(rows)

@@ -10,11 +10,12 @@ import ast
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -48,6 +49,12 @@ POINTS: dict[str, dict[str, Any]] = {
     "head of 128": {"head_dim": 128, "heads": 2, "kv_heads": 1},
 }
 
+IN_8_BITS: dict[str, dict[str, Any]] = {
+    "int8": {"kv_dtype": "int8"},
+    "uint8, ragged, bfloat16": {"kv_dtype": "uint8", "n_p": (50, 90), "dtype": "bfloat16"},
+    "fp8": {"kv_dtype": "fp8", "kv_heads": 2},
+}
+
 
 def make_point(**axes: Any) -> AttentionPoint:
     """A small point in float32."""
@@ -64,9 +71,9 @@ def inputs_of(**axes: Any) -> PooledInputs:
     return PooledInputs(make_point(**axes), seed=1)
 
 
-def points(*left_out: str) -> pytest.MarkDecorator:
-    """A test of every point but those left out, as `axes`."""
-    kept = {name: axes for name, axes in POINTS.items() if name not in left_out}
+def points(*left_out: str, more: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> pytest.MarkDecorator:
+    """A test of every point but those left out, and of more points, as `axes`."""
+    kept = {name: axes for name, axes in (POINTS | more).items() if name not in left_out}
     return pytest.mark.parametrize("axes", kept.values(), ids=kept.keys())
 
 

@@ -19,25 +19,28 @@ from hypothesis import strategies as st
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.baselines import on_gpu
 from chunkbench.baselines.chunk_attn_authors import ChunkAttnAuthors
-from chunkbench.baselines.registry import REGISTRY, ROWS, Row
+from chunkbench.baselines.registry import KV_DTYPES_OF, REGISTRY, ROWS, Row
 from chunkbench.baselines.segments import Requests, flat, levels
 from chunkbench.bench.contract import Answer
 from chunkbench.bench.workers.heap import visible_storages
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels import cpu
-from tests.baselines.checked import check, importable, inputs_of, make_point, points
+from chunkbench.kv_dtype import why_not_stored
+from tests.baselines.checked import IN_8_BITS, check, importable, inputs_of, make_point, points
 
 
-@points()
+@points(more=IN_8_BITS)
 @pytest.mark.parametrize("name", REGISTRY.names())
 def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str, axes: dict[str, Any]) -> None:
     implementation = REGISTRY.load(name)
     answer = implementation.availability("cpu")
     if not answer.ok:
         pytest.skip(answer.reason)
+    axes = axes | {"kv_dtype": KV_DTYPES_OF.get(name, axes.get("kv_dtype", "same"))}
+    reason = why_not_stored(axes["kv_dtype"], implementation.kv_dtypes)
     supported = implementation.supports(make_point(**axes))
-    if not supported.ok:
-        pytest.skip(supported.reason)
+    if reason or not supported.ok:
+        pytest.skip(reason or supported.reason)
     inputs = inputs_of(**axes)
     check(implementation.prepare(inputs), inputs)
 

@@ -24,9 +24,11 @@ from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.linear import PackedWeights, can_pack
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
+from chunkbench.kernels.eight_bits import stored
 from chunkbench.kernels.planners import Planner, flat, node_wise, two_phase
 from chunkbench.kernels.reference import attention
 from chunkbench.kernels.trace import PARTS, Trace, TracedCall
+from chunkbench.kv_dtype import KvDtype
 from tests.attention.contexts import Contexts
 from tests.kernels.pieces import instruction_set
 from tests.pairs import pairs, values
@@ -52,8 +54,10 @@ class Checked(Contexts):
         dtype: torch.dtype,
         planner: Planner = node_wise,
         seed: int = 0,
+        kv_dtype: KvDtype = "same",
     ) -> None:
-        super().__init__(ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native"), seed=seed)
+        cache = ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native", kv_dtype=kv_dtype)
+        super().__init__(cache, seed=seed)
         store = self.attention._store
         assert isinstance(store, PackedStore)
         self.kernels: dict[str, TppNative] = {}
@@ -86,6 +90,36 @@ def test_head_counts_and_dimensions(dtype: torch.dtype, heads: tuple[int, int], 
     for _ in range(3):
         cache.step()
         cache.check()
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "heads", "dim"),
+    pairs(["int8", "uint8", "fp8"], DTYPES, [(4, 4), (8, 2), (6, 1)], [16, 48, 64, 128, 256]),
+    ids=str,
+)
+def test_k_and_v_in_8_bits(kv_dtype: KvDtype, dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
+    cache = Checked(*heads, dim, 32, dtype, kv_dtype=kv_dtype)
+    shared = list(range(70))
+    for k in range(7):
+        cache.add([*shared, *range(100 + 10 * k, 100 + 13 * k)])
+    cache.add([3])
+    for _ in range(3):
+        cache.step()
+        cache.check()
+    cache.fork(2)
+    cache.truncate(1, 75)
+    cache.truncate(3, 40)
+    cache.step()
+    cache.check(scale=10)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "uint8", "fp8"])
+def test_sums_of_a_chunk_in_8_bits(kv_dtype: KvDtype) -> None:
+    cache = Checked(2, 2, 80, 32, torch.bfloat16, kv_dtype=kv_dtype)
+    cache.add(list(range(32)))
+    (kept,) = cache.kv.values()
+    sums = stored(kept[0], kv_dtype).sum(1).transpose(0, 1)
+    torch.testing.assert_close(cache.attention._store.sums(0).double(), sums, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -48,6 +48,7 @@ def arguments() -> dict[str, Any]:
         "kv_heads": HEADS,
         "head_dim": DIM,
         "chunk_size": CHUNK,
+        "kv_dtype": "same",
         "columns": COLUMNS,
         "items": np.array(
             [[0, 1, 0, 2, -1, 0, 0, 0, 1], [1, 1, 2, 1, 0, -1, 0, 1, 2], [2, 1, 3, 1, 1, -1, 1, 1, 2]], np.int64
@@ -231,11 +232,11 @@ tokens, most = 5000, 2**31 - 1
 rows, chunk = array("f", bytes(4 * tokens * 16)), array("f", bytes(4 * 2 * 16 * 16))
 at = rows.buffer_info()[0]
 chunks, numbers = array("q", [chunk.buffer_info()[0]]) * tokens, array("q", range(tokens))
-native.pack("float32", 1, 16, 16, at, at, chunks, array("q", [i % 16 for i in numbers]), most)
+native.pack("float32", 1, 16, 16, "same", at, at, chunks, array("q", [i % 16 for i in numbers]), most)
 asked = ctypes.c_uint.in_dll(runtime, "asked")
 print(asked.value)
 items = memoryview(array("q", [n for i in numbers for n in (i, 1, i, 1, i, -1, 0, 0, 1)])).cast("B")
-shape, rest = ("float32", 1, 1, 16, 16, sys.argv[3:]), (array("q"), 0, tokens, 0, most, True, True, "portable")
+shape, rest = ("float32", 1, 1, 16, 16, "same", sys.argv[3:]), (array("q"), 0, tokens, 0, most, True, True, "portable")
 native.DecodePlan(*shape, items.cast("q", (tokens, 9)), chunks, numbers, *rest).decode(at, at, 0.25, most)
 print(asked.value)
 """
@@ -264,7 +265,8 @@ def test_an_uninitialized_plan_is_refused() -> None:
 
 def pack(**changes: Any) -> None:
     rows = torch.zeros(2, HEADS, DIM)
-    sizes = {"dtype": "float32", "kv_heads": HEADS, "head_dim": DIM, "chunk_size": CHUNK, "threads": 1}
+    form = {"dtype": "float32", "kv_dtype": "same"}
+    sizes = {**form, "kv_heads": HEADS, "head_dim": DIM, "chunk_size": CHUNK, "threads": 1}
     native.pack(**{**sizes, "k": rows.data_ptr(), "v": rows.data_ptr(), "chunks": ints(), "slots": ints(), **changes})
 
 
@@ -272,6 +274,7 @@ def pack(**changes: Any) -> None:
     "changes",
     [
         {"dtype": "int8"},
+        {"kv_dtype": "int4"},
         {"head_dim": 24},
         {"chunk_size": 8},
         {"kv_heads": 0},
@@ -293,9 +296,9 @@ def test_pack_refuses_wrong_arguments_before_it_writes(changes: dict[str, Any]) 
 @pytest.mark.parametrize(("tokens", "held"), [(-1, 3), (4, 3), (0, 17), (17, 17), (-2, -1)])
 def test_cut_refuses_wrong_arguments(tokens: int, held: int) -> None:
     with pytest.raises(ValueError, match="tokens <= held"):
-        native.cut("float32", HEADS, DIM, CHUNK, CHUNKS.data_ptr(), tokens, held)
+        native.cut("float32", HEADS, DIM, CHUNK, "same", CHUNKS.data_ptr(), tokens, held)
     with pytest.raises(ValueError, match="head_dim"):
-        native.cut("float32", HEADS, 8, CHUNK, CHUNKS.data_ptr(), 1, 2)
+        native.cut("float32", HEADS, 8, CHUNK, "same", CHUNKS.data_ptr(), 1, 2)
 
 
 @pytest.mark.parametrize(

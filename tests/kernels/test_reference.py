@@ -104,7 +104,7 @@ CPU = torch.device("cpu")
 def test_both_kinds_of_products_agree_with_float64(half, dtype, add):
     torch.manual_seed(0)
     scratch = Scratch(CPU)
-    products = HalfProducts(0.25, scratch, dtype) if half else Products(0.25, scratch, loads=True)
+    products = HalfProducts(0.25, scratch, 16, dtype) if half else Products(0.25, scratch, 16, loads=True)
     q, k, v = torch.randn(3, 2, 16).to(dtype), torch.randn(3, 5, 16).to(dtype), torch.randn(3, 5, 16).to(dtype)
     scores = torch.full((3, 2, 5), torch.nan)
     products.scores(scores, q.to(products.dtype), products.load(k))
@@ -118,7 +118,7 @@ def test_both_kinds_of_products_agree_with_float64(half, dtype, add):
 
 
 def test_float16_scores_overflow_only_if_the_scaled_score_does():
-    products = HalfProducts(1 / 16, Scratch(CPU), torch.float16)
+    products = HalfProducts(1 / 16, Scratch(CPU), 256, torch.float16)
     q, k = torch.full((1, 1, 256), 30.0).half(), torch.full((1, 1, 256), 30.0).half()
     scores = torch.empty(1, 1, 1)
     products.scores(scores, q, k)  # 230400 before scaling, beyond 65504

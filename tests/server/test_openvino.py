@@ -60,16 +60,16 @@ def test_a_model_that_the_engine_cannot_run_is_refused(tmp_path: Path) -> None:
         write_model(sharp_module("qwen3", "sdpa"), tmp_path)
     module = sharp_module("llama-grouped", "sdpa")
     with pytest.raises(ModelError, match="kv_bytes=9000 does not hold a block, which takes 32768 bytes"):
-        OpenVINOBackend(module, EngineOptions(kv_bytes=9000), "auto")
+        OpenVINOBackend(module, EngineOptions(kv_bytes=9000))
     with pytest.raises(ModelError, match="which takes 10240 bytes"):  # 32 + 8 for K, 32 + 8 for V, and K's scales
-        OpenVINOBackend(module, EngineOptions(kv_bytes=9000), "u8")
+        OpenVINOBackend(module, EngineOptions(kv_bytes=9000, kv_dtype="uint8"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--kv-dtype", "u8"], "--kv-dtype u8 works only with --engine openvino"),
-        (["--kv-dtype", "u8", "--engine", "transformers"], "--kv-dtype u8 works only with --engine openvino"),
+        (["--kv-dtype", "int8", "--engine", "openvino"], "openvino stores K and V as same, uint8, not as int8"),
+        (["--kv-dtype", "fp8", "--engine", "transformers"], "transformers stores K and V as same, not as fp8"),
         (["--engine", "openvino", "--attention", "no-sharing"], "--attention works only with our engine, not with"),
         (["--engine", "openvino", "--schedule", "prefix"], "not with --engine openvino"),
         (["--engine", "openvino", "--heads", "heads.json"], "--heads works only with our engine"),
@@ -148,7 +148,7 @@ def check_disconnected_clients(client: openai.OpenAI, server: Served) -> None:
 @needs_openvino
 @pytest.mark.usefixtures("openvino")
 def test_with_u8_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
-    with serve(tmp_path / "log", *SMALL, "--engine", "openvino", "--dtype", "float32", "--kv-dtype", "u8") as server:
+    with serve(tmp_path / "log", *SMALL, "--engine", "openvino", "--dtype", "float32", "--kv-dtype", "uint8") as server:
         client = client_of(server)
         assert len(ask(client).choices[0].token_ids) == 6
         facts = json.loads(server.get("/v1/models"))["data"][0]["server"]

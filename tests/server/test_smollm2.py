@@ -79,7 +79,7 @@ def test_answers_are_those_of_transformers(folder: Path, model: Model, count: in
     chance = random.Random(0)
     requests = [Request(str(number), prompts[number // 4], n_c) for number in range(count)]
     chunk = n_p // 16
-    options = EngineOptions(kv_bytes=40 * chunk * model.token_bytes, chunk_size=chunk, cache="radix")
+    options = EngineOptions(kv_bytes=40 * chunk * model.token_bytes(), chunk_size=chunk, cache="radix")
     engine = Engine(model, options)
     answers: dict[str, list[int]] = {request.id: [] for request in requests}
     cached: dict[str, int] = {}

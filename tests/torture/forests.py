@@ -12,6 +12,7 @@ import torch
 from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.kernels import cpu
 from chunkbench.kernels.planners import flat, node_wise, two_phase
+from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.workloads.replay.managers import PrefixManager
 from tests.attention.contexts import TOLERANCE, Contexts, act_and_check
 from tests.torture.trials import Harm, Trial, Unavailable
@@ -55,10 +56,10 @@ def contexts(chance: Random, seed: int) -> Contexts:
     planner = chance.choice([two_phase, flat, node_wise])
     dtype, (heads, kv_heads) = chance.choice(list(TOLERANCE)), chance.choice(SHAPES)
     dim, chunk, kernel = 16 * chance.randint(1, 5), 16 * chance.randint(1, 3), chance.choice(["torch", "native"])
-    kind = chance.choice(["instruction sets", "layers", "one layer"])
+    kind, kv_dtype = chance.choice(["instruction sets", "layers", "one layer"]), chance.choice(KV_DTYPES)
     if kind == "instruction sets":
-        return Checked(heads, kv_heads, dim, chunk, dtype, planner, seed)
-    options: dict[str, Any] = {"chunk_size": chunk, "dtype": dtype, "kernel": kernel}
+        return Checked(heads, kv_heads, dim, chunk, dtype, planner, seed, kv_dtype)
+    options: dict[str, Any] = {"chunk_size": chunk, "dtype": dtype, "kernel": kernel, "kv_dtype": kv_dtype}
     if kind == "layers":
         cache = LayeredChunkAttention(2, heads, dim, kv_heads, retain=chance.random() < 0.5, **options)
         return Contexts(cache, seed=seed)

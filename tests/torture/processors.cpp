@@ -304,8 +304,10 @@ struct Forest {
 
 Shape drawn_shape() {
     const int kv_heads = draw(1, 3), group = happens(50) ? 1 : draw(2, 5);
-    return {static_cast<Dtype>(draw(0, 2)), kv_heads * group, kv_heads, 16 * draw(1, happens(20) ? 16 : 6),
-            16 * draw(1, 5)};
+    const char* const dtypes[] = {"float32", "float16", "bfloat16"};
+    const char* const dtype = dtypes[draw(0, 2)];
+    const int dim = 16 * draw(1, happens(20) ? 16 : 6);
+    return make_shape(dtype, kv_heads * group, kv_heads, dim, 16 * draw(1, 5), "same");
 }
 
 void attention() {

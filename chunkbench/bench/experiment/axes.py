@@ -24,11 +24,13 @@ from chunkbench.bench.experiment.values import (
     count_reader,
     integer_schema,
     read_dtype,
+    read_kv_dtype,
     read_model,
     read_name,
     read_prompt_length,
     read_shared_length,
 )
+from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.llama import SHAPES
 
 
@@ -191,6 +193,15 @@ _TABLE = (
         read_dtype,
         {"enum": list(DTYPES)},
         "dtype",
+    ),
+    Axis(
+        "kv_dtype",
+        "how K and V are stored: in dtype, or in 8 bits with scales",
+        ", ".join(KV_DTYPES),
+        "same",
+        read_kv_dtype,
+        {"enum": list(KV_DTYPES)},
+        "K/V",
     ),
     _counted(
         "load",

@@ -17,8 +17,11 @@ from chunkbench.bench.experiment.forest import PromptSegment, prompt_lengths, pr
 from chunkbench.bench.experiment.terms import Cache, Compensation, Count, Device, Dtype, Mode, Protocol, Size, TreeNode
 from chunkbench.bench.experiment.tree import has_lengths, lengths_in, sequences_in
 from chunkbench.bench.experiment.values import LengthRange, Share, show_value
+from chunkbench.kv_dtype import KvDtype, kv_bytes
 from chunkbench.llama import LlamaShape
 
+AS_BEFORE = {"kv_dtype": "same"}
+"""Values of axes that stand for what was there before the axis. Keys and captions leave them out."""
 _IN_EVERY_KEY = ("n_s", "tree", "threads")
 """Axes that every case key contains, even if their value is None."""
 _SELDOM_SWEPT = ("n_c", "tree", "heads", "head_dim", "chunk_size", "block_size", "dtype")
@@ -64,10 +67,10 @@ class Point(BaseModel):
         """The values for case keys and workers, in JSON types.
 
         The form never changes, because keys of recorded runs depend on it. An axis that is added later is left out
-        while its value is None.
+        while its value is None, or the one in `AS_BEFORE`.
         """
         values = self.model_dump(mode="json")
-        return {name: value for name, value in values.items() if value is not None or name in _IN_EVERY_KEY}
+        return {name: value for name, value in values.items() if value != AS_BEFORE.get(name) or name in _IN_EVERY_KEY}
 
     @property
     def usually_swept(self) -> dict[str, Any]:
@@ -123,6 +126,7 @@ class AttentionPoint(SessionPoint):
     compensation: Compensation | None = None
     chunk_size: Size = 64
     block_size: Size = 32
+    kv_dtype: KvDtype = "same"
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,9 +137,14 @@ class AttentionPoint(SessionPoint):
         return values
 
     @property
+    def given_token_bytes(self) -> int:
+        """Bytes of K and V of one token, all KV heads, before they are stored."""
+        return self.kv_heads * kv_bytes(self.head_dim, self.element_bytes, "same")
+
+    @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of one token, all KV heads."""
-        return 2 * self.kv_heads * self.head_dim * self.element_bytes
+        """Bytes of K and V of one token, all KV heads, as `kv_dtype` stores them."""
+        return self.kv_heads * kv_bytes(self.head_dim, self.element_bytes, self.kv_dtype)
 
     def prompt_lengths(self, seed: int) -> list[int]:
         """Tokens of each sequence's prompt."""
@@ -199,6 +208,7 @@ class ModelPoint(Point):
     """Axes that are part of the case keys but not fields of the point. They keep keys of recorded runs valid."""
 
     model: LlamaShape
+    kv_dtype: KvDtype = "same"
 
     def as_json(self) -> dict[str, Any]:
         heads = {
@@ -210,8 +220,8 @@ class ModelPoint(Point):
 
     @property
     def layer_token_bytes(self) -> int:
-        """Bytes of K and V of one token in one layer, all KV heads."""
-        return 2 * self.model.num_key_value_heads * self.model.head_dim * self.element_bytes
+        """Bytes of K and V of one token in one layer, all KV heads, as `kv_dtype` stores them."""
+        return self.model.num_key_value_heads * kv_bytes(self.model.head_dim, self.element_bytes, self.kv_dtype)
 
 
 class RequestPoint(ModelPoint):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 from chunkbench.bench.experiment.findings import Finding, Findings, show, unknown
 from chunkbench.bench.experiment.terms import Dtype
 from chunkbench.bench.experiment.tree import Forest, show_forest, spell_forest
+from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.llama import LlamaShape, ShapeError, shape_of
 from chunkbench.text_file import did_you_mean, is_text
 
@@ -155,6 +156,13 @@ def read_dtype(raw: object) -> str:
     text = raw if isinstance(raw, str) else show(raw)
     hint = f"; did you mean {short[text]}?" if text in short else did_you_mean(text[:60], DTYPES)
     raise Findings(Finding((), f"{show(raw)} is not a dtype{hint}"))
+
+
+def read_kv_dtype(raw: object) -> str:
+    if isinstance(raw, str) and raw in KV_DTYPES:
+        return raw
+    text = raw if isinstance(raw, str) else show(raw)
+    raise Findings(Finding((), f"{show(raw)} is no form of K and V{did_you_mean(text[:60], KV_DTYPES)}"))
 
 
 def read_model(raw: object) -> LlamaShape:

@@ -58,6 +58,10 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
     def touched(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:
         """Distinct bytes that the first timed call reads."""
 
+    def given(self, inputs: InputsT, implementation: str) -> InputsT:
+        """The inputs of a point for an implementation that may have its own form of K and V."""
+        return inputs
+
     def definition(self, implementation: str) -> str:
         """The name of the function that an implementation computes. Implementations with the same name share one
         check."""

@@ -9,6 +9,7 @@ import torch
 
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.bench.workers.inputs import PooledInputs
+from chunkbench.kernels.eight_bits import stored
 from chunkbench.kernels.reference import attention, head_attention
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
@@ -28,8 +29,8 @@ class Check:
     expected: torch.Tensor
     """The expected output in float64: `[sequences, heads, head_dim]`, or `[sequences, columns]` for a module."""
     of_all: torch.Tensor | None = None
-    """Outputs of attention over all tokens, in the shape of `expected`. None if `expected` is already attention over
-    all tokens."""
+    """Outputs of attention over all tokens, before K and V are rounded, in the shape of `expected`. None if `expected`
+    is just that."""
 
     def max_error(self, out: torch.Tensor) -> float:
         """Largest absolute error divided by the largest absolute reference value; infinite if `out` is not finite."""
@@ -40,8 +41,7 @@ class Check:
         return float((compared - self.expected).abs().max() / self.expected.abs().max())
 
     def deviation(self, out: torch.Tensor) -> float | None:
-        """Norm of (`out` - attention over all tokens), divided by the norm of attention over all tokens. None if
-        `expected` is attention over all tokens."""
+        """Norm of (`out` - `of_all`), divided by the norm of `of_all`. None without `of_all`."""
         if self.of_all is None:
             return None
         return float((self._compared(out) - self.of_all).norm() / self.of_all.norm())
@@ -83,11 +83,14 @@ def make_check(
         ordered = sorted(kv_heads)
         taken = rows[sequence, heads].cpu(), k[:, ordered].cpu(), v[:, ordered].cpu()
         of_all.append(attention(*taken))
+        rounded = taken[0], stored(taken[1], point.kv_dtype), stored(taken[2], point.kv_dtype)
         if losses is not None:
             policy, lost = losses
             full = [policy.full[0][head] for head in ordered]
-            expected.append(head_attention(*taken, full, lost, policy.compensation))
+            expected.append(head_attention(*rounded, full, lost, policy.compensation))
+        elif point.kv_dtype != "same":
+            expected.append(attention(*rounded))
     everything = torch.stack(of_all)
-    if losses is None:
+    if not expected:
         return Check(q, tuple(sequences), tuple(heads), everything)
     return Check(q, tuple(sequences), tuple(heads), torch.stack(expected), everything)

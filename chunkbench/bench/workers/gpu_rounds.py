@@ -66,6 +66,7 @@ class GpuRounds:
             once_s = perf_counter() - began
             worst = max(worst, check.max_error(out))
         return {
+            "deviation": check.deviation(out),
             "decode_s": decode_s,
             "once_s": once_s,
             "append_s": append_s,

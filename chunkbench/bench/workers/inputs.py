@@ -8,6 +8,7 @@ larger than the K/V of one sequence and head, so a wrong index reads wrong value
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from typing import Protocol
 
@@ -15,6 +16,7 @@ import torch
 
 from chunkbench.bench.experiment.point import AttentionPoint, SessionPoint
 from chunkbench.bench.measure.loop import Feed
+from chunkbench.kv_dtype import KvDtype
 
 VOCABULARY = 32000
 _POOL = 1 << 24
@@ -62,6 +64,12 @@ class PooledInputs:
         shape = (2, point.n_c, point.batch_size)
         self._step_rows = torch.randint(len(self._kv_rows), shape, generator=steps).to(point.device)
         self._step_tokens = torch.randint(VOCABULARY, shape[1:], generator=steps).tolist()
+
+    def stored_as(self, kv_dtype: KvDtype) -> PooledInputs:
+        """The same inputs, for an implementation that stores K and V in this form."""
+        other = copy(self)
+        other.point = self.point.model_copy(update={"kv_dtype": kv_dtype})
+        return other
 
     @cached_property
     def prompts(self) -> Sequence[Sequence[int]]:

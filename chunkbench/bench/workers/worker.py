@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from chunkbench.bench.contract import AnyImplementation, Session
+from chunkbench.bench.contract import Answer, AnyImplementation, Session
 from chunkbench.bench.experiment.terms import Mode
 from chunkbench.bench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.bench.measure.calibration import CalibrationMeter
@@ -27,6 +27,7 @@ from chunkbench.bench.workers.inputs import PointInputs, prime
 from chunkbench.bench.workers.pages import huge_share
 from chunkbench.bench.workers.protocol import PROTOCOL, WORKER_BYTES
 from chunkbench.kernels.trace import TracedCall
+from chunkbench.kv_dtype import why_not_stored
 from chunkbench.version import __version__
 
 if TYPE_CHECKING:
@@ -139,12 +140,16 @@ class Worker:
         self._inputs = None
 
     def supports(self, implementation: str) -> dict[str, Any]:
-        return asdict(self._load(implementation).supports(self._opened().point))
+        loaded, point = self._load(implementation), self._given(implementation).point
+        kv_dtype = getattr(point, "kv_dtype", "same")
+        if reason := why_not_stored(kv_dtype, getattr(loaded, "kv_dtypes", ("same",))):
+            return asdict(Answer(False, reason))
+        return asdict(loaded.supports(point))
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
         """Build a session of an implementation. On a GPU, build `copies` sessions. On a CPU, first free `needs`
         bytes."""
-        inputs, loaded = self._opened(), self._load(implementation)
+        inputs, loaded = self._given(implementation), self._load(implementation)
         if inputs.point.device == "cpu":
             make_room(needs, WORKER_BYTES)
         self._sessions[implementation] = loaded.prepare(inputs)
@@ -254,8 +259,13 @@ class Worker:
         key = (nonce, self._work.definition(implementation))
         if key not in self._checks:
             self._checks.clear()  # keep only one check, because checks hold float64 copies
-            self._checks[key] = self._work.check(self._opened(), implementation, steps, nonce, sample)
+            self._checks[key] = self._work.check(self._given(implementation), implementation, steps, nonce, sample)
         return self._checks[key]
+
+    def _given(self, implementation: str) -> PointInputs:
+        """The inputs of the point, for an implementation that may have its own form of K and V."""
+        inputs: PointInputs = self._work.given(self._opened(), implementation)
+        return inputs
 
     def _out(self, implementation: str) -> torch.Tensor:
         """The output tensor; all implementations with the same output shape share it."""

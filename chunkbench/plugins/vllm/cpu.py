@@ -4,7 +4,8 @@ The K and V of each layer stay in the blocks of vLLM's cache manager. Inside a b
 kernels, because nothing else reads the block on a CPU. vLLM's block tables say which blocks sequences share.
 
 vLLM's own backend computes layers that our kernels do not support (sliding windows, soft-capping, sinks, ALiBi,
-quantized caches, encoders). It then also computes all layers that share a block table with such a layer.
+quantized caches other than fp8_e4m3, encoders). It then also computes all layers that share a block table with such a
+layer.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from chunkbench.kv_dtype import KvDtype
 from chunkbench.plugins.vllm.plugin import obstacle
 from chunkbench.plugins.vllm.steps import Blocks, Steps
 
 logger = init_logger(f"vllm.{__name__}")
 _HEAD_DIMS = range(16, 257, 16)
+_CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3")
+"""Values of vLLM's `kv_cache_dtype` that our kernels read. vLLM's fp8 is fp8_e4m3."""
 
 
 class ChunkBackend(CPUAttentionBackend):
@@ -66,12 +70,15 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()
         impls = [cast(ChunkImpl, layer.impl) for layer in layers]
         obstacles = sorted({impl.obstacle for impl in impls if impl.obstacle})
+        if len({impl.kv_cache_dtype for impl in impls}) > 1:
+            obstacles.append("layers whose K and V have different types")
         if obstacles:
             logger.warning("chunkbench: vLLM's own attention computes %d layers: %s", len(impls), "; ".join(obstacles))
             self._steps = None
             return
         logger.info("chunkbench: two-phase partition computes %d layers", len(impls))
-        blocks = Blocks(self.num_kv_heads, self.head_dim, self.block_size, self.dtype)
+        kv_dtype: KvDtype = "fp8" if impls[0].is_fp8_kv_cache else "same"
+        blocks = Blocks(self.num_kv_heads, self.head_dim, self.block_size, self.dtype, kv_dtype)
         for impl in impls:
             impl.blocks = blocks
         self._steps = Steps(blocks, self.num_heads)
@@ -108,13 +115,15 @@ class ChunkImpl(CPUAttentionBackendImpl):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.obstacle = obstacle(self, self.is_fp8_kv_cache)
+        self.obstacle = obstacle(self, self.kv_cache_dtype not in _CACHE_DTYPES)
         """Why our kernels cannot compute this layer; empty if they can."""
         if not self.obstacle and self.head_size not in _HEAD_DIMS:
             self.obstacle = f"head size {self.head_size}"
         self.blocks: Blocks | None = None
         """The shape of the layer's blocks; None if vLLM's own attention computes the layer. The builder decides for all
         layers with the same block table."""
+        self._scales: torch.Tensor | None = None
+        """Scales of K and of V of each KV head, if the cache is in fp8."""
 
     def forward(
         self,
@@ -136,8 +145,18 @@ class ChunkImpl(CPUAttentionBackendImpl):
         assert steps is not None
         rows = attn_metadata.num_actual_tokens
         out = output.view(-1, self.num_heads, self.head_size)[:rows]
-        steps.attend(query[:rows], out, kv_cache.data_ptr(), self.scale)
+        steps.attend(query[:rows], out, kv_cache.data_ptr(), self.scale, self._scales_of(layer))
         return output
+
+    def _scales_of(self, layer: Any) -> int:
+        """Address of the scales of fp8; 0 if the cache is not in fp8. vLLM has one scale for K and one for V: those of
+        the checkpoint (`k_scale`, `v_scale`), or 1."""
+        if not self.is_fp8_kv_cache:
+            return 0
+        if self._scales is None:
+            both = torch.tensor([[layer._k_scale_float], [layer._v_scale_float]], dtype=torch.float32)
+            self._scales = both.expand(2, self.num_kv_heads).contiguous()
+        return self._scales.data_ptr()
 
     def do_kv_cache_update(
         self,
@@ -153,4 +172,5 @@ class ChunkImpl(CPUAttentionBackendImpl):
         if not kv_cache.is_contiguous():
             raise NotImplementedError("chunkbench: the blocks of the K/V cache are not contiguous")
         slots = slot_mapping.numpy()
-        self.blocks.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots)
+        scales = self._scales_of(layer)
+        self.blocks.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots, scales)

@@ -87,7 +87,8 @@ _EVERYTHING = (None, -1, (-1, -1))
 def obstacle(attention: Any, quantized: bool) -> str:
     """Why none of our kernels can compute a layer; empty if no such reason is found.
 
-    `attention`: vLLM's implementation of the layer; `quantized`: whether K and V are stored in fewer bits.
+    `attention`: vLLM's implementation of the layer; `quantized`: whether K and V are stored in a form that
+    our kernels do not read.
     """
     if attention.attn_type != "decoder":
         return f"attention of type {attention.attn_type}"

@@ -11,6 +11,7 @@ from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.store import dtype_name, pack_tokens
 from chunkbench.kernels.integers import Ints, ranges
 from chunkbench.kernels.items import PromptRows
+from chunkbench.kv_dtype import KvDtype, kv_bytes
 from chunkbench.plugins.vllm.forest import BlockForest
 
 
@@ -23,6 +24,7 @@ class Blocks(NamedTuple):
     chunk_size: int
     """Tokens of a block."""
     dtype: torch.dtype
+    kv_dtype: KvDtype = "same"
 
     @property
     def layer_bytes(self) -> int:
@@ -32,14 +34,15 @@ class Blocks(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.kv_heads * self.chunk_size * self.head_dim * self.dtype.itemsize
+        return self.kv_heads * self.chunk_size * kv_bytes(self.head_dim, self.dtype.itemsize, self.kv_dtype)
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
         """Where the blocks with the ids `chunks` begin, in bytes from the beginning of the layer's memory."""
         return chunks * self.block_bytes
 
-    def write(self, base: int, k: torch.Tensor, v: torch.Tensor, slots: Ints) -> None:
-        """Write k and v `[n, kv_heads, head_dim]` to the layer whose blocks begin at address `base`.
+    def write(self, base: int, k: torch.Tensor, v: torch.Tensor, slots: Ints, scales: int = 0) -> None:
+        """Write k and v `[n, kv_heads, head_dim]` to the layer whose blocks begin at address `base`. `scales`: see
+        `NativeDecode.decode_at`.
 
         `slots` `[n]`: block * chunk_size + place in the block. Tokens with a negative slot are skipped.
         """
@@ -48,8 +51,8 @@ class Blocks(NamedTuple):
             index = torch.from_numpy(kept)
             k, v, slots = k.index_select(0, index), v.index_select(0, index), slots[kept]
         blocks, places = np.divmod(slots, self.chunk_size)
-        shape = dtype_name(self.dtype), self.kv_heads, self.head_dim, self.chunk_size
-        pack_tokens(shape, k, v, self.chunk_addresses(blocks) + base, places)
+        shape = dtype_name(self.dtype), self.kv_heads, self.head_dim, self.chunk_size, self.kv_dtype
+        pack_tokens(shape, k, v, self.chunk_addresses(blocks) + base, places, scales)
 
 
 class Steps:
@@ -82,9 +85,9 @@ class Steps:
         rows = np.concatenate([starts[decoding], ranges(starts[computing], counts[computing])])
         self._native.plan(self._forest.plan(table[decoding], lengths[decoding]), prompts, rows)
 
-    def attend(self, q: torch.Tensor, out: torch.Tensor, base: int, scale: float) -> None:
+    def attend(self, q: torch.Tensor, out: torch.Tensor, base: int, scale: float, kv_scales: int = 0) -> None:
         """Compute attention of q in the layer whose blocks begin at address `base`, and write it to out. Both are
-        `[rows, heads, head_dim]`.
+        `[rows, heads, head_dim]`. `kv_scales`: see `NativeDecode.decode_at`.
 
         Raises ValueError for tensors that do not fit the planned step.
         """
@@ -93,4 +96,4 @@ class Steps:
                 raise ValueError(
                     f"{name} is {tensor.dtype} {tuple(tensor.shape)}, the step needs {self._dtype} {self._shape}"
                 )
-        self._native.decode_at(q, out, base, scale)
+        self._native.decode_at(q, out, base, scale, kv_scales=kv_scales)

@@ -14,6 +14,7 @@ from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.errors import PoolExhausted
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.kv_dtype import KvDtype
 from chunkbench.server.engine import beam_steps
 from chunkbench.server.engine.beams import Beam, BeamSearch
 from chunkbench.server.engine.cache import EngineCache
@@ -53,6 +54,8 @@ class EngineOptions:
     """Order of the queue. fcfs: by arrival. prefix: longest cached prefix first."""
     policy: HeadPolicy | None = None
     """Says which KV heads keep only a window of tokens. None: all heads keep all tokens."""
+    kv_dtype: KvDtype = "same"
+    """How K and V are stored: in the model's dtype, or in 8 bits."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
@@ -121,10 +124,12 @@ class Engine:
         """Raises ValueError if `kv_bytes` does not hold one chunk, or the model's shape has no kernel."""
         self.model = model
         self.options = options = options or EngineOptions()
-        self.max_tokens = options.kv_bytes // (model.token_bytes * options.chunk_size) * options.chunk_size
+        self.token_bytes = model.token_bytes(options.kv_dtype)
+        """Bytes of the K and V of one token in all layers, as they are stored."""
+        least = self.token_bytes * options.chunk_size
+        self.max_tokens = options.kv_bytes // least * options.chunk_size
         """Number of tokens for which the K/V memory has room."""
         if self.max_tokens == 0:
-            least = model.token_bytes * options.chunk_size
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
         self.max_length = min(self.max_tokens, model.max_length)
         """Maximum number of tokens of prompt and answer together."""
@@ -141,6 +146,7 @@ class Engine:
             share=options.attention != "no-sharing",
             retain=options.cache == "radix",
             policy=options.policy,
+            kv_dtype=options.kv_dtype,
         )
         self._attention.reserve(self.max_tokens, touch=True)
         self._cache = EngineCache(self._attention, self.max_tokens)

@@ -11,6 +11,7 @@ import torch
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.kv_dtype import KvDtype, kv_bytes
 from chunkbench.llama import WEIGHTS, LlamaShape
 from chunkbench.pins import SERVING_INSTALL
 from chunkbench.server.engine.errors import ModelError
@@ -55,15 +56,14 @@ class ModelNumbers:
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
 
-    @property
-    def token_bytes(self) -> int:
+    def token_bytes(self, kv_dtype: KvDtype = "same") -> int:
         """Bytes of the K and V of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.layers * self.kv_heads * kv_bytes(self.head_dim, self.dtype.itemsize, kv_dtype)
 
     def facts(self) -> dict[str, Any]:
         """Facts that identify the model in stored results."""
         return {
-            "kv_bytes_per_token": self.token_bytes,
+            "kv_bytes_per_token": self.token_bytes(),
             "layers": self.layers,
             "dtype": dtype_name(self.dtype),
             **({"weights": self.weights} if self.weights else {}),

@@ -98,7 +98,7 @@ def _loss(evidence: Evidence, name: str, condition: str, stated: Stated) -> Judg
 
 def _needles(evidence: Evidence, name: str) -> list[Row]:
     """Rows of one choice of heads, at points where the full cache finds needles, in the last run that has such rows."""
-    found = evidence.last(lambda point: point.rows.get(name))
+    found = evidence.of("razor-answers").last(lambda point: point.rows.get(name))
     return [row for row in found if isinstance(row.facts, AnswersResult) and _sum("findable", [row])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chunkbench.bench.analysis.derive import Group, Row
@@ -25,9 +26,13 @@ _LEGEND = (
     "next tokens: in held-out text after the context, the share of positions at which this cache predicts the same "
     "next token as the full cache",
     "deviation = length of the difference to attention over all tokens, over the length of that attention; for the "
-    "context's last token, all layers, on the model's own K and V",
+    "context's last token, all layers, on the model's own K and V; median and worst head: of each layer and KV head",
+    "log-probability lost: of a token of the held-out text, mean, against the full cache; natural logarithm",
     "random heads: as many as there are retrieval heads, drawn for each context; plain: without compensation token",
 )
+
+
+_DEVIATIONS = ("deviation", "median_deviation", "worst_deviation", "logprob_lost")
 
 
 def body(view: View) -> Body:
@@ -51,7 +56,7 @@ def _table(view: View) -> Table:
         METRICS["needles"],
         METRICS["agreement"],
         ("  lowest to highest", _agreements),
-        ("deviation", _deviation),
+        *((METRICS[name].label, _of_compressed(name)) for name in _DEVIATIONS),
         METRICS["kv_share"],
         METRICS["full_heads"],
     ]
@@ -67,8 +72,13 @@ def _agreements(_: Group, row: Row) -> Cell:
     return Cell(f"{percent(min(known))} to {percent(max(known))}")
 
 
-def _deviation(_: Group, row: Row) -> Cell:
-    return METRICS["deviation"].cell(row) if METRICS["deviation"].value(row.facts) else Cell(NOTHING)
+def _of_compressed(name: str) -> Callable[[Group, Row], Cell]:
+    """The cells of a metric that says nothing about the full cache."""
+
+    def cell(_: Group, row: Row) -> Cell:
+        return METRICS[name].cell(row) if METRICS["deviation"].value(row.facts) else Cell(NOTHING)
+
+    return cell
 
 
 def _depths(view: View) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -111,20 +112,26 @@ class AnswersMeasurer:
     ) -> None:
         """Try every choice of heads on one context, and append the results to `contexts`."""
         context = read(self._model, text.context)
-        whole = CompressedContext(self._model, context, None)
-        by_all, expected, full_bytes = self._found(whole, text), whole.next_tokens(text.held), whole.kv_bytes
+        whole = CompressedContext(self._model, context)
+        by_all, expected, full_bytes = self._found(whole, text), whole.read_on(text.held), whole.kv_bytes
         for name, done in contexts.items():
             policy = METHODS.load(name).policy(self._scores, point.window, seed)
-            compressed = whole if policy is None else CompressedContext(self._model, context, policy)
-            next_tokens = expected if policy is None else compressed.next_tokens(text.held)
-            equal = sum(one == other for one, other in zip(next_tokens, expected, strict=True))
+            exact = policy is None and point.kv_dtype == "same"
+            compressed = whole if exact else CompressedContext(self._model, context, policy, point.kv_dtype)
+            read_on = expected if exact else compressed.read_on(text.held)
+            pairs = zip(read_on.next_tokens, expected.next_tokens, strict=True)
+            off = deviation(context, policy, point.kv_dtype)
             done.append(
                 AnswersContext(
                     context_seed=seed,
-                    found=by_all if policy is None else self._found(compressed, text),
+                    found=by_all if exact else self._found(compressed, text),
                     found_by_all=by_all,
-                    agreement=equal / len(expected),
-                    deviation=0.0 if policy is None else deviation(context, policy),
+                    agreement=fmean(one == other for one, other in pairs),
+                    logprob=read_on.logprob,
+                    full_logprob=expected.logprob,
+                    deviation=off.all,
+                    median_deviation=off.median,
+                    worst_deviation=off.worst,
                     kv_bytes=compressed.kv_bytes,
                     full_bytes=full_bytes,
                 )

@@ -9,7 +9,7 @@ from chunkbench.report.metric import COUNT, NUMBER, SHARE, Metric, by_name, one
 from chunkbench.workloads.answers.result import AnswersContext, AnswersResult
 
 
-def _each(value: Callable[[AnswersContext], float]) -> Callable[[AnswersResult], list[float]]:
+def _each(value: Callable[[AnswersContext], float | None]) -> Callable[[AnswersResult], list[float | None]]:
     """Build a metric that has a value for each context."""
     return lambda facts: [value(context) for context in facts.contexts]
 
@@ -17,6 +17,12 @@ def _each(value: Callable[[AnswersContext], float]) -> Callable[[AnswersResult],
 def _found(context: AnswersContext) -> int:
     """Number of needles found, among those that the model finds when all heads keep all tokens."""
     return sum(found and by_all for found, by_all in zip(context.found, context.found_by_all, strict=True))
+
+
+def _logprob_lost(context: AnswersContext) -> float | None:
+    if context.logprob is None or context.full_logprob is None:
+        return None
+    return context.full_logprob - context.logprob
 
 
 def _share(facts: AnswersResult) -> float | None:
@@ -40,6 +46,9 @@ METRICS = by_name(
     Metric("found_share", "needles found, of those that the model finds", one(_share), SHARE, "higher"),
     Metric("agreement", "next tokens, equal", _each(lambda text: text.agreement), SHARE, "higher", fmean),
     Metric("deviation", "deviation", _each(lambda text: text.deviation), NUMBER, combine=fmean),
+    Metric("median_deviation", "  median head", _each(lambda text: text.median_deviation), NUMBER, combine=fmean),
+    Metric("worst_deviation", "  worst head", _each(lambda text: text.worst_deviation), NUMBER, combine=max),
+    Metric("logprob_lost", "log-probability lost", _each(_logprob_lost), NUMBER, combine=fmean),
     Metric("kv_share", "K/V, of full", _each(lambda text: text.kv_bytes / text.full_bytes), SHARE, combine=fmean),
     Metric("full_heads", "heads that keep all", one(lambda facts: facts.full_heads), COUNT, "", exact=True),
 )

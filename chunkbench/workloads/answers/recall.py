@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.windows import HeadPolicy
+from chunkbench.kernels.eight_bits import stored
 from chunkbench.kernels.reference import attention, head_attention
+from chunkbench.kv_dtype import KvDtype
 from chunkbench.server.engine import Model
 
 C = TypeVar("C", bound=RaggedChunkAttention)
@@ -45,9 +46,9 @@ class _Recorder(RaggedChunkAttention):
         return super().attend_selected(layer, q, out)
 
 
-def _cache(model: Model, kind: type[C], policy: HeadPolicy | None = None) -> C:
+def _cache(model: Model, kind: type[C], policy: HeadPolicy | None = None, kv_dtype: KvDtype = "same") -> C:
     shape = model.layers, model.heads, model.head_dim, model.kv_heads, CHUNK, model.dtype
-    return kind(*shape, policy=policy)
+    return kind(*shape, policy=policy, kv_dtype=kv_dtype)
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,23 @@ def read(model: Model, tokens: list[int]) -> Context:
     return Context(tokens, keys, values, [queries[-1] for queries in recorder.queries])
 
 
+class ReadOn(NamedTuple):
+    """How a model reads a text after a context."""
+
+    next_tokens: list[int]
+    """The most probable next token at each position."""
+    logprob: float | None
+    """Mean log-probability of a token of the text, from its second token on. None for a text of one token."""
+
+
 class CompressedContext:
     """A context whose cache was compressed. Questions come after the context."""
 
-    def __init__(self, model: Model, context: Context, policy: HeadPolicy | None) -> None:
+    def __init__(
+        self, model: Model, context: Context, policy: HeadPolicy | None = None, kv_dtype: KvDtype = "same"
+    ) -> None:
         self._model, self._length = model, len(context.tokens)
-        self._cache = cache = _cache(model, RaggedChunkAttention, policy)
+        self._cache = cache = _cache(model, RaggedChunkAttention, policy, kv_dtype)
         self._sequence = cache.join(context.tokens).sequence
         cache.select(self._sequence, 0, self._length)
         cache.plan_selected()
@@ -94,12 +106,14 @@ class CompressedContext:
         """Bytes in use: K, V, and the sums from which compensation tokens are made."""
         return self._cache.kv_bytes
 
-    def next_tokens(self, text: Sequence[int]) -> list[int]:
-        """The most probable next token at each position of a text that follows the context."""
+    def read_on(self, text: Sequence[int]) -> ReadOn:
+        """Read a text that follows the context."""
         fork = self._cache.fork(self._sequence)
-        found = self._compute([fork], [list(text)], list(range(len(text))))
+        logits = self._logits([fork], [list(text)], list(range(len(text))))
         self._cache.remove_sequence(fork)
-        return found
+        logprobs = logits[:-1].double().log_softmax(-1)
+        of_text = logprobs.gather(1, torch.tensor(text[1:], device=logprobs.device)[:, None])
+        return ReadOn(logits.argmax(-1).tolist(), float(of_text.mean()) if len(text) > 1 else None)
 
     def answers(self, questions: Sequence[list[int]], tokens: int) -> list[list[int]]:
         """The first `tokens` tokens of the greedy answer to each question. Every question directly follows the
@@ -107,17 +121,18 @@ class CompressedContext:
         """
         forks = [self._cache.fork(self._sequence) for _ in questions]
         ends = torch.tensor([len(question) for question in questions]).cumsum(0) - 1
-        found = [[token] for token in self._compute(forks, list(questions), ends.tolist())]
+        found = [[token] for token in self._logits(forks, list(questions), ends.tolist()).argmax(-1).tolist()]
         for _ in range(tokens - 1):
-            last = self._compute(forks, [[answer[-1]] for answer in found], list(range(len(forks))))
-            for answer, token in zip(found, last, strict=True):
+            last = self._logits(forks, [[answer[-1]] for answer in found], list(range(len(forks))))
+            for answer, token in zip(found, last.argmax(-1).tolist(), strict=True):
                 answer.append(token)
         for fork in forks:
             self._cache.remove_sequence(fork)
         return found
 
-    def _compute(self, sequences: Sequence[int], texts: list[list[int]], rows: list[int]) -> list[int]:
-        """Append and compute a text for each sequence. Returns the most probable next token after each of `rows`."""
+    def _logits(self, sequences: Sequence[int], texts: list[list[int]], rows: list[int]) -> torch.Tensor:
+        """Append and compute a text for each sequence. Returns the logits `[len(rows), vocabulary]` after each of
+        `rows`."""
         firsts = [self._cache.length(sequence) for sequence in sequences]
         counts = [len(text) for text in texts]
         tokens = [token for text in texts for token in text]
@@ -126,19 +141,31 @@ class CompressedContext:
             self._cache.select(sequence, first, count)
         self._cache.plan_selected()
         positions = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
-        return [int(token) for token in self._model.logits(tokens, positions, rows, self._cache).argmax(-1)]
+        return self._model.logits(tokens, positions, rows, self._cache)
 
 
-def deviation(context: Context, policy: HeadPolicy) -> float:
-    """|compressed - full| / |full|, where both are the attention outputs of the last token in all layers.
+class Deviation(NamedTuple):
+    """|compressed - full| / |full|, where both are the attention outputs of a context's last token."""
 
-    Each layer gets the queries, K and V of the model without compression.
-    """
-    difference = whole = 0.0
-    lost = policy.lost(len(context.tokens), CHUNK)
+    all: float
+    """Over all layers and heads together."""
+    median: float
+    """Median over layers and KV heads; a KV head stands for its query heads."""
+    worst: float
+
+
+def deviation(context: Context, policy: HeadPolicy | None, kv_dtype: KvDtype = "same") -> Deviation:
+    """Each layer gets the queries, K and V of the model without compression."""
+    squares = []  # of the differences and of the full outputs, [2, kv_heads] of each layer
+    lost = None if policy is None else policy.lost(len(context.tokens), CHUNK)
     for layer, (q, k, v) in enumerate(zip(context.queries, context.keys, context.values, strict=True)):
-        full = attention(q, k, v)
-        seen = head_attention(q, k, v, policy.full[layer], lost, policy.compensation)
-        difference += float((seen - full).square().sum())
-        whole += float(full.square().sum())
-    return math.sqrt(difference / whole)
+        full, kept = attention(q, k, v), (stored(k, kv_dtype), stored(v, kv_dtype))
+        if policy is None or lost is None:
+            seen = attention(q, *kept)
+        else:
+            seen = head_attention(q, *kept, policy.full[layer], lost, policy.compensation)
+        by_head = torch.stack([seen - full, full]).view(2, k.shape[1], -1)
+        squares.append(by_head.square().sum(-1))
+    differences, whole = torch.cat(squares, 1)
+    each = (differences / whole).sqrt()
+    return Deviation(float((differences.sum() / whole.sum()).sqrt()), float(each.median()), float(each.max()))

@@ -33,6 +33,14 @@ class AnswersContext(Facts):
     """Share of positions at which this cache and the full cache predict the same token, in text after the context."""
     deviation: NonNegativeFloat
     """|compressed - full| / |full|, where both are the attention outputs of the context's last token in all layers."""
+    median_deviation: NonNegativeFloat | None = None
+    """The same for each layer and KV head, and the median over them."""
+    worst_deviation: NonNegativeFloat | None = None
+    """The largest one of a layer and KV head."""
+    logprob: float | None = None
+    """Mean log-probability of a token of the text after the context."""
+    full_logprob: float | None = None
+    """The same with the full cache."""
     kv_bytes: Count
     full_bytes: Count
     """Bytes of K/V when all heads keep all tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from chunkbench.baselines.registry import REGISTRY
+from chunkbench.baselines.registry import KV_DTYPES_OF, REGISTRY
 from chunkbench.bench.contract import Implementation
 from chunkbench.bench.experiment import AttentionPoint, SessionExperiment
 from chunkbench.bench.experiment.point import passes
@@ -23,6 +23,12 @@ ExperimentT = TypeVar("ExperimentT", bound=SessionExperiment[AttentionPoint])
 ResultT = TypeVar("ResultT", bound=SessionResult)
 
 
+def _as_stored(point: AttentionPoint, implementation: str) -> AttentionPoint:
+    """The point with the implementation's own form of K and V, if it has one."""
+    own = KV_DTYPES_OF.get(implementation)
+    return point if own is None else point.model_copy(update={"kv_dtype": own})
+
+
 class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
     """Times sessions that hold K and V of all sequences. All implementations of a point compute the same attention."""
 
@@ -31,7 +37,7 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
     def weight(self, point: AttentionPoint, seed: int) -> int:
         tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
-        return tokens * point.token_bytes + (1 << 24)
+        return tokens * point.given_token_bytes + (1 << 24)
 
     def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         """Bytes of K and V at the end of a round. Planners need 0 bytes, because they read the K and V of ChunkAttn."""
@@ -40,27 +46,30 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
         if implementation in PLANNERS:
             return 0
-
-        return memory_guard.kv_bytes(point, seed, shares_storage)
+        return memory_guard.kv_bytes(_as_stored(point, implementation), seed, shares_storage)
 
     def touched(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         from chunkbench.bench.runner import memory_guard
 
-        return memory_guard.touched_bytes(point, seed, shares_storage)
+        return memory_guard.touched_bytes(_as_stored(point, implementation), seed, shares_storage)
+
+    def given(self, inputs: PooledInputs, implementation: str) -> PooledInputs:
+        own = KV_DTYPES_OF.get(implementation)
+        return inputs if own is None else inputs.stored_as(own)
 
     def definition(self, implementation: str) -> str:
-        """The implementation's name if it is a method of `head_methods`; empty for every other implementation. The
-        methods of `head_methods` compute attention over fewer tokens.
+        """The implementation's name if it is a method of `head_methods`, which computes attention over fewer tokens;
+        the form of K and V of an implementation with its own form; else empty.
         """
         from chunkbench.baselines.head_methods import METHODS
 
-        return implementation if implementation in METHODS else ""
+        return implementation if implementation in METHODS else KV_DTYPES_OF.get(implementation, "")
 
     def least_kv_bytes(self, point: AttentionPoint, seed: int, implementation: str) -> int:
         from chunkbench.baselines.head_methods import seen_tokens
 
         ((distinct, _),) = seen_tokens(point, seed, implementation, [point.n_c])
-        return int(distinct * point.token_bytes)
+        return int(distinct * _as_stored(point, implementation).token_bytes)
 
     def amounts(
         self, point: AttentionPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
@@ -68,7 +77,8 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         from chunkbench.baselines.head_methods import seen_tokens
         from chunkbench.bench.analysis import roofline
 
-        shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
+        token_bytes = _as_stored(point, implementation).token_bytes
+        shape = (token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
         seen = seen_tokens(point, seed, implementation, steps)
         unique, total = [int(each) for each, _ in seen], [int(each) for _, each in seen]
         # An implementation reads each sequence's whole context unless it reads shared prefixes once.

@@ -401,6 +401,19 @@ def _average(
     return bounded(found, stated, "{each}", (f"{slow} beside {fast}", experiment), each, cause, 1)
 
 
+def eight_bits(evidence: Evidence, n_p: int, stated: Stated) -> Judgement:
+    """Latency with K and V in the compute type over that with fp8, where no tokens are shared: of vLLM's kernels, which
+    the text is about, else of ours."""
+    pairs = (PAGED[1], f"{PAGED[1]}_fp8"), (CHUNK, f"{CHUNK}_fp8")
+    for slow, fast in pairs:
+        found = evidence.ratios(slow, fast, "at batch {batch_size}", n_p=n_p, n_s=0, batch_size=...)
+        if found:
+            break
+    words = "{each} with " + ("our kernel" if slow == CHUNK else "vLLM's kernel")
+    needs = "a kernel with K and V in fp8 beside the same one without", "kv8"
+    return bounded(found, stated, words, needs, "{:.2f}x", "the text's CPU has matrix instructions (AMX)", 0)
+
+
 def _printed(paper: str, slow: str, fast: str, **named: str) -> float:
     """Ratio of two printed latencies: that of `slow` over that of `fast`."""
     return printed_of_trees(paper, implementation=slow, **named) / printed_of_trees(paper, implementation=fast, **named)
@@ -453,5 +466,7 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "TRT-cascade": tensorrt,
     "FI-595": partial(issue595, stated=ABOVE_1),
+    "KV-8k": partial(eight_bits, n_p=8192, stated=Stated("at least", 1.61, 2)),
+    "KV-128": partial(eight_bits, n_p=128, stated=Stated("at least", 1.14, 2)),
     "FI-31x": fixed("not measured", "it needs a GPU: the figure compares a GPU kernel with vLLM's of 2024"),
 }

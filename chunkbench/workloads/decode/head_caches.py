@@ -1,10 +1,12 @@
-"""Caches that keep fewer tokens in some heads: their figures and tables."""
+"""Caches that are smaller than ChunkAttn's, because some heads keep fewer tokens or K and V have fewer bits: their
+figures and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from chunkbench.baselines.head_methods import METHODS
 from chunkbench.bench.analysis.derive import Group, Row
 from chunkbench.bench.store.results import DecodeResult
 from chunkbench.report.columns import Columns
@@ -52,14 +54,14 @@ class HeadCache:
 
 
 def head_caches(groups: Iterable[Group]) -> Iterator[HeadCache]:
-    """Caches of methods that leave out tokens, at points where ChunkAttn ran too."""
+    """Caches that leave out tokens or bits, at points where ChunkAttn ran too."""
     for group in groups:
         full = group.rows.get(FULL)
         for row in group.rows.values():
             facts = row.facts
             if not isinstance(facts, DecodeResult) or facts.deviation is None or full is None:
                 continue
-            if not row.kv_bytes or not full.kv_bytes:
+            if not row.kv_bytes or not full.kv_bytes or row is full:
                 continue
             derived, share = row.derived, row.kv_bytes / full.kv_bytes
             over = derived.ratio_to_baseline
@@ -86,10 +88,10 @@ _LENGTHS = (4_000, 8_000, 20_000, 32_768, 131_072)
 _LEGEND = (
     "K/V = bytes of K, V and sums in use, over ChunkAttn's bytes in the same run",
     "time of bytes = gain in time over gain in bytes: 1 if the time falls as the bytes do",
-    "deviation = length of the difference to attention over all tokens, over the length of that attention. K, V and "
-    "q are drawn from a normal distribution, so their scores are nearly equal: the figure says how much weight is "
-    "lost, not what a model would answer",
-    "each row was checked against float64 attention over the tokens that its own method keeps",
+    "deviation = length of the difference to attention over all tokens and unrounded K and V, over the length of that "
+    "attention. K, V and q are drawn from a normal distribution, so their scores are nearly equal: the figure says how "
+    "much weight is lost, not what a model would answer",
+    "each row was checked against float64 attention over the tokens and the numbers that its own method keeps",
 )
 
 
@@ -123,15 +125,19 @@ def body(view: View) -> Body:
         ),
         _LENGTHS,
     )
-    return Body(
-        _headline(measured_caches, view.columns), (caches, by_definition, tables.latency_table(view)), legend=_LEGEND
-    )
+    shown = (caches, by_definition) if keep_windows(measured_caches) else (caches,)
+    return Body(_headline(measured_caches, view.columns), (*shown, tables.latency_table(view)), legend=_LEGEND)
+
+
+def keep_windows(found: Iterable[HeadCache]) -> bool:
+    """Whether heads of some of these caches keep windows."""
+    return any(cache.row.facts.implementation in METHODS for cache in found)
 
 
 def _headline(found: Sequence[HeadCache], columns: Columns) -> str:
     timed = [cache for cache in found if cache.speedup is not None]
     if not timed:
-        return "No method with windows was measured beside ChunkAttn."
+        return "No smaller cache was measured beside ChunkAttn."
     best = max(timed, key=lambda cache: cache.speedup or 0)
     name = columns.name(best.row.facts.implementation)
     return (

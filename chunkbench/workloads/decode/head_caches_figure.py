@@ -1,4 +1,4 @@
-"""Figure of caches whose KV heads keep windows: speed-up and deviation against bytes."""
+"""Figure of caches that are smaller than ChunkAttn's: speed-up and deviation against bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from chunkbench.bench.store import Manifest
 from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet, ticks_at
 from chunkbench.report.layout import Report
-from chunkbench.workloads.decode.head_caches import FULL, HeadCache, head_caches, paper_share
+from chunkbench.workloads.decode.head_caches import FULL, HeadCache, head_caches, keep_windows, paper_share
 
 _GREY = "#777777"
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Draw three panels: speed-up against bytes, deviation against bytes, and share of bytes against tokens, beside
-    RazorAttention's published share.
+    """Draw panels: speed-up against bytes and deviation against bytes. If heads keep windows: also the share of bytes
+    against tokens, beside RazorAttention's published share.
     """
     found = [cache for cache in head_caches(report.groups) if cache.speedup is not None]
     if not found:
@@ -29,17 +29,15 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         by_method[cache.row.facts.implementation].append(cache)
     columns = report.columns
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids if name in by_method]
-    handles.append(
-        handle(
-            LineStyle(_GREY, "", "dashed"),
-            ("grey lines: the time falls as the bytes do; RazorAttention by its published numbers"),
-        )
-    )
+    windows = keep_windows(found)
+    grey = "the time falls as the bytes do" + "; RazorAttention by its published numbers" * windows
+    handles.append(handle(LineStyle(_GREY, "", "dashed"), f"grey lines: {grey}"))
     parts = [f"All beside {columns.name(FULL)} in the same run; bytes are those in use", conditions(report, manifest)]
-    page = sheet(caption(parts, report), handles, 3, share_y=False)
+    page = sheet(caption(parts, report), handles, 2 + windows, share_y=False)
     _gains(page.panels[0], by_method, columns)
     _deviations(page.panels[1], by_method, columns)
-    _lengths(page.panels[2], by_method, columns)
+    if windows:
+        _lengths(page.panels[2], by_method, columns)
     return page.figure
 
 

@@ -29,8 +29,8 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     figure: Literal["speedup", "token_rate", "advantage", "head_caches", "ranking", "checks"] = Field(
         "speedup",
         description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
-        "size), head_caches, ranking (all implementations over all points), checks (no "
-        "figure, only errors of results)",
+        "size), head_caches (smaller caches: bytes, time, deviation), ranking (all implementations over all points), "
+        "checks (no figure, only errors of results)",
     )
 
     @classmethod

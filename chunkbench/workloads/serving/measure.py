@@ -71,6 +71,8 @@ class _System:
     server: RunningServer | None = None
     refusal: tuple[Status, str] | None = None
     """Status and reason why the system is not measured any more."""
+    exact: bool = True
+    """Whether weights and K/V have the dtype of the experiment."""
     starts: int = 0
     deaths: int = 0
 
@@ -462,12 +464,12 @@ class ServingMeasurer:
             failure = "error", f"the capacity of {reference} is not known"
         samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
         equal = self._equal.get(case.implementation)
-        if failure is None and equal is not None and equal.different and entry.system.exact:
+        if failure is None and equal is not None and equal.different and entry.exact:
             told = f"{equal.different} of {equal.compared} answers in float32 differ from those of transformers"
             failure = "incorrect", told
         status, reason = failure or ("ok", "")
         # A server that runs elsewhere has other limits. Packed weights have other bytes.
-        if limits is not None and entry.system.process_bytes is not None and entry.system.exact:
+        if limits is not None and entry.system.process_bytes is not None and entry.exact:
             limits = limits.model_copy(update={"shared_reads": entry.system.sharing == "reads"})
         else:
             limits = None
@@ -513,11 +515,14 @@ def _survey(name: str, setting: Setting, constrained: bool) -> _System:
         reason = f"{answer.reason}: {answer.remedy}" if answer.remedy else answer.reason
         return _System(system, refusal=("unavailable", reason))
     refusal: tuple[Status, str] | None = None
+    exact: bool = True
+    """Whether weights and K/V have the dtype of the experiment."""
     if constrained and system.constraint == "refused":
         refusal = "unsupported", REFUSED
     elif reason := system.refusal(setting):
         refusal = "unsupported", reason
-    return _System(system, system.package_version(), refusal=refusal)
+    exact = system.exact and setting.kv_dtype == "same"
+    return _System(system, system.package_version(), refusal=refusal, exact=exact)
 
 
 def _sent(

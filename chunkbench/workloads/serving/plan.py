@@ -226,9 +226,10 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
 
     Raises `RunError` if the points need different servers, and `ModelMissing` if the model is not there.
     """
-    models = {(str(point.model), point.batch_size, point.dtype, point.threads) for point in points}
+    models = {(str(point.model), point.batch_size, point.dtype, point.kv_dtype, point.threads) for point in points}
     if len(models) > 1:
-        raise RunError("the points of a serving run must have one model, batch_size, dtype and threads; split the file")
+        same = "model, batch_size, dtype, kv_dtype and threads"
+        raise RunError(f"the points of a serving run must have one {same}; split the file")
     import torch
 
     point = points[0]
@@ -246,6 +247,7 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
         max_length=longest,
         dtype=point.dtype,
         device=target.device,
+        kv_dtype=point.kv_dtype,
         max_batch=point.batch_size,
         kv_bytes=int(experiment.kv_memory or 0),
         threads=point.threads or torch.get_num_threads(),

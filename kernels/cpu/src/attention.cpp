@@ -7,9 +7,9 @@
 
 namespace chunkbench {
 
-Loops loops_of(Isa isa, Dtype dtype) {
+Loops loops_of(Isa isa, Dtype dtype, Kv kv) {
     const bool adds_bfloat16 = isa == Isa::avx512_bf16 || isa == Isa::amx_bf16;
-    switch (adds_bfloat16 && dtype != Dtype::bfloat16 ? Isa::avx512 : isa) {
+    switch (adds_bfloat16 && (dtype != Dtype::bfloat16 || kv != Kv::same) ? Isa::avx512 : isa) {
 #ifdef CHUNKBENCH_HAVE_X86
         case Isa::avx2: return loops_avx2();
         case Isa::avx512: return loops_avx512();
@@ -46,13 +46,13 @@ void wait_until(const Condition& holds) {
 }  // namespace
 
 std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_t queries) {
-    const std::int64_t floats = states * (2 * shape.head_dim + 16 + 1) + queries * shape.chunk_size;
+    const std::int64_t floats = states * (2 * shape.head_dim + 16 + 2) + queries * shape.chunk_size;
     return (floats + 31) / 32 * 32;  // full cache lines, so that threads do not share a line
 }
 
 void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
             Call call) {
-    const Loops loops = loops_of(isa, shape.dtype);
+    const Loops loops = loops_of(isa, shape.dtype, shape.kv);
     const ItemLoop loop = call == Call::read ? loops.read : loops.item;
     for (int head = 0; head < shape.kv_heads; ++head) left_by[head].store(0, std::memory_order_relaxed);
     alignas(64) std::int64_t taken = 0;  // not a std::atomic: the loops read it, and may call no inline functions

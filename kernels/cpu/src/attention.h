@@ -4,6 +4,7 @@
 // and the head dimension `d` are multiples of 16.
 //   float32, float16:  K [c/16][d][16]       V [d/64][c][64]
 //   bfloat16:          K [c/16][d/2][16][2]  V [d/64][c/2][64][2]
+//   8 bits:            K [c/16][d][16]       V [d/64][c][64], then float32 numbers of each token: see Kv
 // The innermost sixteen numbers (sixteen tokens of K, sixteen dimensions of V) are contiguous for every value of the
 // index that a product sums over. So one value of the query (or one probability) times sixteen numbers is one vector
 // operation, without transposition and without horizontal sum, and the same loop computes Q K^T and P V. In bfloat16
@@ -28,9 +29,23 @@ constexpr int kBand = 64;  // dimensions of V side by side
 
 enum class Dtype { float32, float16, bfloat16 };
 
+// How K and V are stored.
+//   same:   in the dtype of queries and outputs
+//   int8:   x = s * n, n in -127 .. 127. After V, a head has the scales s of K [c], then those of V [c].
+//   uint8:  x = s * (n - z), n in 0 .. 255. After V, a head has s and z of K, then s and z of V, each [c].
+//   fp8:    x = s * n, n a number of 8 bits with 4 bits of exponent (E4M3). One s for each KV head: KvScales.
+enum class Kv { same, int8, uint8, fp8 };
+
 struct Shape {
     Dtype dtype;
     int heads, kv_heads, head_dim, chunk_size;
+    Kv kv;
+    std::int64_t head_bytes;  // of K and V of one head in a chunk
+};
+
+// Scales of fp8: of K [kv_heads] and of V [kv_heads]. nullptr: 1.
+struct KvScales {
+    const float *keys, *values;
 };
 
 // A run of chunks, all covered by the same rows. An item either writes partial results, or is the last item of its
@@ -129,6 +144,7 @@ struct Work {
     const void* q;                    // [b][heads][d]
     void* out;
     float scale;
+    KvScales kv_scales;
     ReadMode mode;
     Compensation compensation;
     Running running;
@@ -175,7 +191,8 @@ struct Loops {
 };
 
 // The loops that compute with a dtype. Instruction sets above AVX-512 add only loops for bfloat16.
-Loops loops_of(Isa isa, Dtype dtype);
+// K and V in 8 bits have no products of pairs.
+Loops loops_of(Isa isa, Dtype dtype, Kv kv = Kv::same);
 
 // The loops of each instruction set that this binary has: loops.cpp.
 Loops loops_portable(), loops_avx2(), loops_avx512(), loops_avx512_bf16(), loops_amx_bf16();

@@ -37,8 +37,22 @@ Dtype dtype_named(const std::string& name) {
     throw std::invalid_argument("dtype is float32, float16 or bfloat16, not " + name);
 }
 
-Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size) {
+namespace {
+
+Kv kv_named(const std::string& name) {
+    if (name == "same") return Kv::same;
+    if (name == "int8") return Kv::int8;
+    if (name == "uint8") return Kv::uint8;
+    if (name == "fp8") return Kv::fp8;
+    throw std::invalid_argument("K and V are stored as same, int8, uint8 or fp8, not " + name);
+}
+
+}  // namespace
+
+Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size,
+                 const std::string& kv) {
     Shape shape{};
+    shape.kv = kv_named(kv);
     shape.dtype = dtype_named(dtype);
     require(kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
     require(heads <= kMaxHeads, "heads must be at most 65536");
@@ -49,6 +63,9 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
     shape.kv_heads = kv_heads;
     shape.head_dim = head_dim;
     shape.chunk_size = chunk_size;
+    const std::int64_t element = shape.kv != Kv::same ? 1 : shape.dtype == Dtype::float32 ? 4 : 2;
+    const std::int64_t floats = shape.kv == Kv::int8 ? 2 : shape.kv == Kv::uint8 ? 4 : 0;  // of a token
+    shape.head_bytes = chunk_size * (2 * head_dim * element + floats * static_cast<std::int64_t>(sizeof(float)));
     return shape;
 }
 
@@ -112,13 +129,15 @@ void DecodePlan::set_compensation(Numbers entries, std::vector<float> shares, st
     stride_ = stride;
 }
 
-void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums) {
+void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums,
+                        KvScales scales) {
     Work work{};
     require(sums == nullptr || !entries_.empty(), "sums without set_compensation");
     work.compensation = {sums, stride_, entries_.data(), shares_.data(), biases_.data()};
     work.q = q;
     work.out = out;
     work.scale = scale;
+    work.kv_scales = scales;
     work.shift = shift;
     run(work, threads, Call::decode);
 }

@@ -21,8 +21,9 @@ struct PlanArrays {
 // float32, float16 or bfloat16. Throws std::invalid_argument for another name.
 Dtype dtype_named(const std::string& name);
 
-// Throws std::invalid_argument for a shape or a dtype that the kernels do not support.
-Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size);
+// Throws std::invalid_argument for a shape, a dtype or a form of K and V that the kernels do not support.
+Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size,
+                 const std::string& kv);
 
 // A unit of a traced call: its item (the first one, if it has several), its heads, and seconds since the call began.
 // Numbers of one type, so that Python reads units as the rows of an array.
@@ -48,8 +49,9 @@ class DecodePlan {
 
     // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the requested layer. Allocates
     // only if `threads` is larger than in every call before. sums: sums of the compensation tokens in that layer,
-    // nullptr without such tokens.
-    void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr);
+    // nullptr without such tokens. scales: those of fp8 in that layer.
+    void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr,
+                KvScales scales = {nullptr, nullptr});
 
     // `decode` of layer 0 that adds to running results (attention.h) instead of writing outputs.
     void accumulate(const void* q, Running running, float scale, int threads);

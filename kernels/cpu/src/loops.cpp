@@ -48,14 +48,53 @@ inline void scores_of_tokens(const Rows& rows, int d, const typename T::Stored* 
     }
 }
 
-// Write one query as the left side of a product.
-template <class T>
-inline void take_query(const typename T::Stored* q, int d, float* to) {
-    if constexpr (kInPairs<T>) {
+// Write one query of type Q as the left side of a product.
+template <class Q, bool InPairs>
+inline void take_query(const typename Q::Stored* q, int d, float* to) {
+    if constexpr (InPairs) {
         __builtin_memcpy(to, q, d * sizeof(*q));
     } else {
-        for (int j = 0; j < d; j += 16) store(to + j, T::widen(q + j));
+        for (int j = 0; j < d; j += 16) store(to + j, Q::widen(q + j));
     }
+}
+
+// How the stored numbers n of a head's K or V become values: s * (n - z). `fixed` times `each[t]`, if there is such an
+// array, is the s of token t.
+struct Scaling {
+    float fixed;
+    const float *each, *zeros;
+
+    V16 scales(std::int64_t t) const { return each ? load(each + t) : set1(fixed); }
+    float scale(std::int64_t t) const { return each ? each[t] : fixed; }
+};
+
+// Turn products of a query with the stored numbers of `tokens` tokens into scores. `sum`: the sum of the query.
+inline void scale_scores(float* scores, int tokens, const Scaling& keys, float sum) {
+    int t = 0;
+    for (; t + 16 <= tokens; t += 16) {
+        V16 score = load(scores + t);
+        if (keys.zeros) score = fma(set1(-sum), load(keys.zeros + t), score);
+        store(scores + t, mul(score, keys.scales(t)));
+    }
+    for (; t < tokens; ++t) scores[t] = keys.scale(t) * (scores[t] - (keys.zeros ? sum * keys.zeros[t] : 0.0f));
+}
+
+// Multiply the weights of `tokens` tokens by the scales of their V. Returns what the zeros add to every number of the
+// output.
+inline float scale_weights(float* weights, int tokens, const Scaling& values) {
+    float shift = 0.0f;
+    V16 shifts = set1(0.0f);
+    int t = 0;
+    for (; t + 16 <= tokens; t += 16) {
+        const V16 weight = mul(load(weights + t), values.scales(t));
+        if (values.zeros) shifts = fma(weight, load(values.zeros + t), shifts);
+        store(weights + t, weight);
+    }
+    for (; t < tokens; ++t) {
+        weights[t] *= values.scale(t);
+        if (values.zeros) shift += weights[t] * values.zeros[t];
+    }
+    return -(shift + sum(shifts));
 }
 
 // Running results of one row and head: weighted sum of V, largest score and, lane by lane, the sum of weights.
@@ -99,16 +138,16 @@ inline void start(const Shape& shape, const Work& work, const Item& item, std::i
 }
 
 // Add the compensation token of a row, if it has one, to the running results of a query head.
-template <class T>
+template <class Q>
 inline void compensate(const Shape& shape, const Work& work, std::int64_t row, int head, float scale, State state) {
     const Compensation& from = work.compensation;
     if (from.sums == nullptr || from.entries[row] < 0) return;
     const int d = shape.head_dim;
     const std::int64_t kv_head = head / (shape.heads / shape.kv_heads);
     const float* keys = from.sums + from.entries[row] * from.stride + 2 * kv_head * d;
-    const auto* q = static_cast<const typename T::Stored*>(work.q) + (row * shape.heads + head) * d;
+    const auto* q = static_cast<const typename Q::Stored*>(work.q) + (row * shape.heads + head) * d;
     V16 products = set1(0.0f);
-    for (int j = 0; j < d; j += 16) products = fma(T::widen(q + j), load(keys + j), products);
+    for (int j = 0; j < d; j += 16) products = fma(Q::widen(q + j), load(keys + j), products);
     const float score = sum(products) * from.shares[row] + from.biases[row] / work.scale;
     const float new_peak = score > state.peak ? score : state.peak;
     const float weight = exp2_difference(scale * score, scale * new_peak);
@@ -125,6 +164,15 @@ inline void compensate(const Shape& shape, const Work& work, std::int64_t row, i
 inline std::int64_t full_chunks(const Shape& shape, const Work& work, const Item& item) {
     return item.chunk_count - (item.tail_row >= 0 && work.last_tokens[item.tail_row] < shape.chunk_size);
 }
+
+template <class A, class B>
+constexpr bool is = false;
+template <class A>
+constexpr bool is<A, A> = true;
+
+// Whether K and V of T have scales.
+template <class T>
+constexpr bool kScaled = T::kBytes == 1;
 
 // Where K and V of an item lie.
 template <class T>
@@ -143,11 +191,25 @@ struct Pieces {
         return n < full ? shape.chunk_size : static_cast<int>(work.last_tokens[item.tail_row]);
     }
     const Stored* keys(std::int64_t n, int head) const {
-        const std::int64_t both = 2 * static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim;
-        return reinterpret_cast<const Stored*>(work.chunks[item.first_chunk + n] + work.shift) + head * both;
+        const std::int64_t chunk = work.chunks[item.first_chunk + n] + work.shift;
+        return reinterpret_cast<const Stored*>(chunk + head * shape.head_bytes);
     }
     const Stored* values(std::int64_t n, int head) const {
         return keys(n, head) + static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim;
+    }
+    // Scales of K, or of V, of 8 bits.
+    Scaling scaling(std::int64_t n, int head, Side side) const {
+        const bool of_values = side == Side::values;
+        const std::int64_t c = shape.chunk_size;
+        const auto* floats = reinterpret_cast<const float*>(values(n, head) + c * shape.head_dim);
+        if constexpr (is<T, Int8>) return {1.0f, floats + of_values * c, nullptr};
+        if constexpr (is<T, Uint8>) return {1.0f, floats + of_values * 2 * c, floats + (of_values * 2 + 1) * c};
+        const float* given = of_values ? work.kv_scales.values : work.kv_scales.keys;
+        return {256.0f * (given ? given[head] : 1.0f), nullptr, nullptr};
+    }
+    Ahead scales_ahead(std::int64_t n, int head) const {
+        const std::int64_t numbers = 2 * static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim;
+        return {reinterpret_cast<const char*>(keys(n, head) + numbers), shape.head_bytes - numbers};
     }
     std::int64_t bytes(std::int64_t n) const {
         return static_cast<std::int64_t>(sizeof(Stored)) * tokens(n) * shape.head_dim;
@@ -240,8 +302,9 @@ inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored
 }
 #endif
 
-// One item for the KV heads `heads`, chunk by chunk, so that it reads a chunk's heads in the order of memory. `Reads`:
-// only reads the chunks, as an item of one row does, and adds what it reads. parts: see ItemLoop.
+// One item for the KV heads `heads`, chunk by chunk, so that it reads a chunk's heads in the order of memory. T is the
+// type of K and V. `Reads`: only reads the chunks, as an item of one row does, and adds what it reads. parts: see
+// ItemLoop.
 template <class T, bool Reads>
 void run_item(const Shape& shape, const Work& work, const Item& item, Heads heads, Next next, float* scratch,
               std::int64_t* parts) {
@@ -254,6 +317,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     float* weights = outputs + static_cast<std::int64_t>(all) * d;
     float* scores = weights + 16 * static_cast<std::int64_t>(all);
     float* peaks = scores + static_cast<std::int64_t>(rows) * c;
+    float* query_sums = peaks + all;  // with scales only
     const float scale = work.scale * kLog2E;
     // Row i of a KV head: query head `head` of row `row`.
     const auto for_each = [&](const auto& body) {
@@ -264,11 +328,29 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
         }
     };
 
+    // Calls body with the type of queries and outputs. With 8 bits, T does not say it, and loops for each would be many.
+    const auto with_query = [&](const auto& body) {
+        if constexpr (kScaled<T>) {
+            as_dtype(shape.dtype, body);
+        } else {
+            body(T());
+        }
+    };
+
     for_each([&](int i, std::int64_t row, int head) {
-        take_query<T>(static_cast<const Stored*>(work.q) + (row * shape.heads + head) * d, d, queries + i * d);
         const State state{outputs + i * d, weights + 16 * i, peaks[i]};
         start(shape, work, item, row, head, scale, state);
-        if (item.first_partial < 0) compensate<T>(shape, work, row, head, scale, state);
+        with_query([&](auto type) {
+            using Q = decltype(type);
+            const auto* query = static_cast<const typename Q::Stored*>(work.q) + (row * shape.heads + head) * d;
+            take_query<Q, kInPairs<T>>(query, d, queries + i * d);
+            if (item.first_partial < 0) compensate<Q>(shape, work, row, head, scale, state);
+        });
+        if constexpr (kScaled<T>) {
+            V16 total = set1(0.0f);
+            for (int j = 0; j < d; j += 16) total = add(total, load(queries + i * d + j));
+            query_sums[i] = sum(total);
+        }
     });
     laps.lap(kStart);
     const Pieces<T> pieces(shape, work, item);
@@ -286,6 +368,10 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
                                 : n + 1 < item.chunk_count ? pieces.keys_ahead(n + 1, heads.first)
                                                            : first_piece<T>(shape, work, heads, next);
             if (n + 1 == pieces.full && pieces.full < item.chunk_count) fetch_tail(pieces, head);
+            if constexpr (kScaled<T>) {
+                if (!last_head) fetch(pieces.scales_ahead(n, head + 1));
+                if (last_head && n + 1 < item.chunk_count) fetch(pieces.scales_ahead(n + 1, heads.first));
+            }
             const Stored* keys = pieces.keys(n, head);
             const Stored* values = pieces.values(n, head);
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
@@ -312,11 +398,24 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
             }
+            if constexpr (kScaled<T> && !Reads) {
+                const Scaling scaling = pieces.scaling(n, head, Side::keys);
+                for (int i = 0; i < rows; ++i) {
+                    float* const row = scores + static_cast<std::int64_t>(i) * c;
+                    scale_scores(row, tokens, scaling, query_sums[first + i]);
+                }
+            }
             laps.lap(kScores);
             hide();
             for (int i = 0; !Reads && i < rows; ++i) {
-                weigh<T>(scores + static_cast<std::int64_t>(i) * c, (tokens + 15) / 16 * 16, scale, peaks[first + i],
-                         weights + 16 * (first + i), outputs + static_cast<std::int64_t>(first + i) * d, d);
+                float* const row = scores + static_cast<std::int64_t>(i) * c;
+                float* const output = outputs + static_cast<std::int64_t>(first + i) * d;
+                weigh<T>(row, (tokens + 15) / 16 * 16, scale, peaks[first + i], weights + 16 * (first + i), output, d);
+                if constexpr (kScaled<T>) {
+                    const Scaling scaling = pieces.scaling(n, head, Side::values);
+                    const V16 shift = set1(scale_weights(row, tokens, scaling));
+                    for (int j = 0; scaling.zeros && j < d; j += 16) store(output + j, add(load(output + j), shift));
+                }
             }
             laps.lap(kSoftmax);
             // Pairs: an unpaired last token has a partner with weight zero; packing sets this partner to zero.
@@ -343,9 +442,12 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             leave(i, row * shape.heads + head, total, work.running.outputs, work.running.stats);
         } else {
             const float* output = outputs + static_cast<std::int64_t>(i) * d;
-            auto* out = static_cast<Stored*>(work.out) + (row * shape.heads + head) * d;
             const V16 inverse = set1(1.0f / total);
-            for (int j = 0; j < d; j += 16) T::put(out + j, mul(load(output + j), inverse));
+            with_query([&](auto type) {
+                using Q = decltype(type);
+                auto* out = static_cast<typename Q::Stored*>(work.out) + (row * shape.heads + head) * d;
+                for (int j = 0; j < d; j += 16) Q::put(out + j, mul(load(output + j), inverse));
+            });
         }
     });
     laps.lap(kLeave);
@@ -354,13 +456,15 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
 template <bool Reads>
 void item(const Shape& shape, const Work& work, const Item& current, Heads heads, Next next, float* scratch,
           std::int64_t* parts) {
+    const auto run = [&](auto type) { run_item<decltype(type), Reads>(shape, work, current, heads, next, scratch, parts); };
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
-    run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch, parts);
+    run(Bfloat16());
 #else
-    switch (shape.dtype) {
-        case Dtype::float32: return run_item<Float32, Reads>(shape, work, current, heads, next, scratch, parts);
-        case Dtype::float16: return run_item<Float16, Reads>(shape, work, current, heads, next, scratch, parts);
-        case Dtype::bfloat16: return run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch, parts);
+    switch (shape.kv) {
+        case Kv::same: return as_dtype(shape.dtype, run);
+        case Kv::int8: return run(Int8());
+        case Kv::uint8: return run(Uint8());
+        case Kv::fp8: return run(Fp8());
     }
 #endif
 }

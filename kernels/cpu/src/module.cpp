@@ -62,8 +62,8 @@ chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.dat
 
 // `columns`: the names of those of `items`; kernels/items.py has them, too.
 void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
-               int chunk_size, const std::vector<std::string>& columns, const Table& items, const Ints& chunks,
-               const Ints& rows, const Ints& folds, std::int64_t partial_items, std::int64_t batch,
+               int chunk_size, const std::string& kv, const std::vector<std::string>& columns, const Table& items,
+               const Ints& chunks, const Ints& rows, const Ints& folds, std::int64_t partial_items, std::int64_t batch,
                std::int64_t partials, int threads, bool fetch_early, bool side_by_side, const std::string& isa) {
     chunkbench::PlanArrays arrays;
     const auto& fields = chunkbench::kItemFields;
@@ -78,16 +78,22 @@ void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads
     arrays.partial_items = partial_items;
     arrays.batch = batch;
     arrays.partials = partials;
-    const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size);
+    const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size, kv);
     new (self) chunkbench::DecodePlan(shape, std::move(arrays), threads, {fetch_early, side_by_side},
                                       chunkbench::isa_named(isa));
 }
 
+// Scales of fp8 at an address: of K, then of V, of each KV head. 0: none.
+chunkbench::KvScales scales_at(std::uintptr_t address, int kv_heads) {
+    const auto* keys = reinterpret_cast<const float*>(address);
+    return {keys, keys == nullptr ? nullptr : keys + kv_heads};
+}
+
 void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale, int threads,
-            std::int64_t shift, std::uintptr_t sums) {
+            std::int64_t shift, std::uintptr_t sums, std::uintptr_t kv_scales) {
     nb::gil_scoped_release release;
     self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads, shift,
-                reinterpret_cast<const float*>(sums));
+                reinterpret_cast<const float*>(sums), scales_at(kv_scales, self.shape().kv_heads));
 }
 
 void accumulate(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t outputs, std::uintptr_t stats,
@@ -113,7 +119,7 @@ bool decode_dense(chunkbench::DecodePlan& self, nb::handle q, nb::handle out, fl
     };
     const std::uintptr_t queries = address(q), outputs = address(out);
     if (!queries || !outputs) return false;
-    decode(self, queries, outputs, scale, threads, shift, 0);
+    decode(self, queries, outputs, scale, threads, shift, 0, 0);
     return true;
 }
 
@@ -139,9 +145,9 @@ nb::ndarray<nb::numpy, double, nb::ndim<2>> trace(chunkbench::DecodePlan& self, 
     return {reinterpret_cast<double*>(rows->data()), {rows->size(), kColumns}, owner};
 }
 
-void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t k, std::uintptr_t v,
-          const Ints& chunks, const Ints& slots, int threads) {
-    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
+void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, const std::string& kv, std::uintptr_t k,
+          std::uintptr_t v, const Ints& chunks, const Ints& slots, int threads, std::uintptr_t kv_scales) {
+    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size, kv);
     if (chunks.size() != slots.size() || threads < 1) {
         throw std::invalid_argument("chunks and slots have one entry for each token, threads is at least 1");
     }
@@ -150,12 +156,12 @@ void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, 
     }
     nb::gil_scoped_release release;
     chunkbench::pack(shape, reinterpret_cast<const void*>(k), reinterpret_cast<const void*>(v), chunks.data(),
-                     slots.data(), static_cast<std::int64_t>(slots.size()), threads);
+                     slots.data(), static_cast<std::int64_t>(slots.size()), threads, scales_at(kv_scales, kv_heads));
 }
 
-void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t chunk, int tokens,
-         int held) {
-    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
+void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, const std::string& kv,
+         std::uintptr_t chunk, int tokens, int held) {
+    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size, kv);
     if (tokens < 0 || tokens > held || held > chunk_size)
         throw std::invalid_argument("0 <= tokens <= held <= chunk_size");
     chunkbench::cut(shape, reinterpret_cast<void*>(chunk), tokens, held);
@@ -317,9 +323,10 @@ NB_MODULE(_native, m) {
           "One pass over a contiguous float32 buffer on the CPU: (seconds, sum of its elements).");
     m.def("matrix_flops_per_s", &matrix_flops_per_s, "dtype"_a, "threads"_a, "milliseconds"_a, "isa"_a = "",
           "Floating-point operations per second of multiply-add loops held in registers.");
-    m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "k"_a, "v"_a, "chunks"_a, "slots"_a,
-          "threads"_a,
-          "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at chunks[i].");
+    m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a, "k"_a, "v"_a, "chunks"_a,
+          "slots"_a, "threads"_a, "kv_scales"_a = 0,
+          "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at chunks[i]. "
+          "kv_scales: address of the scales of fp8, [2][kv_heads], 0 for 1.");
     nb::class_<chunkbench::Linear>(m, "Linear", "Packed weights of a linear layer; see linear.h.");
     m.def("make_linear", &make_linear, "dtype"_a, "in_"_a, "blocks"_a, "weights"_a, "bias"_a, "finish"_a,
           "Weights at an address, a float32 bias or 0; finish: store, store32, add32 or gate.");
@@ -339,16 +346,18 @@ NB_MODULE(_native, m) {
         "From now on `dense_address` reads tensors of this class. False if it cannot.");
     m.def("dense_address", &dense_address, "tensor"_a.none(), "shape"_a, "dtype"_a,
           "The address of a contiguous CPU tensor with this shape and dtype, 0 for every other object.");
-    m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "chunk"_a, "tokens"_a, "held"_a,
+    m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a, "chunk"_a, "tokens"_a, "held"_a,
           "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
-        .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "columns"_a,
-             "items"_a, "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "threads"_a,
-             "fetch_early"_a, "side_by_side"_a, "isa"_a)
+        .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a,
+             "columns"_a, "items"_a, "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a,
+             "threads"_a, "fetch_early"_a, "side_by_side"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
-        .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0,
-             "shift: bytes from the chunks' addresses to those of another layer; sums: address of the layer's sums.")
+        .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0, "kv_scales"_a = 0,
+             "shift: bytes from the chunks' addresses to those of another layer; sums: address of the layer's sums; "
+             "kv_scales: that of "
+             "its scales of fp8.")
         .def("accumulate", &accumulate, "q"_a, "outputs"_a, "stats"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0 that starts from running results and leaves the new ones: sums of V and statistics.")
         .def("set_compensation", &set_compensation, "entries"_a, "shares"_a, "biases"_a, "count"_a, "stride"_a,

@@ -9,6 +9,8 @@
 namespace chunkbench {
 namespace {
 
+constexpr float kInfinite = __builtin_inff();
+
 // Sixteen bytes as numbers of type U.
 template <class U>
 using Lane __attribute__((vector_size(16))) = U;
@@ -56,6 +58,7 @@ void transpose_block(const T* from, T* to, std::int64_t d, int step, bool back) 
         transpose(source, 16, d / step, target);
     };
     if (sizeof(T) * step == 4) return transpose_as(std::uint32_t());
+    if (sizeof(T) == 1) return transpose_as(std::uint8_t());
     transpose_as(std::uint16_t());
 }
 
@@ -104,22 +107,23 @@ inline void fetch_to_write(const void* from, std::int64_t bytes) {
     for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 1);
 }
 
-// Pack `count` tokens into the slots from `slot` on, all in one block of sixteen. In k and v tokens are `width` apart.
+// Pack `count` tokens of one head into the slots from `slot` on, all in one block of sixteen. In k and v tokens are
+// `width` apart. `ahead`: bytes to the head whose memory is asked for now, 0 for none.
 template <class T>
-void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, T* chunk, std::int64_t slot,
-                std::int64_t count, int step) {
+void pack_head(const Shape& shape, const T* k, const T* v, std::int64_t width, T* chunk, std::int64_t slot,
+               std::int64_t count, int step, std::int64_t ahead) {
     const std::int64_t size = static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim, d = shape.head_dim;
-    constexpr std::int64_t kAhead = 4;
     T rows[16 * kMaxHeadDim];  // a copy: tokens of k lie at distances that map to one cache set
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head, k += d, v += d, chunk += 2 * size) {
+    {
         T *block = chunk + slot / 16 * 16 * d, *values = chunk + size;
         const bool full = slot % 16 + count == 16;
-        if (head + kAhead < shape.kv_heads) {
-            const std::int64_t ahead = 2 * size * kAhead;
+        if (ahead > 0) {
             const std::int64_t begin = full ? 0 : slot % 16;
-            fetch_to_write(block + ahead + begin * d, (slot % 16 + count - begin) * d * sizeof(T));
+            const auto* const from = reinterpret_cast<const char*>(block + begin * d);
+            fetch_to_write(from + ahead, (slot % 16 + count - begin) * d * sizeof(T));
             for_bands(shape, slot, step, [&](std::int64_t, std::int64_t band, std::int64_t place) {
-                fetch_to_write(values + ahead + place, count * band * sizeof(T) * (count == 1 ? step : 1));
+                const auto* const at = reinterpret_cast<const char*>(values + place);
+                fetch_to_write(at + ahead, count * band * sizeof(T) * (count == 1 ? step : 1));
             });
         }
         T* to = full ? rows : block;
@@ -141,11 +145,151 @@ void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, 
     }
 }
 
+constexpr std::int64_t kHeadsAhead = 4;
+
+std::int64_t bytes_ahead(const Shape& shape, std::int64_t head) {
+    return head + kHeadsAhead < shape.kv_heads ? kHeadsAhead * shape.head_bytes : 0;
+}
+
 template <class T>
-void cut_all(const Shape& shape, T* chunk, std::int64_t tokens, std::int64_t held, int step) {
+void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, char* chunk, std::int64_t slot,
+                std::int64_t count, int step) {
+    const std::int64_t d = shape.head_dim;
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head, chunk += shape.head_bytes) {
+        pack_head(shape, k + head * d, v + head * d, width, reinterpret_cast<T*>(chunk), slot, count, step,
+                  bytes_ahead(shape, head));
+    }
+}
+
+float float_of(std::uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+std::uint32_t bits_of(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+// The numbers of a token and head as floats.
+void widen(Dtype dtype, const void* from, std::int64_t d, float* to) {
+    const auto* halves = static_cast<const std::uint16_t*>(from);
+    if (dtype == Dtype::float32) {
+        std::memcpy(to, from, d * sizeof(float));
+    } else if (dtype == Dtype::bfloat16) {
+        for (std::int64_t i = 0; i < d; ++i) to[i] = float_of(static_cast<std::uint32_t>(halves[i]) << 16);
+    } else {
+        for (std::int64_t i = 0; i < d; ++i) {  // 2^112 changes the bias of the exponent, also for denormals
+            const std::uint32_t half = halves[i], magnitude = half & 0x7fffu;
+            const float value = float_of(magnitude << 13) * 0x1p112f;
+            const std::uint32_t bits = magnitude >= 0x7c00u ? 0x7f800000u | magnitude << 13 : bits_of(value);
+            to[i] = float_of((half & 0x8000u) << 16 | bits);
+        }
+    }
+}
+
+// The nearest integer, ties to even, of |x| < 2^22: adding 1.5 * 2^23 rounds away the fraction.
+inline int nearest(float x) {
+    constexpr float kShift = 12582912.0f;
+    return static_cast<int>(x + kShift - kShift);
+}
+
+// The bits of a number as an integer that has the same order, and back.
+inline std::int32_t ordered(float x) {
+    const auto bits = static_cast<std::int32_t>(bits_of(x));
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
+inline float from_ordered(std::int32_t x) { return float_of(static_cast<std::uint32_t>(x ^ (x >> 31 & 0x7fffffff))); }
+
+// Numbers of a token and head in 8 bits, see Kv. A NaN or an infinity among them makes the scale NaN or infinite. The
+// loops take maxima of bits, because a compiler makes vectors of these and not of maxima of floats.
+float to_int8(const float* x, std::int64_t d, std::uint8_t* to) {
+    std::int32_t most = 0;
+    for (std::int64_t i = 0; i < d; ++i) {
+        const auto magnitude = static_cast<std::int32_t>(bits_of(x[i]) & 0x7fffffffu);
+        most = magnitude > most ? magnitude : most;
+    }
+    const float peak = float_of(static_cast<std::uint32_t>(most));
+    if (!(peak > 0.0f && peak < kInfinite)) {
+        std::memset(to, 0, static_cast<std::size_t>(d));
+        return peak;
+    }
+    const float lift = peak < 1e-30f ? 0x1p100f : 1.0f;  // 127 / peak must be finite
+    const float inverse = 127.0f / (peak * lift);
+    for (std::int64_t i = 0; i < d; ++i) to[i] = static_cast<std::uint8_t>(nearest(x[i] * lift * inverse));
+    return peak / 127.0f;
+}
+
+// Returns the scale; the number that stands for zero goes to `zero`.
+float to_uint8(const float* x, std::int64_t d, std::uint8_t* to, float* zero) {
+    std::int32_t first = ordered(x[0]), last = first;
+    for (std::int64_t i = 0; i < d; ++i) {
+        const std::int32_t here = ordered(x[i]);
+        first = here < first ? here : first;
+        last = here > last ? here : last;
+    }
+    const float least = from_ordered(first), most = from_ordered(last);
+    *zero = 0.0f;
+    if (!(least > -kInfinite && most < kInfinite)) {
+        std::memset(to, 0, static_cast<std::size_t>(d));
+        return float_of(0x7fc00000u);
+    }
+    const float step = most / 255.0f - least / 255.0f;
+    const float scale = step > 0.0f ? step : least < 0.0f ? -least : least > 0.0f ? least : 1.0f;
+    *zero = -least / scale;
+    for (std::int64_t i = 0; i < d; ++i) {
+        const float scaled = x[i] / scale + *zero;
+        const float high = scaled > 255.0f ? 255.0f : scaled;
+        to[i] = static_cast<std::uint8_t>(nearest(high < 0.0f ? 0.0f : high));
+    }
+    return scale;
+}
+
+void to_fp8(const float* x, std::int64_t d, float scale, std::uint8_t* to) {
+    constexpr std::uint32_t kMost = 0x7e, kNan = 0x7f;
+    for (std::int64_t i = 0; i < d; ++i) {
+        const std::uint32_t bits = bits_of(x[i] / scale), magnitude = bits & 0x7fffffffu;
+        const float size = float_of(magnitude);
+        // Below 2^-6 numbers are multiples of 2^-9, which is the step of floats at 2^14.
+        const std::uint32_t small = bits_of(size + 16384.0f) - 0x46800000u;
+        const std::uint32_t large = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20;
+        const std::uint32_t rounded = size < 0x1p-6f ? small : size >= 448.0f ? kMost : large;
+        to[i] = static_cast<std::uint8_t>((bits >> 24 & 0x80u) | (size != size ? kNan : rounded));
+    }
+}
+
+// `pack_block` of numbers in 8 bits. `width`: numbers from a token to the next one in k and v, of `bytes` bytes.
+void pack_block_in_8_bits(const Shape& shape, const char* k, const char* v, std::int64_t width, std::int64_t bytes,
+                          char* chunk, std::int64_t slot, std::int64_t count, KvScales scales) {
+    const std::int64_t d = shape.head_dim, c = shape.chunk_size;
+    std::uint8_t rounded[2][16 * kMaxHeadDim];
+    float wide[kMaxHeadDim];
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head, chunk += shape.head_bytes) {
+        auto* const floats = reinterpret_cast<float*>(chunk + 2 * c * d);
+        for (int side = 0; side < 2; ++side) {
+            const float* const given = side == 0 ? scales.keys : scales.values;
+            float* const own = floats + side * c * (shape.kv == Kv::uint8 ? 2 : 1) + slot;
+            for (std::int64_t t = 0; t < count; ++t) {
+                std::uint8_t* const to = rounded[side] + t * d;
+                widen(shape.dtype, (side == 0 ? k : v) + (t * width + head * d) * bytes, d, wide);
+                if (shape.kv == Kv::int8) own[t] = to_int8(wide, d, to);
+                if (shape.kv == Kv::uint8) own[t] = to_uint8(wide, d, to, own + c + t);
+                if (shape.kv == Kv::fp8) to_fp8(wide, d, given ? given[head] : 1.0f, to);
+            }
+        }
+        pack_head(shape, rounded[0], rounded[1], d, reinterpret_cast<std::uint8_t*>(chunk), slot, count, 1,
+                  bytes_ahead(shape, head));
+    }
+}
+
+template <class T>
+void cut_all(const Shape& shape, char* from, std::int64_t tokens, std::int64_t held, int step) {
     const std::int64_t size = static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim, d = shape.head_dim;
     T rows[16 * kMaxHeadDim];
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head, chunk += 2 * size) {
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head, from += shape.head_bytes) {
+        auto* const chunk = reinterpret_cast<T*>(from);
         if (tokens % 16 != 0 && held >= tokens / 16 * 16 + 16) {  // the block was full and becomes partial
             T* block = chunk + tokens / 16 * 16 * d;
             transpose_block(block, rows, d, step, true);
@@ -159,10 +303,10 @@ void cut_all(const Shape& shape, T* chunk, std::int64_t tokens, std::int64_t hel
     }
 }
 
-template <class T>
-void pack_all(const Shape& shape, const void* k, const void* v, const std::int64_t* chunks, const std::int64_t* slots,
-              std::int64_t tokens, int step, int threads) {
-    const std::int64_t width = static_cast<std::int64_t>(shape.kv_heads) * shape.head_dim;
+// Calls body(first token, slot, tokens, chunk) for tokens that lie side by side in a block of sixteen.
+template <class Body>
+void for_blocks(const std::int64_t* chunks, const std::int64_t* slots, std::int64_t tokens, int threads,
+                const Body& body) {
     const auto continues = [&](std::int64_t i) {
         return chunks[i] == chunks[i - 1] && slots[i] == slots[i - 1] + 1 && slots[i] % 16 != 0;
     };
@@ -170,22 +314,36 @@ void pack_all(const Shape& shape, const void* k, const void* v, const std::int64
         if (i > 0 && continues(i)) return;  // already packed together with the token before it
         std::int64_t end = i + 1;
         while (end < tokens && continues(end)) ++end;
-        pack_block(shape, static_cast<const T*>(k) + i * width, static_cast<const T*>(v) + i * width, width,
-                   reinterpret_cast<T*>(chunks[i]), slots[i], end - i, step);
+        body(i, slots[i], end - i, reinterpret_cast<char*>(chunks[i]));
     });
 }
 
 }  // namespace
 
 void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* chunks, const std::int64_t* slots,
-          std::int64_t tokens, int threads) {
-    if (shape.dtype == Dtype::float32) return pack_all<float>(shape, k, v, chunks, slots, tokens, 1, threads);
-    pack_all<std::uint16_t>(shape, k, v, chunks, slots, tokens, shape.dtype == Dtype::bfloat16 ? 2 : 1, threads);
+          std::int64_t tokens, int threads, KvScales scales) {
+    const std::int64_t width = static_cast<std::int64_t>(shape.kv_heads) * shape.head_dim;
+    for_blocks(chunks, slots, tokens, threads, [&](std::int64_t i, std::int64_t slot, std::int64_t count, char* chunk) {
+        const auto pack_as = [&](auto unit, int step) {
+            using T = decltype(unit);
+            pack_block(shape, static_cast<const T*>(k) + i * width, static_cast<const T*>(v) + i * width, width, chunk,
+                       slot, count, step);
+        };
+        if (shape.kv != Kv::same) {
+            const std::int64_t bytes = shape.dtype == Dtype::float32 ? 4 : 2, first = i * width * bytes;
+            return pack_block_in_8_bits(shape, static_cast<const char*>(k) + first, static_cast<const char*>(v) + first,
+                                        width, bytes, chunk, slot, count, scales);
+        }
+        if (shape.dtype == Dtype::float32) return pack_as(float(), 1);
+        pack_as(std::uint16_t(), shape.dtype == Dtype::bfloat16 ? 2 : 1);
+    });
 }
 
 void cut(const Shape& shape, void* chunk, int tokens, int held) {
-    if (shape.dtype == Dtype::float32) return cut_all(shape, static_cast<float*>(chunk), tokens, held, 1);
-    cut_all(shape, static_cast<std::uint16_t*>(chunk), tokens, held, shape.dtype == Dtype::bfloat16 ? 2 : 1);
+    char* const at = static_cast<char*>(chunk);
+    if (shape.kv != Kv::same) return cut_all<std::uint8_t>(shape, at, tokens, held, 1);
+    if (shape.dtype == Dtype::float32) return cut_all<float>(shape, at, tokens, held, 1);
+    cut_all<std::uint16_t>(shape, at, tokens, held, shape.dtype == Dtype::bfloat16 ? 2 : 1);
 }
 
 }  // namespace chunkbench

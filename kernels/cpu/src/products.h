@@ -34,14 +34,41 @@ struct Bfloat16 {
     static void put(Stored* p, V16 x) { store_bfloat16(p, x); }
 };
 
-// K and V of T that `widen` has written as floats. A step still stands for as many bytes of memory as a step of T.
+// K and V in 8 bits. `widen` gives the stored numbers, without scales; those of Fp8 times 2^-8.
+struct Int8 {
+    using Stored = std::int8_t;
+    static constexpr int kStep = 1, kBytes = 1;
+    static constexpr bool kPairs = false, kWide = false;
+    static V16 widen(const Stored* p) { return load_int8(p); }
+};
+
+struct Uint8 {
+    using Stored = std::uint8_t;
+    static constexpr int kStep = 1, kBytes = 1;
+    static constexpr bool kPairs = false, kWide = false;
+    static V16 widen(const Stored* p) { return load_uint8(p); }
+};
+
+struct Fp8 {
+    using Stored = std::uint8_t;
+    static constexpr int kStep = 1, kBytes = 1;
+    static constexpr bool kPairs = false, kWide = false;
+    static V16 widen(const Stored* p) { return load_fp8(p); }
+};
+
+// K and V of T that `widen` has written as floats, two values of the summed index in a step. A step still stands for as
+// many bytes of memory as before.
 template <class T>
 struct Widened {
     using Stored = float;
-    static constexpr int kStep = T::kStep, kBytes = T::kBytes;
+    static constexpr int kStep = 2, kBytes = T::kBytes;
     static constexpr bool kPairs = false, kWide = true;
     static V16 widen(const Stored* p) { return load(p); }
 };
+
+// Whether all rows of a block take numbers that were widened once.
+template <class T>
+constexpr bool kWidensOnce = T::kBytes == 1 || (T::kPairs && !kPairProducts);
 
 // Whether products take pairs of T's numbers in their stored form. Then the left side is rounded to such pairs, too.
 template <class T>
@@ -295,18 +322,24 @@ constexpr int kMostWidened = kMaxHeadDim;
 template <class T, Side Of, int S>
 [[gnu::noinline]] void widened_tiles(const Rows& rows, const Right<T, Of>& right, const char* next) {
     alignas(kLine) float wide[S * 16 * kMostWidened];
-    const std::int64_t block = static_cast<std::int64_t>(16) * T::kStep * right.steps;
+    const int values = T::kStep * right.steps, steps = (values + 1) / 2;
+    const std::int64_t block = std::int64_t{32} * steps;
     const auto* from = right.at;
     float* to = wide;
     for (int i = 0; i < right.steps; ++i, from += right.step(), to += 16 * T::kStep) {
         times<S>([&](auto s) {
-            V16 first, second;
-            load_pairs(from + s * right.block(), first, second);
-            store(to + s * block, first);
-            store(to + s * block + 16, second);
+            if constexpr (T::kStep == 1) {
+                store(to + s * block, T::widen(from + s * right.block()));
+            } else {
+                V16 first, second;
+                load_pairs(from + s * right.block(), first, second);
+                store(to + s * block, first);
+                store(to + s * block + 16, second);
+            }
         });
     }
-    tiles<Widened<T>, Side::keys, S>(rows, {wide, block, right.steps}, next);
+    if (values % 2 == 1) times<S>([&](auto s) { store(to + s * block, set1(0.0f)); });  // its left side is a weight of 0
+    tiles<Widened<T>, Side::keys, S>(rows, {wide, block, steps}, next);
 }
 
 // Bring the first lines of every page of a piece into the cache. The CPU's own prefetching stops at the end of a page,
@@ -346,7 +379,7 @@ inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Rea
     for (; rows.count <= kStreamRows && blocks >= kStreams; skip(kStreams)) {  // several blocks: independent sums
         tile_of<T, Of, kStreamRows, 1, kStreams, kStreams>(rows, right, next);
     }
-    if constexpr (T::kPairs && !kInPairs<T>) {
+    if constexpr (kWidensOnce<T>) {
         if (rows.count > kTileRowsOf<T> && T::kStep * right.steps <= kMostWidened) {
             for (; blocks >= kBlocks; skip(kBlocks)) widened_tiles<T, Of, kBlocks>(rows, right, next);
             for (; blocks > 0; skip(1)) widened_tiles<T, Of, 1>(rows, right, next);

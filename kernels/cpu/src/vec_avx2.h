@@ -105,6 +105,30 @@ inline void store_bfloat16(std::uint16_t* p, V16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), to_bfloat16(x.hi));
 }
 
+// Sixteen integers of 8 bits.
+inline __m256 from_integers(__m256i x) { return _mm256_cvtepi32_ps(x); }
+inline V16 load_int8(const std::int8_t* p) {
+    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {from_integers(_mm256_cvtepi8_epi32(all)), from_integers(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
+}
+inline V16 load_uint8(const std::uint8_t* p) {
+    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {from_integers(_mm256_cvtepu8_epi32(all)), from_integers(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)))};
+}
+
+// Sixteen numbers E4M3 as float16 numbers, times 2^-8: their bits have the same order, and denormals stay exact.
+inline __m256i half_of_fp8(const std::uint8_t* p) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i magnitude = _mm256_set1_epi16(0x7f), none = _mm256_set1_epi16(0x7e00);
+    const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, magnitude), magnitude);
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    return _mm256_or_si256(half, _mm256_and_si256(is_nan, none));
+}
+inline V16 load_fp8(const std::uint8_t* p) {
+    const __m256i half = half_of_fp8(p);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+}
+
 // Sixteen pairs of bfloat16 numbers: the first and the second of each pair.
 inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));

@@ -56,6 +56,23 @@ inline void store_half(std::uint16_t* p, V16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.all, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// Sixteen integers of 8 bits.
+inline V16 load_int8(const std::int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline V16 load_uint8(const std::uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
+// Sixteen numbers E4M3 as float16 numbers, times 2^-8: their bits have the same order, and denormals stay exact.
+inline V16 load_fp8(const std::uint8_t* p) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i magnitude = _mm256_set1_epi16(0x7f), none = _mm256_set1_epi16(0x7e00);
+    const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, magnitude), magnitude);
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    return {_mm512_cvtph_ps(_mm256_or_si256(half, _mm256_and_si256(is_nan, none)))};
+}
+
 inline V16 load_bfloat16(const std::uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};

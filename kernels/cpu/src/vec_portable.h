@@ -141,6 +141,21 @@ inline void store_bfloat16(std::uint16_t* p, V16 v) {
     for (int i = 0; i < 16; ++i) p[i] = float_to_bfloat16(v.x[i]);
 }
 
+inline V16 load_int8(const std::int8_t* p) {
+    return each([&](int i) { return static_cast<float>(p[i]); });
+}
+inline V16 load_uint8(const std::uint8_t* p) {
+    return each([&](int i) { return static_cast<float>(p[i]); });
+}
+
+// A number E4M3 as float16, times 2^-8: its bits have the same order, and denormals stay exact.
+inline V16 load_fp8(const std::uint8_t* p) {
+    return each([&](int i) {
+        const unsigned sign = (p[i] & 0x80u) << 8, magnitude = p[i] & 0x7fu;
+        return half_to_float(static_cast<std::uint16_t>(sign | (magnitude == 0x7fu ? 0x7e00u : magnitude << 7)));
+    });
+}
+
 inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
     first = each([&](int i) { return bfloat16_to_float(p[2 * i]); });
     second = each([&](int i) { return bfloat16_to_float(p[2 * i + 1]); });

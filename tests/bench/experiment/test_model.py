@@ -98,7 +98,7 @@ def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
     changes: dict[str, Any] = {
         "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "heads": 64, "kv_heads": 4, "head_dim": 64, "chunk_size": 5,
         "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
-        "retrieval": 50, "window": 9, "kv_share": 35, "compensation": "mean",
+        "retrieval": 50, "window": 9, "kv_share": 35, "compensation": "mean", "kv_dtype": "int8",
     }  # fmt: skip
     assert changes.keys() == AttentionPoint.model_fields.keys()
     changed = {Case(point.model_copy(update={k: v}), "naive").key for k, v in changes.items()}
@@ -111,7 +111,7 @@ def test_keys_of_other_kinds_depend_on_every_axis(kind: Any) -> None:
         "model": shape_of("llama3-8b"), "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "prompts": 2,
         "tree": ((1, 2),), "chunk_size": 5, "block_size": 6, "dtype": "bfloat16", "device": "cuda", "threads": 1,
         "load": 50, "rate": 60, "clients": 2, "forced": 50, "traffic": "chat", "memory": 9000, "schedule": "prefix",
-        "samples": 2, "beams": 2, "window": 9,
+        "samples": 2, "beams": 2, "window": 9, "kv_dtype": "int8",
     }  # fmt: skip
     base = kind(model=shape_of("llama2-7b"), n_p=64, dtype="float32", device="cpu")
     points = [base, *(base.model_copy(update={name: changes[name]}) for name in kind.model_fields)]

@@ -17,6 +17,7 @@ from chunkbench.kernels.triton import decode as decode_module
 from chunkbench.kernels.triton.decode import TppTriton
 from chunkbench.kernels.triton.store import TritonStore
 from chunkbench.kernels.triton.tuning import Tuning
+from chunkbench.kv_dtype import KvDtype
 from tests.attention.contexts import Contexts
 
 SMALL = Tuning(
@@ -52,8 +53,10 @@ class Forest(Contexts):
         paths: Sequence[list[int]] = (),
         planner: Planner | None = None,
         tuning: Tuning = SMALL,
+        kv_dtype: KvDtype = "same",
     ) -> None:
         options: dict[str, Any] = {"dtype": dtype, "device": device, "kernel": "triton", "share": share}
+        options["kv_dtype"] = kv_dtype
         super().__init__(LayeredChunkAttention(layers, heads, head_dim, kv_heads, chunk_size, **options))
         assert isinstance(self.attention._store, TritonStore)
         self.store, self.tree = self.attention._store, self.attention._tree
@@ -94,6 +97,14 @@ def test_a_forest(device: str, dtype: torch.dtype, heads: int, kv_heads: int, he
     forest = Forest(device, heads, kv_heads, head_dim, chunk_size, dtype, paths=SHARED_TREE)
     forest.step()
     forest.check()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "uint8", "fp8"])
+def test_a_forest_in_8_bits(device: str, kv_dtype: KvDtype) -> None:
+    forest = Forest(device, 6, 2, chunk_size=32, dtype=torch.bfloat16, paths=SHARED_TREE, kv_dtype=kv_dtype)
+    for _ in range(2):
+        forest.step()
+        forest.check()
 
 
 @pytest.mark.parametrize("seed", [0, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])

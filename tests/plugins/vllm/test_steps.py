@@ -142,11 +142,16 @@ class Live:
 class Engine:
     """Hands out blocks, shares full ones, and checks every row of every step."""
 
-    def __init__(self, size: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int) -> None:
-        self.size, self.kv_heads, self.dim, self.dtype = size, kv_heads, dim, dtype
-        self.blocks = Blocks(kv_heads, dim, size, dtype)
+    def __init__(
+        self, size: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int, scales: torch.Tensor | None = None
+    ) -> None:
+        """`scales`: of fp8 `[2, kv_heads]`; None: K and V are stored in `dtype`."""
+        self.size, self.kv_heads, self.dim, self.dtype, self.scales = size, kv_heads, dim, dtype, scales
+        self.blocks = Blocks(kv_heads, dim, size, dtype, "same" if scales is None else "fp8")
         self.steps = Steps(self.blocks, HEADS)
-        self.caches = [torch.full((400, kv_heads, size, 2 * dim), torch.nan, dtype=dtype) for _ in range(LAYERS)]
+        self.address = 0 if scales is None else scales.data_ptr()
+        stored = dtype if scales is None else torch.float8_e4m3fn
+        self.caches = [torch.full((400, kv_heads, size, 2 * dim), torch.nan).to(stored) for _ in range(LAYERS)]
         self.free = list(range(400))
         self.live: list[Live] = []
         self.chance = random.Random(seed)
@@ -199,14 +204,20 @@ class Engine:
         for layer, cache in enumerate(self.caches):
             k, v = (torch.cat([s.kv[layer][i, -count:] for s, count in parts]) for i in range(2))
             padding = torch.zeros(1, self.kv_heads, self.dim, dtype=self.dtype)
-            self.blocks.write(cache.data_ptr(), torch.cat([k, padding]), torch.cat([v, padding]), slots)
+            self.blocks.write(cache.data_ptr(), torch.cat([k, padding]), torch.cat([v, padding]), slots, self.address)
             q = self.random(int(starts[-1]), HEADS)
             out = torch.empty_like(q)
-            self.steps.attend(q, out, cache.data_ptr(), 0.2)
+            self.steps.attend(q, out, cache.data_ptr(), 0.2, self.address)
             for row, (sequence, _) in enumerate(parts):
                 span = slice(int(starts[row]), int(starts[row + 1]))
-                expected = causal_attention(q[span], *sequence.kv[layer], 0.2)
+                expected = causal_attention(q[span], *self.kept(sequence.kv[layer]), 0.2)
                 torch.testing.assert_close(out[span].double(), expected, rtol=0, atol=TOLERANCE[self.dtype])
+
+    def kept(self, kv: torch.Tensor) -> torch.Tensor:
+        if self.scales is None:
+            return kv
+        scales = self.scales[:, None, :, None]
+        return (kv.float() / scales).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scales
 
     def slots(self, sequence: Live, count: int) -> np.ndarray:
         positions = np.arange(sequence.computed - count, sequence.computed)
@@ -223,9 +234,18 @@ class Engine:
     ids=str,
 )
 def test_steps_of_a_busy_engine(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    size = shape[0]
-    engine = Engine(*shape, dtype, seed=size)
-    chance = engine.chance
+    keep_busy(Engine(*shape, dtype, seed=shape[0]))
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_with_k_and_v_in_fp8(dtype: torch.dtype) -> None:
+    scales = torch.tensor([[1.0, 0.5, 0.02, 3.0], [0.25, 1.0, 0.1, 0.01]])
+    keep_busy(Engine(16, 4, 64, dtype, seed=5, scales=scales))
+
+
+def keep_busy(engine: Engine) -> None:
+    size, chance = engine.size, engine.chance
     for step in range(40):
         if step % 3 == 0 and len(engine.live) < 8:
             ready = [s for s in engine.live if s.computed >= size]

@@ -125,7 +125,7 @@ def small_model(kind: str = "llama-grouped") -> Model:
     return Model(sharp_module(kind, INTERFACE))
 
 
-CHUNK_BYTES = small_model().token_bytes * 64
+CHUNK_BYTES = small_model().token_bytes() * 64
 """Of a chunk of the usual size."""
 
 

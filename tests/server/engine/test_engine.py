@@ -253,7 +253,7 @@ def test_a_lost_gpu_ends_the_engine() -> None:
         engine.step()
 
 
-SMALL_CHUNK_BYTES = small_model().token_bytes * 16
+SMALL_CHUNK_BYTES = small_model().token_bytes() * 16
 ALL, SOME, NONE = ((True, True),) * 2, ((True, False), (False, False)), ((False, False),) * 2
 
 

@@ -78,7 +78,7 @@ def serve(sent: list[tuple[float, Request]], options: EngineOptions) -> tuple[di
 
 @pytest.mark.parametrize(("cache", "schedule", "chunks"), pairs(["live", "radix"], ["fcfs", "prefix"], [14, 200]))
 def test_every_request_and_every_step_of_our_engine(cache: Any, schedule: Any, chunks: int) -> None:
-    token_bytes = small_model().token_bytes
+    token_bytes = small_model().token_bytes()
     options = EngineOptions(
         max_batch=6, prompt_budget=48, kv_bytes=chunks * CHUNK * token_bytes, chunk_size=CHUNK, cache=cache,
         schedule=schedule,

@@ -34,7 +34,7 @@ from chunkbench.workloads.serving.servers.process import start_server
 from chunkbench.workloads.serving.servers.system import Launch, ServerFailed, Setting, System
 from tests.waiting import has_ended, wait_until
 
-SETTING = Setting(SHAPES["small-llama"], 2, 300, 64, "float32", "cpu", 4, 1 << 20, 1)
+SETTING = Setting(SHAPES["small-llama"], 2, 300, 64, "float32", "cpu", "same", 4, 1 << 20, 1)
 LISTED = {"data": [{"id": "m"}]}
 SERVER = f"""
 import http.server, os, subprocess, sys
@@ -166,11 +166,11 @@ def test_openvino_runs_behind_our_server_in_its_own_environment(
     python = tmp_path / "python"
     python.touch()
     monkeypatch.setenv("CHUNKBENCH_OPENVINO_PYTHON", str(python))
-    usual = ["chunk", "auto", "live"]
+    usual = ["chunk", "same", "live"]
     for name, changed in (
-        ("openvino", ["openvino", "auto", "live"]),
-        ("openvino_prefix_caching", ["openvino", "auto", "radix"]),
-        ("openvino_u8", ["openvino", "u8", "radix"]),
+        ("openvino", ["openvino", "same", "live"]),
+        ("openvino_prefix_caching", ["openvino", "same", "radix"]),
+        ("openvino_u8", ["openvino", "uint8", "radix"]),
     ):
         words, ours = command(name, tmp_path), command("chunk_llama", tmp_path)
         assert words[0] == str(python)

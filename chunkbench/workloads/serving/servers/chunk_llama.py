@@ -9,14 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.environment.cpu import read_cpu
 from chunkbench.bench.experiment.terms import Style
+from chunkbench.kv_dtype import KvDtype
+from chunkbench.server.serve_options import SERVED_FORMS
 from chunkbench.version import __version__
 from chunkbench.workloads.serving.result import Moment
 from chunkbench.workloads.serving.servers.system import Launch, OwnEnvironment, Setting, Sharing, System, Watch
+
+if TYPE_CHECKING:
+    from chunkbench.server.build import EngineName
 
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#D55E00"
@@ -68,20 +73,25 @@ class ChunkbenchServer(System):
 
     label: str
     style: Style
-    engine: str = "chunk"
+    engine: EngineName = "chunk"
     attention: str = "two-phase"
     cache: str = "live"
     constraint: Literal["sent", "left out", "refused"] = "sent"
     constrained: Mapping[str, object] = field(default_factory=dict)
     """Command line options of the server for constrained answers: option -> value."""
-    kv_dtype: str = "auto"
+    kv_dtype: KvDtype | None = None
+    """How it stores K and V. None: as the setting says."""
     environment: OwnEnvironment | None = None
     """The environment that contains the engine. None: that of this process."""
     note: str = ""
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
-        return self.kv_dtype == "auto"
+        return self.kv_dtype in (None, "same")
+
+    @property
+    def kv_dtypes(self) -> tuple[KvDtype, ...]:  # type: ignore[override]
+        return SERVED_FORMS[self.engine]
 
     @property
     def sharing(self) -> Sharing:  # type: ignore[override]
@@ -102,7 +112,7 @@ class ChunkbenchServer(System):
     def refusal(self, setting: Setting) -> str:
         if self.engine == "openvino" and setting.dtype == "bfloat16" and not read_cpu().bfloat16_flags:
             return "this CPU has no bfloat16 arithmetic, so OpenVINO computes in float32"
-        return ""
+        return super().refusal(setting)
 
     def package_version(self) -> str:
         if self.environment is not None:
@@ -115,7 +125,7 @@ class ChunkbenchServer(System):
             "--attention": self.attention,
             "--cache": self.cache,
             "--dtype": setting.dtype,
-            "--kv-dtype": self.kv_dtype,
+            "--kv-dtype": self.kv_dtype or setting.kv_dtype,
             "--device": setting.device,
             "--max-batch": setting.max_batch,
             "--kv-memory": f"{setting.kv_bytes}B",
@@ -158,6 +168,19 @@ def _openvino(name: str, marker: str, order: int, meaning: str, **chosen: Any) -
     return ChunkbenchServer(label, style, "openvino", constraint="refused", environment=OPENVINO, **chosen)
 
 
+def _in_8_bits(kv_dtype: KvDtype, marker: str, order: int) -> ChunkbenchServer:
+    style = Style(
+        heading=("Chunk", "Llama", kv_dtype),
+        meaning=f"as ChunkLlama, radix, with K/V in {kv_dtype}",
+        colour=_COLOUR,
+        marker=marker,
+        line="dashed",
+        column_order=order,
+        ablation_of="chunk_llama",
+    )
+    return ChunkbenchServer(f"ChunkLlama, {kv_dtype}", style, cache="radix", kv_dtype=kv_dtype)
+
+
 SYSTEMS: Mapping[str, System] = {
     "chunk_llama": ChunkbenchServer(
         "ChunkLlama", Style(heading=("Chunk", "Llama"), colour=_COLOUR, marker="o", column_order=950)
@@ -188,6 +211,9 @@ SYSTEMS: Mapping[str, System] = {
         ),
         cache="radix",
     ),
+    "chunk_llama_int8": _in_8_bits("int8", "s", 942),
+    "chunk_llama_uint8": _in_8_bits("uint8", "D", 944),
+    "chunk_llama_fp8": _in_8_bits("fp8", "^", 946),
     "chunk_llama_no_sharing": ChunkbenchServer(
         "ChunkLlama, no sharing",
         Style(
@@ -249,7 +275,7 @@ SYSTEMS: Mapping[str, System] = {
         "", "o", 242, "its pipeline GenAI with prefix caching, behind our HTTP server"
     ),
     "openvino_u8": _openvino(
-        "8-bit K/V", "s", 244, "as OpenVINO, with K/V in 8 bits, its default on x86", kv_dtype="u8"
+        "8-bit K/V", "s", 244, "as OpenVINO, with K/V in 8 bits, its default on x86", kv_dtype="uint8"
     ),
     "transformers": ChunkbenchServer(
         "transformers",

@@ -58,7 +58,7 @@ class LlamaCpp(System):
             return "llama.cpp's wheel has no bfloat16 kernels; llama_cpp_native has, on a CPU with AVX512-BF16"
         if not self.exact and _packed(setting) is None:
             return "the model's checkpoint has no weights in 4 bits; smollm2-135m has"
-        return ""
+        return super().refusal(setting)
 
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
         path = self._gguf(setting, folder)

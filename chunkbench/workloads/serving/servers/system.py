@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.point import element_bytes
 from chunkbench.bench.experiment.terms import Dtype, Style
+from chunkbench.kv_dtype import KvDtype, why_not_stored
 from chunkbench.llama import LlamaShape
 from chunkbench.workloads.serving.result import Moment
 
@@ -30,6 +31,8 @@ class Setting:
     """Largest number of tokens of a request: prompt and answer together."""
     dtype: Dtype
     device: str
+    kv_dtype: KvDtype
+    """How servers store K and V, unless a system has its own form."""
     max_batch: int
     """Largest number of sequences in a step."""
     kv_bytes: int
@@ -49,7 +52,7 @@ class Setting:
     def token_bytes(self) -> int:
         """Bytes of K and V of one token in all layers."""
         shape = self.shape.model_copy(update={"num_hidden_layers": self.layers})
-        return shape.kv_bytes(element_bytes(self.dtype))
+        return shape.kv_bytes(element_bytes(self.dtype), self.kv_dtype)
 
     @property
     def weights(self) -> int:
@@ -187,6 +190,8 @@ class System(ABC):
     """Approximate seconds until the server answers on a CPU. A run replaces it by the measured time."""
     exact: bool = True
     """Whether weights and K/V have the setting's dtype. If not, answers may differ from those of transformers."""
+    kv_dtypes: tuple[KvDtype, ...] = ("same",)
+    """Forms in which the server can store K and V."""
     sharing: Sharing = "none"
     process_bytes: int | None = 1_000_000_000
     """Approximate bytes of memory of the server's processes, without weights and K/V. None if the server runs
@@ -204,7 +209,7 @@ class System(ABC):
 
     def refusal(self, setting: Setting) -> str:
         """Why the server cannot run with this setting. Empty if it can."""
-        return ""
+        return why_not_stored(setting.kv_dtype, self.kv_dtypes)
 
     @abstractmethod
     def package_version(self) -> str:
