@@ -6,7 +6,7 @@ import torch
 
 from chunkbench.baselines.dense import MaskedSession, mask_beyond, tokens_to_read
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.kernels.eight_bits import widen
+from chunkbench.kernels.eight_bits import widened
 from chunkbench.kv_dtype import KV_DTYPES
 
 
@@ -23,12 +23,9 @@ class NaiveSession(MaskedSession):
         # One sequence after the other, so that its K and V in the compute type need little room.
         for row in range(len(q)):
             one = slice(row, row + 1)
-            k, v = (self._widened(part[one, :, : self._longest]) for part in (self._k, self._v))
+            form = self._kv_dtype, self._head_dim, self._dtype
+            k, v = (widened(part[one, :, : self._longest], *form) for part in (self._k, self._v))
             self._attend(q[one], out[one], k, v, None if self._mask is None else self._mask[one])
-
-    def _widened(self, source: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((*source.shape[:-1], self._head_dim), dtype=self._dtype, device=source.device)
-        return widen(source, self._kv_dtype, out)
 
     def _attend(
         self, q: torch.Tensor, out: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None

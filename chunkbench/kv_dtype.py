@@ -14,9 +14,14 @@ FLOATS: Mapping[KvDtype, int] = {"int8": 1, "uint8": 2, "fp8": 0}
 """Float32 numbers beside the K of a token and KV head in 8 bits; beside its V there are as many."""
 
 
+def width(head_dim: int, kv_dtype: KvDtype) -> int:
+    """Elements of a stored vector of `head_dim` numbers: numbers, or in 8 bits the bytes with those of its scales."""
+    return head_dim + 4 * FLOATS.get(kv_dtype, 0)
+
+
 def kv_bytes(head_dim: int, itemsize: int, kv_dtype: KvDtype) -> int:
     """Bytes of K and V of one token and KV head, with their scales. `itemsize`: bytes of a number of q."""
-    return 2 * (head_dim * itemsize if kv_dtype == "same" else head_dim + 4 * FLOATS[kv_dtype])
+    return 2 * width(head_dim, kv_dtype) * (itemsize if kv_dtype == "same" else 1)
 
 
 def why_not_stored(kv_dtype: str, forms: Sequence[KvDtype]) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.changes import Append
-from chunkbench.kernels.eight_bits import narrow, widen
+from chunkbench.kernels.eight_bits import narrow, widened
 from chunkbench.kernels.integers import Ints
-from chunkbench.kv_dtype import FLOATS, KvDtype, kv_bytes
+from chunkbench.kv_dtype import KvDtype, kv_bytes, width
 
 
 class Slab(NamedTuple):
@@ -157,12 +157,13 @@ class ChunkStore:
         keys = torch.cat([slab.keys[layer, places] for slab, places in parts])
         values = torch.cat([slab.values[layer, places] for slab, places in parts])
         in_order = (both.transpose(0, 1).flatten(1, 2)[:, :tokens] for both in (keys, values))
-        return self._widened(next(in_order), self.dtype), self._widened(next(in_order), self.dtype)
+        form = self.kv_dtype, self.head_dim, self.dtype
+        return widened(next(in_order), *form), widened(next(in_order), *form)
 
     def sums(self, chunk: int) -> torch.Tensor:
         """K and V of a full chunk summed over its tokens: `[layers * h_kv, 2, d]`, float32."""
         keys, values = self._chunk(chunk)
-        wide = [self._widened(part, torch.float32) for part in (keys, values)]
+        wide = [widened(part, self.kv_dtype, self.head_dim, torch.float32) for part in (keys, values)]
         return torch.stack([part.sum(2).flatten(0, 1) for part in wide], 1)
 
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
@@ -186,19 +187,12 @@ class ChunkStore:
     @property
     def _width(self) -> int:
         """Elements of a vector of `head_dim` numbers."""
-        return self.head_dim + 4 * FLOATS.get(self.kv_dtype, 0)
+        return width(self.head_dim, self.kv_dtype)
 
     @property
     def _element(self) -> torch.dtype:
         """The type of an element in memory."""
         return self.dtype if self.kv_dtype == "same" else torch.uint8
-
-    def _widened(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Stored K or V `[..., width]` as numbers `[..., d]`."""
-        if source.dtype == dtype:
-            return source
-        out = torch.empty((*source.shape[:-1], self.head_dim), dtype=dtype, device=source.device)
-        return widen(source, self.kv_dtype, out)
 
     def _chunk(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one chunk `[layers, h_kv, c, d]`."""

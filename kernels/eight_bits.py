@@ -72,6 +72,14 @@ def narrow(x: torch.Tensor, kv_dtype: KvDtype) -> torch.Tensor:
     return torch.cat([part.contiguous().view(torch.uint8) for part in (numbers, *floats[: FLOATS[kv_dtype]])], -1)
 
 
+def widened(source: torch.Tensor, kv_dtype: KvDtype, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """`widen` into a new tensor of this dtype; the source itself if there is nothing to widen."""
+    if source.dtype == dtype:
+        return source
+    out = torch.empty((*source.shape[:-1], head_dim), dtype=dtype, device=source.device)
+    return widen(source, kv_dtype, out)
+
+
 def widen(source: torch.Tensor, kv_dtype: KvDtype, out: torch.Tensor) -> torch.Tensor:
     """Write what `narrow` made, or values of `same`, to out `[..., d]`. Returns out."""
     if kv_dtype == "same":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from chunkbench.kernels.triton.tuning import Tuning
-from chunkbench.kv_dtype import FLOATS, KV_DTYPES, KvDtype
+from chunkbench.kv_dtype import KV_DTYPES, KvDtype, width
 
 PLACE_BYTES = 16
 """Unit of the places of chunks, in bytes. With this unit the compiler knows that loads of 16 bytes are aligned."""
@@ -44,6 +44,11 @@ class Sizes(NamedTuple):
         """Query heads per KV head."""
         return self.heads // self.kv_heads
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of K and V."""
+        return self.dtype.itemsize if self.kv_dtype == "same" else 1
+
 
 def append_tokens(sizes: Sizes) -> dict[str, Any]:
     return _chunks(sizes) | {"KV_HEADS": sizes.kv_heads, "LANES": power_of_two(sizes.kv_heads)}
@@ -79,13 +84,13 @@ def overlaps(generation: int) -> bool:
 
 
 def _chunks(sizes: Sizes) -> dict[str, Any]:
-    width = sizes.head_dim + 4 * FLOATS.get(sizes.kv_dtype, 0)
+    step = width(sizes.head_dim, sizes.kv_dtype)
     return {
         "CHUNK": sizes.chunk_size,
         "D": sizes.head_dim,
-        "TOKEN_STEP": sizes.token_step or width,
-        "HEAD_STEP": sizes.head_step or sizes.chunk_size * width,
-        "UNIT": PLACE_BYTES // (sizes.dtype.itemsize if sizes.kv_dtype == "same" else 1),
+        "TOKEN_STEP": sizes.token_step or step,
+        "HEAD_STEP": sizes.head_step or sizes.chunk_size * step,
+        "UNIT": PLACE_BYTES // sizes.itemsize,
         "FORM": KV_DTYPES.index(sizes.kv_dtype),
     }
 

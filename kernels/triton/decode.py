@@ -91,7 +91,7 @@ class TritonDecode:
             narrow_blocks=self._tuning.narrow_blocks,
             narrow=constants.narrow(sizes.group),
             lanes=self._tuning.wide,
-            head_tokens=4 / (sizes.dtype.itemsize if sizes.kv_dtype == "same" else 1),
+            head_tokens=4 / sizes.itemsize,
         )
         self._partial_constants = [
             constants.partial_results(sizes, self._tuning, wide, self._overlap) for wide in (False, True)

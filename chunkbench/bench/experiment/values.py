@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from chunkbench.bench.experiment.findings import Finding, Findings, show, unknown
@@ -150,19 +151,21 @@ def read_shared_length(raw: object) -> int | Share:
 
 
 def read_dtype(raw: object) -> str:
-    if isinstance(raw, str) and raw in DTYPES:
-        return raw
     short = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
-    text = raw if isinstance(raw, str) else show(raw)
-    hint = f"; did you mean {short[text]}?" if text in short else did_you_mean(text[:60], DTYPES)
-    raise Findings(Finding((), f"{show(raw)} is not a dtype{hint}"))
+    return _one_of(DTYPES, raw, "is not a dtype", short)
 
 
 def read_kv_dtype(raw: object) -> str:
-    if isinstance(raw, str) and raw in KV_DTYPES:
+    return _one_of(KV_DTYPES, raw, "is no form of K and V")
+
+
+def _one_of(names: Sequence[str], raw: object, refused: str, short: Mapping[str, str] = MappingProxyType({})) -> str:
+    """One of these names. `short`: other names that people write -> the name."""
+    if isinstance(raw, str) and raw in names:
         return raw
     text = raw if isinstance(raw, str) else show(raw)
-    raise Findings(Finding((), f"{show(raw)} is no form of K and V{did_you_mean(text[:60], KV_DTYPES)}"))
+    hint = f"; did you mean {short[text]}?" if text in short else did_you_mean(text[:60], names)
+    raise Findings(Finding((), f"{show(raw)} {refused}{hint}"))
 
 
 def read_model(raw: object) -> LlamaShape:

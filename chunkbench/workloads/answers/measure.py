@@ -21,7 +21,7 @@ from chunkbench.server.find_heads import find_heads, tokens_for
 from chunkbench.server.heads import HeadScores, HeadsError, read_heads
 from chunkbench.workloads.answers.haystack import Haystack, haystack
 from chunkbench.workloads.answers.methods import METHODS
-from chunkbench.workloads.answers.recall import CompressedContext, deviation, read
+from chunkbench.workloads.answers.recall import NO_DEVIATION, CompressedContext, deviation, read
 from chunkbench.workloads.answers.result import AnswersContext, AnswersPoint, AnswersResult
 from chunkbench.workloads.answers.spec import AnswersExperiment
 
@@ -120,7 +120,7 @@ class AnswersMeasurer:
             compressed = whole if exact else CompressedContext(self._model, context, policy, point.kv_dtype)
             read_on = expected if exact else compressed.read_on(text.held)
             pairs = zip(read_on.next_tokens, expected.next_tokens, strict=True)
-            off = deviation(context, policy, point.kv_dtype)
+            off = NO_DEVIATION if exact else deviation(context, policy, point.kv_dtype)
             done.append(
                 AnswersContext(
                     context_seed=seed,

@@ -154,15 +154,18 @@ class Deviation(NamedTuple):
     worst: float
 
 
+NO_DEVIATION = Deviation(0.0, 0.0, 0.0)
+
+
 def deviation(context: Context, policy: HeadPolicy | None, kv_dtype: KvDtype = "same") -> Deviation:
     """Each layer gets the queries, K and V of the model without compression."""
     squares = []  # of the differences and of the full outputs, [2, kv_heads] of each layer
-    lost = None if policy is None else policy.lost(len(context.tokens), CHUNK)
     for layer, (q, k, v) in enumerate(zip(context.queries, context.keys, context.values, strict=True)):
         full, kept = attention(q, k, v), (stored(k, kv_dtype), stored(v, kv_dtype))
-        if policy is None or lost is None:
+        if policy is None:
             seen = attention(q, *kept)
         else:
+            lost = policy.lost(len(context.tokens), CHUNK)
             seen = head_attention(q, *kept, policy.full[layer], lost, policy.compensation)
         by_head = torch.stack([seen - full, full]).view(2, k.shape[1], -1)
         squares.append(by_head.square().sum(-1))

@@ -328,7 +328,8 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
         }
     };
 
-    // Calls body with the type of queries and outputs. With 8 bits, T does not say it, and loops for each would be many.
+    // Calls body with the type of queries and outputs. With 8 bits, T does not say it, and loops for each would be
+    // many.
     const auto with_query = [&](const auto& body) {
         if constexpr (kScaled<T>) {
             as_dtype(shape.dtype, body);
@@ -456,7 +457,9 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
 template <bool Reads>
 void item(const Shape& shape, const Work& work, const Item& current, Heads heads, Next next, float* scratch,
           std::int64_t* parts) {
-    const auto run = [&](auto type) { run_item<decltype(type), Reads>(shape, work, current, heads, next, scratch, parts); };
+    const auto run = [&](auto type) {
+        run_item<decltype(type), Reads>(shape, work, current, heads, next, scratch, parts);
+    };
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
     run(Bfloat16());
 #else

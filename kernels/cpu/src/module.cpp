@@ -346,8 +346,8 @@ NB_MODULE(_native, m) {
         "From now on `dense_address` reads tensors of this class. False if it cannot.");
     m.def("dense_address", &dense_address, "tensor"_a.none(), "shape"_a, "dtype"_a,
           "The address of a contiguous CPU tensor with this shape and dtype, 0 for every other object.");
-    m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a, "chunk"_a, "tokens"_a, "held"_a,
-          "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
+    m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a, "chunk"_a, "tokens"_a,
+          "held"_a, "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
         .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a,
              "columns"_a, "items"_a, "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a,
@@ -356,8 +356,7 @@ NB_MODULE(_native, m) {
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0, "kv_scales"_a = 0,
              "shift: bytes from the chunks' addresses to those of another layer; sums: address of the layer's sums; "
-             "kv_scales: that of "
-             "its scales of fp8.")
+             "kv_scales: that of its scales of fp8.")
         .def("accumulate", &accumulate, "q"_a, "outputs"_a, "stats"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0 that starts from running results and leaves the new ones: sums of V and statistics.")
         .def("set_compensation", &set_compensation, "entries"_a, "shares"_a, "biases"_a, "count"_a, "stride"_a,

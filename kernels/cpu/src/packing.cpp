@@ -114,34 +114,32 @@ void pack_head(const Shape& shape, const T* k, const T* v, std::int64_t width, T
                std::int64_t count, int step, std::int64_t ahead) {
     const std::int64_t size = static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim, d = shape.head_dim;
     T rows[16 * kMaxHeadDim];  // a copy: tokens of k lie at distances that map to one cache set
-    {
-        T *block = chunk + slot / 16 * 16 * d, *values = chunk + size;
-        const bool full = slot % 16 + count == 16;
-        if (ahead > 0) {
-            const std::int64_t begin = full ? 0 : slot % 16;
-            const auto* const from = reinterpret_cast<const char*>(block + begin * d);
-            fetch_to_write(from + ahead, (slot % 16 + count - begin) * d * sizeof(T));
-            for_bands(shape, slot, step, [&](std::int64_t, std::int64_t band, std::int64_t place) {
-                const auto* const at = reinterpret_cast<const char*>(values + place);
-                fetch_to_write(at + ahead, count * band * sizeof(T) * (count == 1 ? step : 1));
-            });
-        }
-        T* to = full ? rows : block;
-        if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
-        for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
-        if (full) transpose_block(rows, block, d, step, false);
-        for (std::int64_t t = 0; t < count; ++t) {
-            for_bands(shape, slot + t, step, [&](std::int64_t i, std::int64_t band, std::int64_t place) {
-                const T* from = v + t * width + i;
-                T* target = values + place;
-                if (step == 1) {
-                    std::memcpy(target, from, band * sizeof(T));
-                } else {
-                    put_in_pairs(reinterpret_cast<const std::uint16_t*>(from), reinterpret_cast<std::uint16_t*>(target),
-                                 band, (slot + t) % 2 == 1);
-                }
-            });
-        }
+    T *block = chunk + slot / 16 * 16 * d, *values = chunk + size;
+    const bool full = slot % 16 + count == 16;
+    if (ahead > 0) {
+        const std::int64_t begin = full ? 0 : slot % 16;
+        const auto* const from = reinterpret_cast<const char*>(block + begin * d);
+        fetch_to_write(from + ahead, (slot % 16 + count - begin) * d * sizeof(T));
+        for_bands(shape, slot, step, [&](std::int64_t, std::int64_t band, std::int64_t place) {
+            const auto* const at = reinterpret_cast<const char*>(values + place);
+            fetch_to_write(at + ahead, count * band * sizeof(T) * (count == 1 ? step : 1));
+        });
+    }
+    T* to = full ? rows : block;
+    if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
+    for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
+    if (full) transpose_block(rows, block, d, step, false);
+    for (std::int64_t t = 0; t < count; ++t) {
+        for_bands(shape, slot + t, step, [&](std::int64_t i, std::int64_t band, std::int64_t place) {
+            const T* from = v + t * width + i;
+            T* target = values + place;
+            if (step == 1) {
+                std::memcpy(target, from, band * sizeof(T));
+            } else {
+                put_in_pairs(reinterpret_cast<const std::uint16_t*>(from), reinterpret_cast<std::uint16_t*>(target),
+                             band, (slot + t) % 2 == 1);
+            }
+        });
     }
 }
 

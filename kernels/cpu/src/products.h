@@ -338,7 +338,8 @@ template <class T, Side Of, int S>
             }
         });
     }
-    if (values % 2 == 1) times<S>([&](auto s) { store(to + s * block, set1(0.0f)); });  // its left side is a weight of 0
+    if (values % 2 == 1)
+        times<S>([&](auto s) { store(to + s * block, set1(0.0f)); });  // its left side is a weight of 0
     tiles<Widened<T>, Side::keys, S>(rows, {wide, block, steps}, next);
 }
 
