@@ -29,6 +29,7 @@ import torch
 
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.planner import COLUMNS
+from chunkbench.kv_dtype import FLOATS, KV_DTYPES
 from scripts.test_native import BUILDS, ROOT, build, library
 from tests.torture.trials import Harm, Trial, Unavailable
 
@@ -42,7 +43,12 @@ NAMES += ["\ud800", None, 3]
 FLOATS = [0.25, 0.0, 1e-30, 1e30, math.inf, math.nan, 1e300, -0.0]
 MOST_NUMBERS = 2**21
 """Larger calls would only wait for memory."""
+ENOUGH_CALLS = 1000
+"""So many calls make and run something of each kind, unless what this file passes is no longer what a call takes."""
+WORKS = {"DecodePlan", "set_last_tokens", "decode", "accumulate", "read", "trace", "pack", "cut", "linear", "rms_norm"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BYTES = {"float32": 4, "bytes": 1}
+"""Of a number, where it is not 2."""
 
 
 class Chooser:
@@ -77,7 +83,7 @@ class Chooser:
 
     def memory(self, count: int, dtype: Any = "float32") -> int:
         """Address of so many numbers, with nothing behind them."""
-        made = np.empty(max(0, count) * (4 if dtype == "float32" else 2), np.uint8)
+        made = np.empty(max(0, count) * BYTES.get(dtype, 2), np.uint8)
         made[: 1 << 16] = self.chance.choice([0, 0x3E, 0xFF])
         self.kept.append(made)
         return made.ctypes.data
@@ -98,7 +104,19 @@ class Chooser:
             "kv_heads": self.number(kv_heads, 0.04),
             "head_dim": self.number(16 * self.chance.randint(1, 6), 0.04),
             "chunk_size": self.number(16 * self.chance.randint(1, 4), 0.04),
+            "kv_dtype": self.chance.choice(KV_DTYPES if self.chance.random() < 0.95 else NAMES),
         }
+
+    def chunk_memory(self, shape: Arguments) -> int:
+        """Address of a chunk of K and V."""
+        vectors = 2 * shape["kv_heads"] * shape["chunk_size"]
+        if (form := shape["kv_dtype"]) not in FLOATS:
+            return self.memory(vectors * shape["head_dim"], shape["dtype"])
+        return self.memory(vectors * (shape["head_dim"] + 4 * FLOATS[form]), "bytes")
+
+    def kv_scales(self, shape: Arguments) -> int:
+        """Address of the scales of fp8, or 0."""
+        return self.chance.choice([0, self.memory(2 * shape["kv_heads"])])
 
     def plan_arguments(self) -> tuple[Arguments, bool]:
         """Rows that share some chunks and have others alone; and whether what they point to is there."""
@@ -106,10 +124,10 @@ class Chooser:
         sizes = [shape[name] for name in ("heads", "kv_heads", "head_dim", "chunk_size")]
         fits = all(type(size) is int and size >= 0 for size in sizes)
         fits = fits and sizes[0] * max(sizes[2:]) * max(sizes) < MOST_NUMBERS
-        per_chunk = 2 * sizes[1] * sizes[2] * sizes[3] if fits else 0
-        fits = fits and per_chunk < MOST_NUMBERS and 2 * math.prod(max(1, size) for size in sizes) < MOST_NUMBERS
+        fits = fits and 2 * math.prod(max(1, size) for size in sizes) < MOST_NUMBERS
         rows = self.chance.randint(1, 5)
-        chunks = [self.memory(per_chunk if fits else 0, shape["dtype"]) for _ in range(self.chance.randint(rows, 12))]
+        count = self.chance.randint(rows, 12)
+        chunks = [self.chunk_memory(shape) if fits else self.memory(0) for _ in range(count)]
         shared = self.chance.randint(0, len(chunks) - rows) if rows > 1 else 0
         heads = self.chance.randint(1, sizes[1] if fits and sizes[1] else 1)
         items = [[0, shared, 0, rows, -1, 0, 0, 0, heads]] if shared else []
@@ -168,14 +186,18 @@ class Caller(Chooser):
     def __init__(self, native: Any, chance: Random, last: Callable[[str], None]) -> None:
         super().__init__(native, chance)
         self.last = last
+        self.worked = set[str]()
 
     def call(self, function: Any, *given: Any, **named: Any) -> Any:
         """The answer, or None if the call is refused."""
-        self.last(f"{getattr(function, '__name__', function)}{given} {named}")
+        name = getattr(function, "__name__", str(function))
+        self.last(f"{name}{given} {named}")
         try:
-            return function(*given, **named)
+            answer = function(*given, **named)
         except REFUSALS:
             return None
+        self.worked.add(name)
+        return answer
 
     def plan(self) -> None:
         arguments, runs = self.plan_arguments()
@@ -195,7 +217,7 @@ class Caller(Chooser):
         q, out, scale = self.memory(count, dtype), self.memory(count, dtype), self.chance.choice(FLOATS)
         match self.chance.randrange(6):
             case 0:
-                self.call(plan.decode, q, out, scale, self.threads())
+                self.call(plan.decode, q, out, scale, self.threads(), 0, 0, self.kv_scales(arguments))
             case 1:
                 entries, stride = self.number(2, 0.2), self.number(floats, 0.3)
                 kept = self.numbers([self.chance.randint(-1, 1) for _ in range(batch)])
@@ -224,7 +246,7 @@ class Caller(Chooser):
             none = np.empty(0, np.int64)
             self.call(self.native.pack, **shape, k=0, v=0, chunks=none, slots=none, threads=self.threads())
             return
-        address = self.memory(2 * math.prod(sizes), shape["dtype"])
+        address = self.chunk_memory(shape)
         if self.chance.random() < 0.3:
             tokens, held = self.number(3, 0.3), self.number(sizes[2], 0.3)
             self.call(self.native.cut, **shape, chunk=address, tokens=tokens, held=held)
@@ -236,7 +258,8 @@ class Caller(Chooser):
         k, v = self.memory(rows, shape["dtype"]), self.memory(rows, shape["dtype"])
         count = slots.size if isinstance(slots, np.ndarray) else tokens
         chunks = np.full(count, address)
-        self.call(self.native.pack, **shape, k=k, v=v, chunks=chunks, slots=slots, threads=self.threads())
+        more = {"threads": self.threads(), "kv_scales": self.kv_scales(shape)}
+        self.call(self.native.pack, **shape, k=k, v=v, chunks=chunks, slots=slots, **more)
 
     def layers(self) -> None:
         """Linear layers, norms, and both halves of a decoder layer."""
@@ -330,11 +353,16 @@ def main() -> None:
             file.truncate()
             file.flush()
 
+        worked, calls = set[str](), 0
         for line in sys.stdin:
             seed, count = map(int, line.split())
             caller = Caller(native, Random(seed), last)
             for _ in range(count):
                 caller.any()
+            worked |= caller.worked
+            calls += count
+            if calls >= ENOUGH_CALLS and not worked >= WORKS:
+                sys.exit(f"after {calls} calls, all of {', '.join(sorted(WORKS - worked))} were refused")
             print("done", flush=True)
 
 

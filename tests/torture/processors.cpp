@@ -98,6 +98,39 @@ void compare(const char* what, double got, double wanted, double allowed) {
     std::exit(1);
 }
 
+// Scales of fp8: powers of two.
+struct Fp8Scales {
+    std::vector<float> of;  // [2][kv_heads]
+    explicit Fp8Scales(const Shape& shape) : of(2 * shape.kv_heads) {
+        for (float& scale : of) scale = std::ldexp(1.0f, draw(-3, 3));
+    }
+    KvScales given() const { return {of.data(), of.data() + of.size() / 2}; }
+};
+
+// Fills K or V with numbers that the stored form holds exactly, so that what was given is what must be computed with.
+// `scales`: those of fp8 of this side.
+void fill_exactly(const Shape& shape, double size, const float* scales, Tensor& to) {
+    if (shape.kv == Kv::same) return to.fill(size);
+    const int d = shape.head_dim, power = static_cast<int>(std::floor(std::log2(size))) - 7;
+    const std::size_t vectors = to.bytes.size() / to.width() / d;
+    for (std::size_t vector = 0; vector < vectors; ++vector) {
+        const double step = std::ldexp(1.0, power - draw(0, 2));
+        const bool zeros = happens(5), same = happens(5);
+        const int zero = draw(0, 255), lowest = draw(0, d - 1), highest = (lowest + draw(1, d - 1)) % d;
+        for (int j = 0; j < d; ++j) {
+            double number = 0;
+            if (shape.kv == Kv::int8) {
+                number = step * (j == highest ? 127 : draw(-127, 127));
+            } else if (shape.kv == Kv::uint8) {
+                number = step * (same ? zero : (j == highest ? 255 : j == lowest ? 0 : draw(0, 255)) - zero);
+            } else {  // four digits, and the exponents of E4M3, of which bigger ones would be larger than `size`
+                number = std::ldexp(draw(-15, 15), draw(-9, power)) * scales[vector % shape.kv_heads];
+            }
+            to.set(vector * d + j, zeros ? 0 : number);
+        }
+    }
+}
+
 struct Chunk {
     Tensor packed;
     Tensor k, v;  // [tokens][kv_heads][d], as given
@@ -105,21 +138,21 @@ struct Chunk {
 };
 
 // A chunk whose tokens came in several calls; some were taken away again and replaced.
-Chunk made_chunk(const Shape& shape, int tokens, double size) {
+Chunk made_chunk(const Shape& shape, int tokens, double size, KvScales scales) {
     const std::size_t row = static_cast<std::size_t>(shape.kv_heads) * shape.head_dim;
-    Chunk chunk{{shape.dtype, 2 * row * shape.chunk_size},
+    Chunk chunk{{Dtype::float32, static_cast<std::size_t>(shape.kv_heads * shape.head_bytes) / 4},
                 {shape.dtype, row * shape.chunk_size},
                 {shape.dtype, row * shape.chunk_size},
                 tokens};
-    chunk.k.fill(size);
-    chunk.v.fill(size);
+    fill_exactly(shape, size, scales.keys, chunk.k);
+    fill_exactly(shape, size, scales.values, chunk.v);
     const auto address = reinterpret_cast<std::int64_t>(chunk.packed.bytes.data());
     const auto add = [&](const Tensor& k, const Tensor& v, int first, int end) {
         while (first < end) {
             const int count = happens(30) ? 1 : draw(1, end - first);
             std::vector<std::int64_t> chunks(count, address), slots;
             for (int t = 0; t < count; ++t) slots.push_back(first + t);
-            pack(shape, k.at(first * row), v.at(first * row), chunks.data(), slots.data(), count, draw(1, 3));
+            pack(shape, k.at(first * row), v.at(first * row), chunks.data(), slots.data(), count, draw(1, 3), scales);
             first += count;
         }
     };
@@ -143,6 +176,7 @@ Chunk made_chunk(const Shape& shape, int tokens, double size) {
 struct Forest {
     Shape shape;
     double size;  // of the numbers in K and V
+    Fp8Scales scales;
     std::vector<std::unique_ptr<Chunk>> chunks;
     struct Row {
         std::vector<int> path;  // its full chunks
@@ -154,7 +188,7 @@ struct Forest {
     std::vector<std::int64_t> last_tokens;  // of each row
     PlanArrays arrays{};
 
-    Forest(const Shape& shape, double size) : shape(shape), size(size) {
+    Forest(const Shape& shape, double size) : shape(shape), size(size), scales(shape) {
         for (int trees = draw(1, 2); trees > 0; --trees) grow(draw(0, 3));
         arrays.partial_items = static_cast<std::int64_t>(arrays.items.size());
         arrays.batch = static_cast<std::int64_t>(rows.size());
@@ -165,7 +199,7 @@ struct Forest {
     }
 
     int new_chunk(int tokens) {
-        chunks.push_back(std::make_unique<Chunk>(made_chunk(shape, tokens, size)));
+        chunks.push_back(std::make_unique<Chunk>(made_chunk(shape, tokens, size, scales.given())));
         return static_cast<int>(chunks.size()) - 1;
     }
 
@@ -305,9 +339,10 @@ struct Forest {
 Shape drawn_shape() {
     const int kv_heads = draw(1, 3), group = happens(50) ? 1 : draw(2, 5);
     const char* const dtypes[] = {"float32", "float16", "bfloat16"};
+    const char* const forms[] = {"same", "int8", "uint8", "fp8"};
     const char* const dtype = dtypes[draw(0, 2)];
     const int dim = 16 * draw(1, happens(20) ? 16 : 6);
-    return make_shape(dtype, kv_heads * group, kv_heads, dim, 16 * draw(1, 5), "same");
+    return make_shape(dtype, kv_heads * group, kv_heads, dim, 16 * draw(1, 5), forms[draw(0, 3)]);
 }
 
 void attention() {
@@ -333,11 +368,11 @@ void attention() {
         shares[i] = static_cast<float>(1.0 / draw(1, 9));
         biases[i] = static_cast<float>(uniform(3));
     }
-    const int way = compensated ? 0 : draw(0, 3);
+    const int way = compensated ? 0 : draw(shape.kv == Kv::fp8 ? 2 : 0, 3);  // the first two take no scales
     std::vector<float> running(batch * row, 0), stats(2 * static_cast<std::size_t>(batch) * shape.heads, 0);
     if (compensated) {
         plan.set_compensation(entries, shares, biases, 2, stride);
-        plan.decode(q.at(0), out.bytes.data(), scale, draw(1, 4), 0, sums.data());
+        plan.decode(q.at(0), out.bytes.data(), scale, draw(1, 4), 0, sums.data(), forest.scales.given());
     } else if (way == 0) {  // the contexts once, or twice: the same weights
         for (std::size_t i = 0; i < stats.size(); i += 2) stats[i] = -HUGE_VALF;
         for (int n = draw(1, 2); n > 0; --n)
@@ -351,7 +386,7 @@ void attention() {
         for (std::int64_t& chunk : moved.chunks) chunk -= shift;
         DecodePlan other(shape, moved, 2, {happens(50), happens(50)}, kIsa);
         other.set_last_tokens(forest.last_tokens.data(), forest.last_tokens.size());
-        other.decode(q.at(0), out.bytes.data(), scale, draw(1, 4), shift);
+        other.decode(q.at(0), out.bytes.data(), scale, draw(1, 4), shift, nullptr, forest.scales.given());
     }
     const double rounding = !compensated && way == 0 ? 0 : kRounding[static_cast<int>(shape.dtype)];
     for (int i = 0; i < batch; ++i) {
