@@ -56,11 +56,15 @@ def best_rates(rows: Iterable[object]) -> BestRates:
 
 def parts_of_step(facts: ServingResult, best: BestRates = NO_RATES) -> tuple[PartOfStep, ...]:
     """The parts of a decode step in the middle of the answers, with one sequence for each client. Empty without a
-    closed loop, without probed peaks, with several answers to a prompt, or where a tree says what is shared."""
+    closed loop, without probed peaks, with several answers to a prompt, where a tree says what is shared, or where
+    fewer sequences than clients were ever in a step, because memory had no room for more."""
     limits = facts.machine_limits
     if limits is None or facts.clients is None or facts.n_s is None or facts.answers > 1:
         return ()
     peaks, batch = best.get(facts.machine, limits.peaks), min(facts.clients, facts.batch_size)
+    servers = (measurement.server for measurement in facts.measurements)
+    if any(not server.sampled and (server.peak_batch or batch) < batch for server in servers if server is not None):
+        return ()
     shape, layers, element = facts.model, limits.layers, facts.element_bytes
     of_layers = layers * shape.layer_weights
     of_head = shape.hidden_size * limits.vocabulary

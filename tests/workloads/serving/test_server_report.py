@@ -246,6 +246,8 @@ def test_the_least_time_of_a_step_reads_weights_once_and_k_v_as_the_server_does(
     told = alone.measurements[0].model_copy(update={"gap_s": 2 * least_step_s(alone)})
     assert machine_share(alone.model_copy(update={"measurements": (told,)})) == pytest.approx(0.5)
     assert machine_share(alone) is None  # an old result without gaps
+    full = told.model_copy(update={"server": ServerFacts(sampled=False, peak_batch=2)})
+    assert parts_of_step(many.model_copy(update={"measurements": (full,)})) == ()  # memory had room for two
     told = told.model_copy(update={"server": ServerFacts(sampled=False, parts={"products": 0.5, "sampling": 0.1})})
     parts = parts_of_gap(alone.model_copy(update={"measurements": (told,)}))
     assert [(part.name, part.seconds) for part in parts[:2]] == [("products", 0.5), ("sampling", 0.1)]
