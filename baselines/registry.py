@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import cast
 
 from chunkbench.bench.contract import Implementation, Style
 from chunkbench.bench.experiment.terms import Line
 from chunkbench.bench.registry import GROUP, Registry
 from chunkbench.kv_dtype import KvDtype
+from chunkbench.latent import QueryForm
 
 
 class Row:
@@ -209,6 +211,43 @@ ROWS = (
         "razor_attn", "head_caches:HeadCaches", "RazorAttn", ("Razor", "Attn"), 960, _RAZOR, "P",
         meaning="retrieval heads keep all tokens, the others sinks, a window and a compensation token",
     ),
+    Row(
+        "mla_sdpa", "latent:SdpaLatent", "SDPA, expanded", ("SDPA", "MLA"), 1000, "#6E6E6E", "o",
+        meaning="PyTorch's attention over the expanded K and V of each sequence", latent="expanded",
+    ),
+    Row(
+        "mla_vllm", "latent:VllmLatent", "vLLM's MLA", ("vLLM", "MLA"), 1010, _VLLM, "P",
+        meaning="vLLM's operator for CPUs: the absorbed form, each sequence by itself", latent="absorbed",
+    ),
+    Row(
+        "mla_absorb", "latent:LatentTree", "Absorbed", ("absorb",), 1020, _PAGED, "s",
+        meaning="the absorbed form, every sequence with latents of its own", latent="absorbed",
+    ),
+    Row(
+        "mla_absorb_star", "latent:LatentTree", "Absorbed*", ("absorb*",), 1030, _PAGED, "D", "dashed",
+        "the absorbed form; sequences share storage, and each reads it by itself", latent="absorbed",
+        shares_storage=True,
+    ),
+    Row(
+        "mla_absorb_two_phase", "latent:LatentTree", "Absorbed, two-phase", ("absorb", "2-phase"), 1040, _CHUNK, "^",
+        "dashed", "the absorbed form; a shared chunk is read once for all its sequences (ChunkAttention)",
+        latent="absorbed", shares_storage=True, reads_shared_once=True,
+    ),
+    Row(
+        "mla_naive", "latent:LatentTree", "Expanded", ("naive",), 1050, "#009E73", "v", "dashed",
+        "the expanded form of all tokens; a shared chunk is read once", latent="expanded", shares_storage=True,
+        reads_shared_once=True,
+    ),
+    Row(
+        "mla_mixed", "latent:LatentMixed", "Mixed", ("mixed",), 1060, _CHUNK, "X", "dotted",
+        "shared chunks expanded, the rest absorbed (TyphoonMLA)", latent="both", shares_storage=True,
+        reads_shared_once=True,
+    ),
+    Row(
+        "mla_auto", "latent:LatentMixed", "Auto", ("auto",), 1070, _CHUNK, "o",
+        meaning="as Mixed where so many sequences share a chunk that the machine's rates predict a gain, else absorbed",
+        latent="both", shares_storage=True, reads_shared_once=True, chooses=True,
+    ),
     Row("chunk_attn", "chunk_attn:ChunkAttn", "ChunkAttn", ("Chunk", "Attn"), 990, _CHUNK, "o"),
     *(_in_8_bits(*which) for which in _EIGHT_BITS),
 )  # fmt: skip
@@ -216,6 +255,11 @@ ROWS = (
 
 KV_DTYPES_OF: Mapping[str, KvDtype] = {row.id: row.kv_dtype for row in ROWS if row.kv_dtype is not None}
 """`Row.kv_dtype` of the rows that have one."""
+
+LATENT_FORMS: Mapping[str, QueryForm] = {
+    row.id: cast("QueryForm", row.differing["latent"]) for row in ROWS if "latent" in row.differing
+}
+"""The queries that rows of latent attention take."""
 
 REGISTRY: Registry[Implementation] = Registry({row.id: row for row in ROWS}, GROUP)
 """Implementations of experiments of `kind: decode` and `kind: memory`."""

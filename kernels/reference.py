@@ -14,13 +14,19 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | 
     """softmax(q k^T * scale) v in float64.
 
     q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0,
-    and query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given.
+    and query head i reads KV head i // (h / h_kv). v and the result may have another d. `scale` is 1/sqrt(d) unless given.
 
     Finite scores of any size are exact to float64. A score of -inf gets weight zero. Scores of +inf share the whole
     weight evenly (the limit of equal scores that grow without bound). If every score is -inf, the softmax is undefined
     and the result is NaN. Raises ValueError if the shapes do not fit together.
     """
-    if q.dim() not in (2, 3) or k.dim() != 3 or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+    if (
+        q.dim() not in (2, 3)
+        or k.dim() != 3
+        or k.shape[:2] != v.shape[:2]
+        or v.dim() != 3
+        or q.shape[-1] != k.shape[-1]
+    ):
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit together")
     h, d = q.shape[-2:]
     n, h_kv, _ = k.shape

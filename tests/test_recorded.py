@@ -25,10 +25,12 @@ from chunkbench.report.book import Book, build_book
 from chunkbench.report.build import build
 from chunkbench.report.claims import Claim, claims_by_machine
 from chunkbench.report.claims.document import PAPER, document_of, measured, parts_of
+from chunkbench.report.claims.evidence import latency_ratio
 from chunkbench.report.formats import names, render
 from chunkbench.report.numbers import NOTHING, megabytes, percent, significant, span, times
 from chunkbench.workloads.answers.metrics import METRICS as ANSWERS
 from chunkbench.workloads.decode.head_caches import head_caches
+from chunkbench.workloads.decode.latent_report import break_evens
 from chunkbench.workloads.replay import metrics as replay
 from chunkbench.workloads.replay.printed import stated_by_paged_attention
 from chunkbench.workloads.serving.layout import saved_by_sharing
@@ -335,6 +337,27 @@ def test_the_results_have_the_levels_of_sharing(accept: bool) -> None:
         growth = (gaps[1] - gaps[0]) / (least[1] - least[0])
         lines.append(_line([long.rows[name].facts.label, *cells, f"{growth:.2f}"]))
     check_block("levels of sharing", [*lines, ""], accept)
+
+
+def test_the_pages_have_latent_attention(accept: bool) -> None:
+    heading = ["heads", "F, GFLOP/s", "B, GB/s", "sequences, predicted", "measured"]
+    lines = [_line(heading), _line(["---:"] * 5)]
+    for one in break_evens(build(open_run(RECORDED / "epyc-zen3-2-cores" / "mla-break-even")).groups):
+        rates = significant(one.flops_per_s / 1e9, 3), significant(one.bytes_per_s / 1e9, 3)
+        told = significant(one.predicted, 2), "" if one.measured is None else significant(one.measured, 2)
+        lines.append(_line([str(one.axes["heads"]), *rates, *told]))
+    check_block("latent break-even", [*lines, ""], accept, "beyond.md")
+    names = ["mla_vllm", "mla_absorb", "mla_absorb_star", "mla_naive", "mla_mixed", "mla_auto"]
+    lines = [_line(["heads", "shared", "batch", *names]), _line(["---:"] * (3 + len(names)))]
+    for group in build(open_run(RECORDED / "epyc-zen3-2-cores" / "mla")).groups:
+        axes, cells = group.axes, []
+        if axes["projections"] == "timed":
+            continue
+        for name in names:
+            figure = latency_ratio(group.rows, "mla_absorb_two_phase", name)
+            cells.append("" if figure is None else f"{times(figure.value)} ({span(figure.low, figure.high)})")
+        lines.append(_line([str(axes["heads"]), f"{axes['n_s']:,}", str(axes["batch_size"]), *cells]))
+    check_block("latent attention", [*lines, ""], accept, "beyond.md")
 
 
 def test_the_pages_have_k_and_v_in_8_bits(accept: bool) -> None:

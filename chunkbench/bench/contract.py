@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.kv_dtype import KvDtype
+from chunkbench.latent import QueryForm
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +135,8 @@ class Implementation(ABC, Generic[PointT, InputsT]):
     """Whether the first use compiles kernels, which takes minutes."""
     kv_dtypes: tuple[KvDtype, ...] = ("same",)
     """Forms in which the implementation can store K and V."""
+    latent: QueryForm | None = None
+    """The queries that the implementation takes if it computes latent attention; None for ordinary attention."""
 
     @abstractmethod
     def availability(self, device: str) -> Answer:

@@ -21,9 +21,18 @@ def pack(
     slots: NDArray[np.int64],
     threads: int,
     kv_scales: int = 0,
+    value_dim: int = 0,
 ) -> None: ...
 def cut(
-    dtype: str, kv_heads: int, head_dim: int, chunk_size: int, kv_dtype: str, chunk: int, tokens: int, held: int
+    dtype: str,
+    kv_heads: int,
+    head_dim: int,
+    chunk_size: int,
+    kv_dtype: str,
+    chunk: int,
+    tokens: int,
+    held: int,
+    value_dim: int = 0,
 ) -> None: ...
 def use_tensors_of(type: type) -> bool: ...
 def dense_address(tensor: object, shape: tuple[int, ...], dtype: str) -> int: ...
@@ -36,7 +45,7 @@ class DecodePlan:
         kv_heads: int,
         head_dim: int,
         chunk_size: int,
-        kv: str,
+        kv_dtype: str,
         columns: Sequence[str],
         items: NDArray[np.int64],
         chunks: NDArray[np.int64],
@@ -49,12 +58,24 @@ class DecodePlan:
         fetch_early: bool,
         side_by_side: bool,
         isa: str,
+        value_dim: int = 0,
     ) -> None: ...
     def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...
     def decode(
         self, q: int, out: int, scale: float, threads: int, shift: int = 0, sums: int = 0, kv_scales: int = 0
     ) -> None: ...
     def accumulate(self, q: int, outputs: int, stats: int, scale: float, threads: int) -> None: ...
+    def decode_beside(
+        self,
+        q: int,
+        out: int,
+        other: DecodePlan | None,
+        other_q: int,
+        other_out: int,
+        other_bytes: int,
+        scale: float,
+        threads: int,
+    ) -> None: ...
     def run_layers(
         self,
         layers: Sequence[Any],

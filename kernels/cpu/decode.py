@@ -74,7 +74,17 @@ class PackedChunks(Protocol):
     @property
     def chunk_size(self) -> int: ...
     @property
+    def value_dim(self) -> int:
+        """Head dimension of V."""
+        ...
+
+    @property
     def kv_dtype(self) -> KvDtype: ...
+    @property
+    def form(self) -> str:
+        """`kv_dtype`, or `latent` if chunks hold K alone and V is a part of it."""
+        ...
+
     @property
     def layer_bytes(self) -> int:
         """Bytes from the chunks of a layer to those of the next layer."""
@@ -93,20 +103,21 @@ class StoredHeads:
         self._store = store
         self.kv_heads = kv_heads
         self.dtype, self.head_dim, self.chunk_size = store.dtype, store.head_dim, store.chunk_size
-        self.kv_dtype = store.kv_dtype
+        self.kv_dtype, self.form, self.value_dim = store.kv_dtype, store.form, store.value_dim
         self.layer_bytes = store.layer_bytes
         self.chunk_addresses = store.chunk_addresses
 
 
 class NativeDecode:
-    """Decode attention over items of a store. Call `make` before `decode`."""
+    """Decode attention over items of a store. Call `make` before `decode`. `scale`: factor of the scores; default:
+    1/sqrt(d)."""
 
-    def __init__(self, store: PackedChunks, heads: int) -> None:
+    def __init__(self, store: PackedChunks, heads: int, scale: float | None = None) -> None:
         self.store = store
         self.heads = heads
         self._isa = chosen_isa()
         self._fetch_early, self._side_by_side = read_mode(store.dtype, store.kv_dtype, self._isa)
-        self._scale = store.head_dim**-0.5
+        self._scale = store.head_dim**-0.5 if scale is None else scale
         reads_tensors()
         self._work: DecodePlan | None = None
         self._made: tuple[ItemArrays, int] | None = None  # the items of `_work`, and its number of rows
@@ -136,7 +147,7 @@ class NativeDecode:
             store.kv_heads,
             store.head_dim,
             store.chunk_size,
-            store.kv_dtype,
+            store.form,
             COLUMNS,
             flat.items.view(np.int64).reshape(-1, len(COLUMNS)),
             addresses,
@@ -149,6 +160,7 @@ class NativeDecode:
             self._fetch_early,
             self._side_by_side,
             self._isa,
+            store.value_dim,
         )
         return work
 
@@ -166,7 +178,7 @@ class NativeDecode:
             self._work.set_compensation(tokens.entries, tokens.shares, tokens.biases, count, stride)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`.
+        """Compute scaled attention of q `[b, h, d]` in a layer, and write it to out `[b, h, d of V]`.
 
         q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch.
         """
@@ -220,7 +232,7 @@ class NativeDecode:
         """Add attention over the planned tokens of layer 0 to running results. Rows that are not in the plan stay
         unchanged.
 
-        q is `[b, h, d]`. outputs `[b, h, d]` holds the sums of weights times V. stats `[b, h, 2]` holds the largest
+        q is `[b, h, d]`. outputs `[b, h, d of V]` holds the sums of weights times V. stats `[b, h, 2]` holds the largest
         score and the sum of weights. outputs and stats are float32 and contiguous. Before the first call set outputs to
         0, the largest scores to -inf, and the sums of weights to 0. A row's attention is its output divided by its sum
         of weights.
@@ -230,6 +242,31 @@ class NativeDecode:
         assert stats.is_contiguous()
         q = q.contiguous()
         self._work.accumulate(q.data_ptr(), outputs.data_ptr(), stats.data_ptr(), self._scale, torch.get_num_threads())
+
+    def decode_beside(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        other: NativeDecode | None,
+        other_q: torch.Tensor,
+        other_out: torch.Tensor,
+    ) -> None:
+        """Attention over the contexts of this plan and of another one with the same rows and heads, in layer 0.
+
+        Writes this plan's part to out and the other's to other_out. A linear map of each and a sum gives the attention;
+        without `other`, its part is 0. All tensors are contiguous, with the dtype of the stores.
+        """
+        assert self._work is not None
+        self._work.decode_beside(
+            q.data_ptr(),
+            out.data_ptr(),
+            None if other is None else other._work,
+            other_q.data_ptr(),
+            other_out.data_ptr(),
+            other_out.nbytes,
+            self._scale,
+            torch.get_num_threads(),
+        )
 
     def read(self) -> None:
         """Read the planned chunks of layer 0 in the order of `decode`, without arithmetic. Measures the memory."""
@@ -265,7 +302,9 @@ class NativeDecode:
         items = ranges(first, counts)
         read = np.bincount(of_unit, tokens[items], len(table)).astype(np.int64) * heads
         multiplied = np.bincount(of_unit, (tokens * widths)[items], len(table)).astype(np.int64) * heads
-        token_bytes = kv_bytes(store.head_dim, store.dtype.itemsize, store.kv_dtype)
+        stored = store.head_dim + (0 if store.form == "latent" else store.value_dim)
+        same = store.kv_dtype == "same"
+        token_bytes = stored * store.dtype.itemsize if same else kv_bytes(store.head_dim, 1, store.kv_dtype)
         return Trace(
             threads=threads,
             seconds=seconds,
@@ -276,7 +315,7 @@ class NativeDecode:
             end=table[:, 6],
             parts=table[:, 7:],
             read_bytes=read * token_bytes,
-            flops=multiplied * 4 * store.head_dim * (self.heads // store.kv_heads),
+            flops=multiplied * 2 * (store.head_dim + store.value_dim) * (self.heads // store.kv_heads),
             place_bytes=int(flat.items["heads"].max()) * store.chunk_size * token_bytes,
         )
 
@@ -290,8 +329,10 @@ class TppNative(NativeDecode):
     `two_phase`, decides which shared chunks have an item of several rows.
     """
 
-    def __init__(self, store: PackedChunks, heads: int, planner: Planner | None = None) -> None:
-        super().__init__(store, heads)
+    def __init__(
+        self, store: PackedChunks, heads: int, planner: Planner | None = None, scale: float | None = None
+    ) -> None:
+        super().__init__(store, heads, scale)
         self._planner = planner or two_phase
         self._plan: Plan | None = None
 

@@ -12,11 +12,11 @@ from chunkbench.kernels.chunk_store import AddressedStore
 from chunkbench.kernels.cpu import required
 from chunkbench.kernels.eight_bits import NUMBERS
 from chunkbench.kernels.integers import Ints
-from chunkbench.kv_dtype import KvDtype, kv_bytes
+from chunkbench.kv_dtype import KvDtype
 
-PackedShape = tuple[str, int, int, int, KvDtype]
-"""Name of the dtype, number of KV heads, head dimension, tokens of a chunk, form of K and V. Functions of the native
-module take these five."""
+PackedShape = tuple[str, int, int, int, str]
+"""Name of the dtype, number of KV heads, head dimension, tokens of a chunk, form of K and V: a `KvDtype` or `latent`.
+Functions of the native module take these five."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -25,13 +25,21 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def pack_tokens(
-    shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses: Ints, slots: Ints, scales: int = 0
+    shape: PackedShape,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    addresses: Ints,
+    slots: Ints,
+    scales: int = 0,
 ) -> None:
     """Write k and v `[n, h_kv, d]` to slots `[n]` of the packed chunks at addresses `[n]`. The caller must have checked
-    k and v. `scales`: see `NativeDecode.decode_at`."""
-    k, v = k.contiguous(), v.contiguous()
+    k and v. `scales`: see `NativeDecode.decode_at`. V may have another
+    head dimension than K. With the form `latent`, V is a part of K, and v is not read."""
+    value_dim = v.shape[2]
+    k = k.contiguous()
+    v = k if shape[4] == "latent" else v.contiguous()
     slots = np.ascontiguousarray(slots, np.int64)
-    required().pack(*shape, k.data_ptr(), v.data_ptr(), addresses, slots, torch.get_num_threads(), scales)
+    required().pack(*shape, k.data_ptr(), v.data_ptr(), addresses, slots, torch.get_num_threads(), scales, value_dim)
 
 
 class PackedStore(AddressedStore):
@@ -43,6 +51,8 @@ class PackedStore(AddressedStore):
     Unlike in a `ChunkStore`, V in free token slots may hold any values, because the native kernels do not read it. The
     only exception is bfloat16, whose tokens are stored in pairs. If the last token has no partner, packing sets the
     partner's V to zero.
+
+    `value_dim`: dimension of V; default: that of K. With `latent`, a chunk holds K alone, and V is its first numbers.
     """
 
     def __init__(
@@ -53,11 +63,27 @@ class PackedStore(AddressedStore):
         dtype: torch.dtype,
         layers: int = 1,
         kv_dtype: KvDtype = "same",
+        value_dim: int | None = None,
+        latent: bool = False,
     ) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers, kv_dtype)
+        self.value_dim = value_dim or head_dim
+        self.form: str = "latent" if latent else kv_dtype
         self._native = required()
-        self._shape: PackedShape = (dtype_name(dtype), kv_heads, head_dim, chunk_size, kv_dtype)
+        self._shape: PackedShape = (dtype_name(dtype), kv_heads, head_dim, chunk_size, self.form)
         self._tails = (b"", np.empty(0, np.int64))  # chunk ids of the last append, and their addresses
+
+    @property
+    def chunk_bytes(self) -> int:
+        if self._whole:
+            return super().chunk_bytes
+        numbers = self.head_dim + (0 if self.form == "latent" else self.value_dim)
+        return self.layers * self.chunk_size * self.kv_heads * numbers * self.dtype.itemsize
+
+    @property
+    def _whole(self) -> bool:
+        """Whether a head has as many numbers of K as of V."""
+        return self.form != "latent" and self.value_dim == self.head_dim
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
         """For each chunk, the address of the K of its first head in layer 0. Raises IndexError for an id beyond the
@@ -103,6 +129,12 @@ class PackedStore(AddressedStore):
                 part.sub_(each[:, 1] if self.kv_dtype == "uint8" else 0).mul_(each[:, 0])
         return of_keys.flatten(1), torch.cat([band.flatten(1) for band in bands], 1)
 
+    def keys(self, chunk: int) -> torch.Tensor:
+        """K of a full latent chunk: `[layers * h_kv, c, d]`."""
+        step, c, d = 2 if self.dtype == torch.bfloat16 else 1, self.chunk_size, self.head_dim
+        blocks = self._chunk(chunk)[0].contiguous().view(self.dtype).view(-1, c // 16, d // step, 16, step)
+        return blocks.transpose(2, 3).reshape(-1, c, d)
+
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
         if target != source:
             keys, values = self._chunk(target)
@@ -111,15 +143,15 @@ class PackedStore(AddressedStore):
             values.copy_(from_values)
         (address,) = self.chunk_addresses(np.array([target]))
         for shift in range(0, self.layers * self.layer_bytes, self.layer_bytes):
-            self._native.cut(*self._shape, int(address) + shift, tokens, held)
+            self._native.cut(*self._shape, int(address) + shift, tokens, held, self.value_dim)
 
     @property
     def _stride(self) -> int:
         return self.chunk_bytes
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.kv_dtype != "same":
-            head = self.chunk_size * kv_bytes(self.head_dim, self.dtype.itemsize, self.kv_dtype)
+        if self.kv_dtype != "same" or not self._whole:
+            head = self.chunk_bytes // (self.layers * self.kv_heads)
             heads = torch.empty((chunks, self.layers, self.kv_heads, head), dtype=torch.uint8).transpose(0, 1)
             return heads, heads
         shape = (chunks, self.layers, self.kv_heads, 2, self.chunk_size, self.head_dim)
@@ -133,8 +165,8 @@ class PackedStore(AddressedStore):
     def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         if layer:
             chunks = chunks + layer * self.layer_bytes
-        dtype, _, head_dim, chunk_size, kv_dtype = self._shape
-        pack_tokens((dtype, k.shape[1], head_dim, chunk_size, kv_dtype), k, v, chunks, slots)
+        dtype, _, head_dim, chunk_size, form = self._shape
+        pack_tokens((dtype, k.shape[1], head_dim, chunk_size, form), k, v, chunks, slots)
 
 
 class BorrowedStore(PackedStore):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.baselines import on_gpu
 from chunkbench.baselines.chunk_attn_authors import ChunkAttnAuthors
-from chunkbench.baselines.registry import KV_DTYPES_OF, REGISTRY, ROWS, Row
+from chunkbench.baselines.registry import KV_DTYPES_OF, LATENT_FORMS, REGISTRY, ROWS, Row
 from chunkbench.baselines.segments import Requests, flat, levels
 from chunkbench.bench.contract import Answer
 from chunkbench.bench.workers.heap import visible_storages
@@ -29,8 +29,12 @@ from chunkbench.kv_dtype import why_not_stored
 from tests.baselines.checked import IN_8_BITS, check, importable, inputs_of, make_point, points
 
 
+ORDINARY = [name for name in REGISTRY.names() if name not in LATENT_FORMS]
+"""Rows of latent attention have tests of their own (test_latent.py)."""
+
+
 @points(more=IN_8_BITS)
-@pytest.mark.parametrize("name", REGISTRY.names())
+@pytest.mark.parametrize("name", ORDINARY)
 def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str, axes: dict[str, Any]) -> None:
     implementation = REGISTRY.load(name)
     answer = implementation.availability("cpu")
@@ -45,7 +49,7 @@ def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str,
     check(implementation.prepare(inputs), inputs)
 
 
-@pytest.mark.parametrize("name", REGISTRY.names())
+@pytest.mark.parametrize("name", ORDINARY)
 def test_an_implementation_with_shares_storage_holds_a_shared_prefix_once(name: str) -> None:
     implementation = REGISTRY.load(name)
     if not implementation.availability("cpu").ok:

@@ -45,7 +45,8 @@ MOST_NUMBERS = 2**21
 """Larger calls would only wait for memory."""
 ENOUGH_CALLS = 1000
 """So many calls make and run something of each kind, unless what this file passes is no longer what a call takes."""
-WORKS = {"DecodePlan", "set_last_tokens", "decode", "accumulate", "read", "trace", "pack", "cut", "linear", "rms_norm"}
+WORKS = {"DecodePlan", "set_last_tokens", "decode", "accumulate", "decode_beside", "read", "trace", "pack", "cut"}
+WORKS |= {"linear", "rms_norm"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BYTES = {"float32": 4, "bytes": 1}
 """Of a number, where it is not 2."""
@@ -98,21 +99,30 @@ class Chooser:
     def shape(self) -> Arguments:
         kv_heads = self.chance.choice([1, 1, 2, 3])
         heads = kv_heads * self.chance.choice([1, 1, 2, 5])
+        form = self.chance.choice([*KV_DTYPES, "latent"] if self.chance.random() < 0.95 else NAMES)
+        head_dim = 16 * self.chance.randint(1, 6)
+        width = 16 * self.chance.randint(1, head_dim // 16 if form == "latent" else 6)
+        own = form in ("same", "latent") and self.chance.random() < 0.5
         return {
             "dtype": self.chance.choice(list(DTYPES) if self.chance.random() < 0.95 else NAMES),
             "heads": self.number(heads, 0.04),
             "kv_heads": self.number(kv_heads, 0.04),
-            "head_dim": self.number(16 * self.chance.randint(1, 6), 0.04),
+            "head_dim": self.number(head_dim, 0.04),
             "chunk_size": self.number(16 * self.chance.randint(1, 4), 0.04),
-            "kv_dtype": self.chance.choice(KV_DTYPES if self.chance.random() < 0.95 else NAMES),
+            "kv_dtype": form,
+            "value_dim": self.number(width if own else 0, 0.04),
         }
+
+    def value_dim(self, shape: Arguments) -> int:
+        return shape["value_dim"] or shape["head_dim"]
 
     def chunk_memory(self, shape: Arguments) -> int:
         """Address of a chunk of K and V."""
-        vectors = 2 * shape["kv_heads"] * shape["chunk_size"]
-        if (form := shape["kv_dtype"]) not in FLOATS:
-            return self.memory(vectors * shape["head_dim"], shape["dtype"])
-        return self.memory(vectors * (shape["head_dim"] + 4 * FLOATS[form]), "bytes")
+        vectors, form = shape["kv_heads"] * shape["chunk_size"], shape["kv_dtype"]
+        if form in FLOATS:
+            return self.memory(2 * vectors * (shape["head_dim"] + 4 * FLOATS[form]), "bytes")
+        numbers = shape["head_dim"] + (0 if form == "latent" else self.value_dim(shape))
+        return self.memory(vectors * numbers, shape["dtype"])
 
     def kv_scales(self, shape: Arguments) -> int:
         """Address of the scales of fp8, or 0."""
@@ -122,7 +132,8 @@ class Chooser:
         """Rows that share some chunks and have others alone; and whether what they point to is there."""
         shape = self.shape()
         sizes = [shape[name] for name in ("heads", "kv_heads", "head_dim", "chunk_size")]
-        fits = all(type(size) is int and size >= 0 for size in sizes)
+        fits = type(shape["value_dim"]) is int and 0 <= shape["value_dim"] < MOST_NUMBERS // 64
+        fits = fits and all(type(size) is int and size >= 0 for size in sizes)
         fits = fits and sizes[0] * max(sizes[2:]) * max(sizes) < MOST_NUMBERS
         fits = fits and 2 * math.prod(max(1, size) for size in sizes) < MOST_NUMBERS
         rows = self.chance.randint(1, 5)
@@ -213,9 +224,10 @@ class Caller(Chooser):
             return
         if not runs:
             return
-        count, floats = batch * heads * dim, 2 * kv_heads * dim
-        q, out, scale = self.memory(count, dtype), self.memory(count, dtype), self.chance.choice(FLOATS)
-        match self.chance.randrange(6):
+        width = self.value_dim(arguments)
+        count, floats = batch * heads * width, 2 * kv_heads * dim
+        q, out, scale = self.memory(batch * heads * dim, dtype), self.memory(count, dtype), self.chance.choice(FLOATS)
+        match self.chance.randrange(7):
             case 0:
                 self.call(plan.decode, q, out, scale, self.threads(), 0, 0, self.kv_scales(arguments))
             case 1:
@@ -233,15 +245,21 @@ class Caller(Chooser):
             case 4:
                 self.call(plan.trace, self.chance.choice([0, q]), out, scale, self.threads())
             case 5:
-                tensors = [self.tensor((batch, heads, dim), dtype) for _ in range(2)]
+                tensors = [self.tensor((batch, heads, size), dtype) for size in (dim, width)]
                 self.call(plan.decode_dense, *tensors, scale, self.threads())
+            case 6:
+                other = self.chance.choice([None, plan, self.call(self.native.DecodePlan, **arguments)])
+                bytes_ = count * BYTES.get(dtype, 2)
+                words = (other, q, self.memory(count, dtype), bytes_ if other is None else self.number(bytes_))
+                self.call(plan.decode_beside, q, out, *words, scale, self.threads())
 
     def chunk(self) -> None:
         """`pack` and `cut` of a chunk."""
         shape = self.shape()
         del shape["heads"]
         sizes = [shape[name] for name in ("kv_heads", "head_dim", "chunk_size")]
-        fits = all(isinstance(size, int) and size >= 0 for size in sizes)
+        fits = all(isinstance(size, int) and size >= 0 for size in (*sizes, shape["value_dim"]))
+        fits = fits and shape["value_dim"] < MOST_NUMBERS // 64
         if not fits or math.prod(max(1, size) for size in sizes) > MOST_NUMBERS:
             none = np.empty(0, np.int64)
             self.call(self.native.pack, **shape, k=0, v=0, chunks=none, slots=none, threads=self.threads())
@@ -254,7 +272,7 @@ class Caller(Chooser):
         tokens = self.chance.randint(0, 40)
         first = self.chance.randint(0, 16)
         slots = self.numbers([first + t for t in range(tokens)] if tokens else [0])
-        rows = max(tokens, 1) * 2 * sizes[0] * sizes[1]
+        rows = max(tokens, 1) * 2 * sizes[0] * max(sizes[1], shape["value_dim"])
         k, v = self.memory(rows, shape["dtype"]), self.memory(rows, shape["dtype"])
         count = slots.size if isinstance(slots, np.ndarray) else tokens
         chunks = np.full(count, address)

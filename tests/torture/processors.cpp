@@ -110,7 +110,7 @@ struct Fp8Scales {
 // Fills K or V with numbers that the stored form holds exactly, so that what was given is what must be computed with.
 // `scales`: those of fp8 of this side.
 void fill_exactly(const Shape& shape, double size, const float* scales, Tensor& to) {
-    if (shape.kv == Kv::same) return to.fill(size);
+    if (!shape.in_8_bits()) return to.fill(size);
     const int d = shape.head_dim, power = static_cast<int>(std::floor(std::log2(size))) - 7;
     const std::size_t vectors = to.bytes.size() / to.width() / d;
     for (std::size_t vector = 0; vector < vectors; ++vector) {
@@ -140,19 +140,27 @@ struct Chunk {
 // A chunk whose tokens came in several calls; some were taken away again and replaced.
 Chunk made_chunk(const Shape& shape, int tokens, double size, KvScales scales) {
     const std::size_t row = static_cast<std::size_t>(shape.kv_heads) * shape.head_dim;
+    const std::size_t value_row = static_cast<std::size_t>(shape.kv_heads) * shape.value_dim;
     Chunk chunk{{Dtype::float32, static_cast<std::size_t>(shape.kv_heads * shape.head_bytes) / 4},
                 {shape.dtype, row * shape.chunk_size},
-                {shape.dtype, row * shape.chunk_size},
+                {shape.dtype, value_row * shape.chunk_size},
                 tokens};
     fill_exactly(shape, size, scales.keys, chunk.k);
     fill_exactly(shape, size, scales.values, chunk.v);
+    if (shape.kv == Kv::latent) {
+        const std::size_t vectors = static_cast<std::size_t>(shape.kv_heads) * shape.chunk_size;
+        for (std::size_t i = 0; i < vectors; ++i)
+            for (int j = 0; j < shape.value_dim; ++j)
+                chunk.v.set(i * shape.value_dim + j, chunk.k[i * shape.head_dim + j]);
+    }
     const auto address = reinterpret_cast<std::int64_t>(chunk.packed.bytes.data());
     const auto add = [&](const Tensor& k, const Tensor& v, int first, int end) {
         while (first < end) {
             const int count = happens(30) ? 1 : draw(1, end - first);
             std::vector<std::int64_t> chunks(count, address), slots;
             for (int t = 0; t < count; ++t) slots.push_back(first + t);
-            pack(shape, k.at(first * row), v.at(first * row), chunks.data(), slots.data(), count, draw(1, 3), scales);
+            pack(shape, k.at(first * row), v.at(first * value_row), chunks.data(), slots.data(), count, draw(1, 3),
+                 scales);
             first += count;
         }
     };
@@ -160,10 +168,8 @@ Chunk made_chunk(const Shape& shape, int tokens, double size, KvScales scales) {
     if (happens(30)) {
         const int held = draw(1, shape.chunk_size), kept = draw(0, std::min(held, tokens));
         Tensor other_k = chunk.k, other_v = chunk.v;  // the same tokens up to `kept`
-        for (std::size_t i = kept * row; i < held * row; ++i) {
-            other_k.set(i, uniform(size));
-            other_v.set(i, uniform(size));
-        }
+        for (std::size_t i = kept * row; i < held * row; ++i) other_k.set(i, uniform(size));
+        for (std::size_t i = kept * value_row; i < held * value_row; ++i) other_v.set(i, uniform(size));
         add(other_k, other_v, 0, held);
         cut(shape, chunk.packed.bytes.data(), kept, held);
         first = kept;
@@ -293,7 +299,7 @@ struct Forest {
     // Attention of a query head of a row, with a further key and value if `extra`. Returns the largest |score| sum.
     double attend(int row, int head, const Tensor& q, double scale, const Doubles* extra, double bias,
                   Doubles& out) const {
-        const int d = shape.head_dim, kv_head = head / (shape.heads / shape.kv_heads);
+        const int d = shape.head_dim, d_v = shape.value_dim, kv_head = head / (shape.heads / shape.kv_heads);
         const std::size_t place = (static_cast<std::size_t>(row) * shape.heads + head) * d;
         Doubles query(d), scores;
         for (int j = 0; j < d; ++j) query[j] = q[place + j];
@@ -301,20 +307,21 @@ struct Forest {
         double largest = 0;
         const auto add = [&](const auto& key, const auto& value, double bias) {
             double score = 0, size = 0;
-            Doubles v(d);
+            Doubles v(d_v);
             for (int j = 0; j < d; ++j) {
                 score += query[j] * key(j);
                 size += std::fabs(query[j] * key(j));
-                v[j] = value(j);
             }
+            for (int j = 0; j < d_v; ++j) v[j] = value(j);
             scores.push_back(scale * score + bias);
             largest = std::max(largest, scale * size + std::fabs(bias));
             values.push_back(v);
         };
         const auto read = [&](const Chunk& chunk, std::int64_t tokens) {
             for (std::int64_t t = 0; t < tokens; ++t) {
-                const std::size_t at = (static_cast<std::size_t>(t) * shape.kv_heads + kv_head) * d;
-                add([&](int j) { return chunk.k[at + j]; }, [&](int j) { return chunk.v[at + j]; }, 0);
+                const std::size_t vector = static_cast<std::size_t>(t) * shape.kv_heads + kv_head;
+                add([&](int j) { return chunk.k[vector * d + j]; }, [&](int j) { return chunk.v[vector * d_v + j]; },
+                    0);
             }
         };
         for (int chunk : rows[row].path) read(*chunks[chunk], shape.chunk_size);
@@ -325,11 +332,11 @@ struct Forest {
         }
         const double top = *std::max_element(scores.begin(), scores.end());
         double total = 0;
-        out.assign(d, 0);
+        out.assign(d_v, 0);
         for (std::size_t t = 0; t < scores.size(); ++t) {
             const double weight = std::exp(scores[t] - top);
             total += weight;
-            for (int j = 0; j < d; ++j) out[j] += weight * values[t][j];
+            for (int j = 0; j < d_v; ++j) out[j] += weight * values[t][j];
         }
         for (double& x : out) x /= total;
         return largest;
@@ -341,25 +348,31 @@ Shape drawn_shape() {
     const char* const dtypes[] = {"float32", "float16", "bfloat16"};
     const char* const forms[] = {"same", "int8", "uint8", "fp8"};
     const char* const dtype = dtypes[draw(0, 2)];
-    const int dim = 16 * draw(1, happens(20) ? 16 : 6);
-    return make_shape(dtype, kv_heads * group, kv_heads, dim, 16 * draw(1, 5), forms[draw(0, 3)]);
+    const int dim = 16 * draw(1, happens(20) ? 16 : 6), chunk = 16 * draw(1, 5);
+    if (happens(30)) {  // K of many dimensions, and V of others: a part of K, or apart
+        const int wide = 16 * draw(1, 38);
+        const bool latent = happens(60);
+        return make_shape(dtype, kv_heads * group, kv_heads, wide, chunk, latent ? "latent" : "same",
+                          16 * draw(1, latent ? wide / 16 : 12));
+    }
+    return make_shape(dtype, kv_heads * group, kv_heads, dim, chunk, forms[draw(0, 3)]);
 }
 
 void attention() {
     const Shape shape = drawn_shape();
     const double size = happens(10) ? 30 : 2;
     Forest forest(shape, size);
-    const int batch = static_cast<int>(forest.arrays.batch), d = shape.head_dim;
-    const std::size_t row = static_cast<std::size_t>(shape.heads) * d;
+    const int batch = static_cast<int>(forest.arrays.batch), d = shape.head_dim, d_v = shape.value_dim;
+    const std::size_t row = static_cast<std::size_t>(shape.heads) * d, out_row = row / d * d_v;
     DecodePlan plan(shape, forest.arrays, draw(1, 4), {happens(50), happens(50)}, kIsa);
     plan.set_last_tokens(forest.last_tokens.data(), forest.last_tokens.size());
-    Tensor q(shape.dtype, batch * row), out(shape.dtype, batch * row);
+    Tensor q(shape.dtype, batch * row), out(shape.dtype, batch * out_row);
     q.fill(2);
     const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
 
     // Some rows have a compensation token, one of two entries.
     const std::int64_t stride = 2LL * shape.kv_heads * d;
-    const bool compensated = happens(25);
+    const bool compensated = d == d_v && happens(25);
     std::vector<float> sums(2 * stride), shares(batch), biases(batch);
     Numbers entries(batch);
     for (float& x : sums) x = static_cast<float>(uniform(2 * size));
@@ -369,7 +382,7 @@ void attention() {
         biases[i] = static_cast<float>(uniform(3));
     }
     const int way = compensated ? 0 : draw(shape.kv == Kv::fp8 ? 2 : 0, 3);  // the first two take no scales
-    std::vector<float> running(batch * row, 0), stats(2 * static_cast<std::size_t>(batch) * shape.heads, 0);
+    std::vector<float> running(batch * out_row, 0), stats(2 * static_cast<std::size_t>(batch) * shape.heads, 0);
     if (compensated) {
         plan.set_compensation(entries, shares, biases, 2, stride);
         plan.decode(q.at(0), out.bytes.data(), scale, draw(1, 4), 0, sums.data(), forest.scales.given());
@@ -398,8 +411,8 @@ void attention() {
             double largest = 0;
             for (double x : wanted) largest = std::max(largest, std::fabs(x));
             const std::size_t at = static_cast<std::size_t>(i) * shape.heads + head;
-            for (int j = 0; j < d; ++j) {
-                const std::size_t place = at * d + j;
+            for (int j = 0; j < d_v; ++j) {
+                const std::size_t place = at * d_v + j;
                 const double got = !compensated && way == 0 ? running[place] / double{stats[2 * at + 1]} : out[place];
                 const double allowed = rounding * std::fabs(wanted[j]) + kSums * largest + 2 * size * kScores * score;
                 compare("attention", got, wanted[j], allowed + 0x1p-24);

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from chunkbench.bench.experiment.findings import Finding, Findings, Path
 from chunkbench.bench.experiment.tree_reader import TREES_SCHEMA, read_forest
 from chunkbench.bench.experiment.values import (
     DTYPES,
+    LATENT_SCHEMA,
     MAX_NAME,
     MAX_SEQUENCES,
     MAX_TOKENS,
@@ -25,12 +26,15 @@ from chunkbench.bench.experiment.values import (
     integer_schema,
     read_dtype,
     read_kv_dtype,
+    read_latent,
     read_model,
     read_name,
+    read_projections,
     read_prompt_length,
     read_shared_length,
 )
 from chunkbench.kv_dtype import KV_DTYPES
+from chunkbench.latent import LATENTS, ProjectionsTime
 from chunkbench.llama import SHAPES
 
 
@@ -145,6 +149,24 @@ _TABLE = (
     _counted("heads", "query heads", "32", 1, 1024, "query heads", "h"),
     _counted("kv_heads", "K/V heads; divides heads", "heads", 1, 1024, "KV heads", "h_{kv}"),
     _counted("head_dim", "head dimension", "128", 16, 256, "head dimension", "d", multiple=16),
+    Axis(
+        "latent",
+        "latent attention (MLA) in place of heads with K and V of their own, for the rows mla_*; a model decides heads",
+        f"{', '.join(LATENTS)}, or {{kv_rank: 512, rope: 64, nope: 128, v: 128}} with heads beside it",
+        "none",
+        read_latent,
+        LATENT_SCHEMA,
+        "latent attention",
+    ),
+    Axis(
+        "projections",
+        "with latent: whether timed calls contain the products with W_uk and W_uv that the rows need",
+        "apart (attention alone), timed",
+        "apart",
+        read_projections,
+        {"enum": list(get_args(ProjectionsTime))},
+        "projections",
+    ),
     _counted(
         "retrieval",
         "KV heads that keep everything in RazorAttn's rows; the others keep a window",

@@ -18,6 +18,7 @@ from chunkbench.bench.experiment.terms import Cache, Compensation, Count, Device
 from chunkbench.bench.experiment.tree import has_lengths, lengths_in, sequences_in
 from chunkbench.bench.experiment.values import LengthRange, Share, show_value
 from chunkbench.kv_dtype import KvDtype, kv_bytes
+from chunkbench.latent import LatentShape, ProjectionsTime
 from chunkbench.llama import LlamaShape
 
 AS_BEFORE = {"kv_dtype": "same"}
@@ -79,6 +80,7 @@ class Point(BaseModel):
         for name in self.axes():
             value, field = getattr(self, name), type(self).model_fields[name]
             usual = value == (getattr(self, "heads", None) if name == "kv_heads" else field.default)
+            usual = usual or (name == "kv_heads" and getattr(self, "latent", None) is not None)
             if name == "n_s" and getattr(self, "tree", None) is not None:
                 found["tree"] = getattr(self, "tree", None)
             elif name == "batch_size" or (name not in _SELDOM_SWEPT and value is not None and not usual):
@@ -127,11 +129,17 @@ class AttentionPoint(SessionPoint):
     chunk_size: Size = 64
     block_size: Size = 32
     kv_dtype: KvDtype = "same"
+    latent: LatentShape | None = None
+    projections: ProjectionsTime | None = None
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         values = super().completed(given)
         values["kv_heads"] = given.get("kv_heads", values["heads"])
+        if (latent := given.get("latent")) is not None:  # all heads read the same latents
+            heads = given.get("heads", latent.heads or values["heads"])
+            latent = latent.model_copy(update={"heads": None})
+            values |= {"latent": latent, "heads": heads, "kv_heads": 1, "head_dim": latent.width}
         if "tree" in given:
             values |= {"n_s": None, "batch_size": given.get("batch_size", sequences_in(given["tree"]))}
         return values
@@ -139,11 +147,15 @@ class AttentionPoint(SessionPoint):
     @property
     def given_token_bytes(self) -> int:
         """Bytes of K and V of one token, all KV heads, before they are stored."""
+        if self.latent is not None:
+            return self.latent.width * self.element_bytes
         return self.kv_heads * kv_bytes(self.head_dim, self.element_bytes, "same")
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of one token, all KV heads, as `kv_dtype` stores them."""
+        """Bytes of K and V of one token, all KV heads, as `kv_dtype` stores them; with `latent`, of its latents."""
+        if self.latent is not None:
+            return self.given_token_bytes
         return self.kv_heads * kv_bytes(self.head_dim, self.element_bytes, self.kv_dtype)
 
     def prompt_lengths(self, seed: int) -> list[int]:

@@ -12,6 +12,7 @@ from chunkbench.bench.experiment.findings import Finding, Findings, show, unknow
 from chunkbench.bench.experiment.terms import Dtype
 from chunkbench.bench.experiment.tree import Forest, show_forest, spell_forest
 from chunkbench.kv_dtype import KV_DTYPES
+from chunkbench.latent import LATENTS, LatentShape, ProjectionsTime
 from chunkbench.llama import LlamaShape, ShapeError, shape_of
 from chunkbench.text_file import did_you_mean, is_text
 
@@ -57,6 +58,8 @@ MAX_TOKENS = 1 << 20
 MAX_NAME = 4096
 """Largest number of characters of a name or path. Linux has the same limit."""
 MAX_SEQUENCES = 1 << 16
+MAX_LATENT = 1024
+"""Largest number of dimensions of a key of latent attention."""
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 
 
@@ -90,9 +93,9 @@ class Share(NamedTuple):
         return self.of_n_p * n_p if isinstance(n_p, int) else None
 
 
-AxisValue = int | str | LengthRange | Share | Forest | LlamaShape
+AxisValue = int | str | LengthRange | Share | Forest | LlamaShape | LatentShape
 """One value of an axis: a count, a name, a range of prompt lengths, a share of n_p, a forest of prompts, or the shape
-of a model."""
+of a model or of latent attention."""
 
 
 def count_reader(low: int, high: int, multiple: int = 1) -> Callable[[object], int]:
@@ -178,6 +181,35 @@ def read_model(raw: object) -> LlamaShape:
         raise Findings(Finding((), str(error))) from None
 
 
+def read_projections(raw: object) -> str:
+    return _one_of(get_args(ProjectionsTime), raw, "says nothing of the projections' time")
+
+
+def read_latent(raw: object) -> LatentShape:
+    """The shape of latent attention of a known model, or its dimensions."""
+    if not isinstance(raw, Mapping):
+        return LATENTS[_one_of(tuple(LATENTS), raw, "is no model with latent attention")]
+    findings = [Finding((key,), unknown("key", key, _LATENT_SIZES), True) for key in raw if key not in _LATENT_SIZES]
+    for key in _LATENT_SIZES:
+        if key not in raw:
+            findings.append(Finding((), f"needs {key}, as in {{kv_rank: 512, rope: 64, nope: 128, v: 128}}"))
+            continue
+        try:
+            _read_latent_size(raw[key])
+        except Findings as error:
+            findings += [Finding((key,), finding.message) for finding in error.findings]
+    if findings:
+        raise Findings(*findings)
+    shape = LatentShape(**raw)
+    if max(shape.width, shape.key_dim) > MAX_LATENT:
+        raise Findings(Finding((), f"kv_rank + rope and nope + rope are at most {MAX_LATENT}"))
+    return shape
+
+
+_LATENT_SIZES = tuple(name for name in LatentShape.model_fields if name != "heads")
+_read_latent_size = count_reader(16, MAX_LATENT, 16)
+
+
 def read_name(raw: object) -> str:
     """Read a name or a path. Whether it exists is checked later."""
     if not isinstance(raw, str) or not raw.strip() or len(raw) > MAX_NAME or not is_text(raw):
@@ -221,6 +253,18 @@ _SHARE_SCHEMA = {
     "type": "string",
     "pattern": r"^(\d+(\.\d+)?(/\d+)?)? ?n_p$",
     "examples": ["n_p", "0.5 n_p", "3/4 n_p"],
+}
+_LATENT_SIZE = integer_schema(16, MAX_LATENT) | {"multipleOf": 16}
+LATENT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"enum": list(LATENTS)},
+        {
+            "type": "object",
+            "properties": dict.fromkeys(_LATENT_SIZES, _LATENT_SIZE),
+            "required": list(_LATENT_SIZES),
+            "additionalProperties": False,
+        },
+    ]
 }
 PROMPT_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [_LENGTH_SCHEMA, _RANGE_SCHEMA]}
 SHARED_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [integer_schema(0, MAX_TOKENS), _SHARE_SCHEMA]}

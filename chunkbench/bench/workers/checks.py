@@ -50,6 +50,20 @@ class Check:
         return out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
 
 
+def sizes_of_check(
+    chance: random.Random, heads: int, batch: int, head_numbers: int, sample: bool
+) -> tuple[list[int], list[int]]:
+    """Heads and sequences of which K and V are converted to float64. `head_numbers`: numbers of K and V of a head of a
+    sequence."""
+    limit = _SAMPLE if sample else _ELEMENTS
+    chosen = chance.sample(range(heads), min(heads, max(1, min(8, limit // head_numbers))))
+    fits = max(1, limit // (head_numbers * len(chosen)))
+    sequences = sorted(chance.sample(range(batch), min(batch, fits)))
+    if heads * batch * head_numbers <= limit:
+        return list(range(heads)), list(range(batch))
+    return sorted(chosen), sequences
+
+
 def make_check(
     inputs: PooledInputs,
     steps: int,
@@ -64,31 +78,24 @@ def make_check(
     makes this part smaller. `nonce` also selects the sequences and heads of the part.
     """
     point = inputs.point
-    rng = random.Random(f"check {nonce}")
-    limit = _SAMPLE if sample else _ELEMENTS
     per_head = 2 * inputs.capacity * point.head_dim
-    kv_heads = rng.sample(range(point.kv_heads), min(point.kv_heads, max(1, min(8, limit // per_head))))
-    fits = max(1, limit // (per_head * len(kv_heads)))
-    sequences = sorted(rng.sample(range(point.batch_size), min(point.batch_size, fits)))
-    if point.kv_heads * point.batch_size * per_head <= limit:
-        kv_heads = list(range(point.kv_heads))
-        sequences = list(range(point.batch_size))
+    rng = random.Random(f"check {nonce}")
+    kv_heads, sequences = sizes_of_check(rng, point.kv_heads, point.batch_size, per_head, sample)
     group = point.heads // point.kv_heads
-    heads = [kv * group + i for kv in sorted(kv_heads) for i in range(group)]
+    heads = [kv * group + i for kv in kv_heads for i in range(group)]
     q = inputs.queries(nonce)
     rows = q.reshape(point.batch_size, -1)[:, : point.heads * point.head_dim].reshape(-1, point.heads, point.head_dim)
     expected, of_all = [], []
     for sequence in sequences:
         k, v = inputs.context(sequence, steps)
-        ordered = sorted(kv_heads)
-        taken = rows[sequence, heads].cpu(), k[:, ordered].cpu(), v[:, ordered].cpu()
+        taken = rows[sequence, heads].cpu(), k[:, kv_heads].cpu(), v[:, kv_heads].cpu()
         of_all.append(attention(*taken))
         if losses is None and point.kv_dtype == "same":
             continue
         rounded = taken[0], stored(taken[1], point.kv_dtype), stored(taken[2], point.kv_dtype)
         if losses is not None:
             policy, lost = losses
-            full = [policy.full[0][head] for head in ordered]
+            full = [policy.full[0][head] for head in kv_heads]
             expected.append(head_attention(*rounded, full, lost, policy.compensation))
         else:
             expected.append(attention(*rounded))

@@ -28,6 +28,7 @@ from chunkbench.bench.workers.pages import huge_share
 from chunkbench.bench.workers.protocol import PROTOCOL, WORKER_BYTES
 from chunkbench.kernels.trace import TracedCall
 from chunkbench.kv_dtype import why_not_stored
+from chunkbench.latent import why_not_latent
 from chunkbench.version import __version__
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ class Worker:
         kv_dtype = getattr(point, "kv_dtype", "same")
         if reason := why_not_stored(kv_dtype, getattr(loaded, "kv_dtypes", ("same",))):
             return asdict(Answer(False, reason))
+        if reason := why_not_latent(getattr(point, "latent", None), getattr(loaded, "latent", None)):
+            return asdict(Answer(False, reason))
         return asdict(loaded.supports(point))
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
@@ -168,7 +171,7 @@ class Worker:
         self, implementation: str, steps: int, nonce: int, sample: bool = False, mode: Mode = "eager"
     ) -> dict[str, Any]:
         """Append `steps` completion tokens, decode once with fresh queries, and compare the output with float64."""
-        inputs, session = self._opened(), self._sessions[implementation]
+        inputs, session = self._given(implementation), self._sessions[implementation]
         check, out = self._check(implementation, steps, nonce, sample), self._out(implementation)
         if inputs.point.device == "cuda":
             return self._gpu_rounds().check(self._copies[implementation], inputs, check, out, steps, mode)
@@ -194,7 +197,7 @@ class Worker:
         }
 
     def round(self, implementation: str, timed: list[int], nonce: int, cold: bool, warm_up: bool) -> dict[str, Any]:
-        inputs, session, out = self._opened(), self._sessions[implementation], self._out(implementation)
+        inputs, session, out = self._given(implementation), self._sessions[implementation], self._out(implementation)
         point = inputs.point
         meter = self._calibration_meter
         sweep = self._sweep_of(point.device) if cold else None
@@ -269,7 +272,7 @@ class Worker:
 
     def _out(self, implementation: str) -> torch.Tensor:
         """The output tensor; all implementations with the same output shape share it."""
-        inputs = self._opened()
+        inputs = self._given(implementation)
         shape, point = inputs.out_shape(implementation), inputs.point
         if shape not in self._outs:
             self._outs[shape] = torch.empty(shape, dtype=getattr(torch, point.dtype), device=point.device)
@@ -277,7 +280,7 @@ class Worker:
 
     def _last_step(self, implementation: str, nonce: int) -> tuple[Session, PointInputs, torch.Tensor, int, int]:
         """Session, inputs, output and number of the last step, and the seed of its queries."""
-        inputs = self._opened()
+        inputs = self._given(implementation)
         return self._sessions[implementation], inputs, self._out(implementation), inputs.point.n_c, nonce
 
     def _opened(self) -> PointInputs:

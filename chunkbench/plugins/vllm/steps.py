@@ -27,6 +27,14 @@ class Blocks(NamedTuple):
     kv_dtype: KvDtype = "same"
 
     @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    @property
+    def form(self) -> str:
+        return self.kv_dtype
+
+    @property
     def layer_bytes(self) -> int:
         """Bytes from the blocks of a layer to those of the next layer. Always 0, because each layer has separate
         memory. `Steps.attend` gets the address of the layer's memory."""

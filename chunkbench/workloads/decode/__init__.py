@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from chunkbench.baselines.registry import KV_DTYPES_OF, REGISTRY
+from chunkbench.baselines.registry import KV_DTYPES_OF, LATENT_FORMS, REGISTRY
 from chunkbench.bench.contract import Implementation
 from chunkbench.bench.experiment import AttentionPoint, SessionExperiment
 from chunkbench.bench.experiment.point import passes
 from chunkbench.bench.registry import Registry
 from chunkbench.bench.runner.sessions import Amounts, SessionWorkload
 from chunkbench.bench.store.results import DecodeResult, SessionResult
+from chunkbench.workloads.decode.latent_amounts import latent_amounts, shared_prompt_tokens
 from chunkbench.workloads.decode.spec import DecodeExperiment
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ ResultT = TypeVar("ResultT", bound=SessionResult)
 
 def _as_stored(point: AttentionPoint, implementation: str) -> AttentionPoint:
     """The point with the implementation's own form of K and V, if it has one."""
+    if point.latent is not None and LATENT_FORMS.get(implementation) == "expanded":
+        mean = (point.latent.key_dim + point.latent.v) // 2
+        return point.model_copy(update={"latent": None, "kv_heads": point.heads, "head_dim": mean})
     own = KV_DTYPES_OF.get(implementation)
     return point if own is None else point.model_copy(update={"kv_dtype": own})
 
@@ -46,7 +50,12 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
         if implementation in PLANNERS:
             return 0
-        return memory_guard.kv_bytes(_as_stored(point, implementation), seed, shares_storage)
+        stored = memory_guard.kv_bytes(_as_stored(point, implementation), seed, shares_storage)
+        if LATENT_FORMS.get(implementation) == "both":  # and expanded copies of what is shared
+            alone = point.unique_prompt_tokens(seed) - shared_prompt_tokens(point, seed)
+            expanded = _as_stored(point, "mla_naive")
+            stored += memory_guard.kv_bytes(expanded, seed, True) - alone * expanded.token_bytes
+        return stored
 
     def touched(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         from chunkbench.bench.runner import memory_guard
@@ -54,16 +63,22 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return memory_guard.touched_bytes(_as_stored(point, implementation), seed, shares_storage)
 
     def given(self, inputs: PooledInputs, implementation: str) -> PooledInputs:
+        from chunkbench.bench.workers.latent_inputs import LatentInputs
+
+        if isinstance(inputs, LatentInputs):
+            return inputs.in_form(LATENT_FORMS.get(implementation, "expanded"))
         own = KV_DTYPES_OF.get(implementation)
         return inputs if own is None else inputs.stored_as(own)
 
     def definition(self, implementation: str) -> str:
         """The implementation's name if it is a method of `head_methods`, which computes attention over fewer tokens;
-        the form of K and V of an implementation with its own form; else empty.
+        the form of K and V of an implementation with its own form, or of its latent queries; else empty.
         """
         from chunkbench.baselines.head_methods import METHODS
 
-        return implementation if implementation in METHODS else KV_DTYPES_OF.get(implementation, "")
+        if implementation in METHODS:
+            return implementation
+        return str(LATENT_FORMS.get(implementation) or KV_DTYPES_OF.get(implementation, ""))
 
     def least_kv_bytes(self, point: AttentionPoint, seed: int, implementation: str) -> int:
         from chunkbench.baselines.head_methods import seen_tokens
@@ -77,6 +92,8 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         from chunkbench.baselines.head_methods import seen_tokens
         from chunkbench.bench.analysis import roofline
 
+        if point.latent is not None:
+            return latent_amounts(point, seed, implementation, reads_shared_once, steps)
         token_bytes = _as_stored(point, implementation).token_bytes
         shape = (token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
         seen = seen_tokens(point, seed, implementation, steps)
@@ -91,13 +108,17 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
     def inputs(self, point: AttentionPoint, seed: int) -> PooledInputs:
         from chunkbench.bench.workers.inputs import PooledInputs
+        from chunkbench.bench.workers.latent_inputs import LatentInputs
 
-        return PooledInputs(point, seed)
+        return PooledInputs(point, seed) if point.latent is None else LatentInputs(point, seed)
 
     def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
         from chunkbench.baselines.head_methods import METHODS
         from chunkbench.bench.workers.checks import make_check
+        from chunkbench.bench.workers.latent_inputs import LatentInputs, make_latent_check
 
+        if isinstance(inputs, LatentInputs):
+            return make_latent_check(inputs, steps, nonce, sample)
         method = METHODS.get(implementation)
         losses = None if method is None else (method.policy(inputs.point), method.lost(inputs.point, steps))
         return make_check(inputs, steps, nonce, sample, losses)

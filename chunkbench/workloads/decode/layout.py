@@ -10,7 +10,15 @@ from chunkbench.bench.store import Manifest
 from chunkbench.report import ranking
 from chunkbench.report.layout import Layout, Report
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.decode import check_table, claims, head_caches, headline, tables
+from chunkbench.workloads.decode import (
+    check_table,
+    claims,
+    head_caches,
+    headline,
+    latent_claims,
+    latent_report,
+    tables,
+)
 from chunkbench.workloads.decode.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -65,6 +73,7 @@ def _ranked(view: View) -> Body:
 _BODIES: Mapping[str, Callable[[View], Body]] = {
     "checks": check_table.body,
     "head_caches": head_caches.body,
+    "latent": latent_report.body,
     "ranking": _ranked,
 }
 """Value of the experiment's key `figure` -> the function that writes the report."""
@@ -72,7 +81,14 @@ _BODIES: Mapping[str, Callable[[View], Body]] = {
 
 def _draw(report: Report, manifest: Manifest) -> Figure | None:
     # Imported late: matplotlib loads slowly, and tables do not need it.
-    from chunkbench.workloads.decode import advantage, head_caches_figure, ranking_figure, speedup, token_rate
+    from chunkbench.workloads.decode import (
+        advantage,
+        head_caches_figure,
+        latent_figure,
+        ranking_figure,
+        speedup,
+        token_rate,
+    )
 
     if manifest.experiment.figure == "checks":
         return None
@@ -81,9 +97,10 @@ def _draw(report: Report, manifest: Manifest) -> Figure | None:
         "token_rate": token_rate.draw,
         "advantage": advantage.draw,
         "head_caches": head_caches_figure.draw,
+        "latent": latent_figure.draw,
         "ranking": ranking_figure.draw,
     }
     return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
 
 
-LAYOUT = Layout(body, _draw, METRICS, claims.JUDGES)
+LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **latent_claims.JUDGES})

@@ -26,10 +26,10 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     REQUIRED = (N_P, N_S)
     REFUSED = MODEL
 
-    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "ranking", "checks"] = Field(
+    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "latent", "ranking", "checks"] = Field(
         "speedup",
         description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
-        "size), head_caches (smaller caches: bytes, time, deviation), ranking (all implementations over all points), "
+        "size), head_caches (smaller caches: bytes, time, deviation), latent (gain of expanding what is shared), ranking (all implementations over all points), "
         "checks (no figure, only errors of results)",
     )
 
@@ -50,5 +50,13 @@ def attention_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> 
         yield Finding(("compensation",), told)
     if "window" in given and "kv_share" in given:
         yield Finding(("window",), "follows from kv_share; keep only one of the two", True)
-    if values["heads"] % values["kv_heads"]:
+    if "latent" in given:
+        for name in ("kv_heads", "head_dim"):
+            if name in given:
+                yield Finding((name,), "follows from latent; leave it out", True)
+        if "heads" in given and given["latent"].heads is not None:
+            yield Finding(("heads",), "follows from the model of latent; leave it out, or write its dimensions", True)
+    elif "projections" in given:
+        yield Finding(("projections",), "is only for points with latent", True)
+    elif values["heads"] % values["kv_heads"]:
         yield Finding(("kv_heads",), f"{values['kv_heads']} does not divide heads = {values['heads']}")

@@ -9,7 +9,8 @@ namespace chunkbench {
 
 Loops loops_of(Isa isa, Dtype dtype, Kv kv) {
     const bool adds_bfloat16 = isa == Isa::avx512_bf16 || isa == Isa::amx_bf16;
-    switch (adds_bfloat16 && (dtype != Dtype::bfloat16 || kv != Kv::same) ? Isa::avx512 : isa) {
+    const bool same = kv == Kv::same || kv == Kv::latent;
+    switch (adds_bfloat16 && (dtype != Dtype::bfloat16 || !same) ? Isa::avx512 : isa) {
 #ifdef CHUNKBENCH_HAVE_X86
         case Isa::avx2: return loops_avx2();
         case Isa::avx512: return loops_avx512();
@@ -46,7 +47,9 @@ void wait_until(const Condition& holds) {
 }  // namespace
 
 std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_t queries) {
-    const std::int64_t floats = states * (2 * shape.head_dim + 16 + 2) + queries * shape.chunk_size;
+    const std::int64_t values = shape.kv == Kv::latent ? std::int64_t{shape.chunk_size} * shape.value_dim : 0;
+    const std::int64_t floats =
+        states * (shape.head_dim + shape.value_dim + 16 + 2) + queries * shape.chunk_size + values;
     return (floats + 31) / 32 * 32;  // full cache lines, so that threads do not share a line
 }
 

@@ -1,10 +1,11 @@
 // Decode attention over chunks of packed K and V: the work descriptors of the planner, and the entry point.
 //
-// Packed layout of one chunk: for each KV head its K and then its V, both of c * d numbers, side by side. `c` tokens
-// and the head dimension `d` are multiples of 16.
+// Packed layout of one chunk: for each KV head its K and then its V, of c * d numbers each, side by side. `c` tokens
+// and the head dimension `d` are multiples of 16. V may have another dimension than K.
 //   float32, float16:  K [c/16][d][16]       V [d/64][c][64]
 //   bfloat16:          K [c/16][d/2][16][2]  V [d/64][c/2][64][2]
 //   8 bits:            K [c/16][d][16]       V [d/64][c][64], then float32 numbers of each token: see Kv
+//   latent:            K alone, as above; V is the first dimensions of K
 // The innermost sixteen numbers (sixteen tokens of K, sixteen dimensions of V) are contiguous for every value of the
 // index that a product sums over. So one value of the query (or one probability) times sixteen numbers is one vector
 // operation, without transposition and without horizontal sum, and the same loop computes Q K^T and P V. In bfloat16
@@ -24,7 +25,7 @@
 
 namespace chunkbench {
 
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 1024;
 constexpr int kBand = 64;  // dimensions of V side by side
 
 enum class Dtype { float32, float16, bfloat16 };
@@ -34,13 +35,16 @@ enum class Dtype { float32, float16, bfloat16 };
 //   int8:   x = s * n, n in -127 .. 127. After V, a head has the scales s of K [c], then those of V [c].
 //   uint8:  x = s * (n - z), n in 0 .. 255. After V, a head has s and z of K, then s and z of V, each [c].
 //   fp8:    x = s * n, n a number of 8 bits with 4 bits of exponent (E4M3). One s for each KV head: KvScales.
-enum class Kv { same, int8, uint8, fp8 };
+//   latent: as `same`, without V: the first numbers of a token's K are its V (latent attention, DeepSeek-V2).
+enum class Kv { same, int8, uint8, fp8, latent };
 
 struct Shape {
     Dtype dtype;
-    int heads, kv_heads, head_dim, chunk_size;
+    int heads, kv_heads, head_dim, value_dim, chunk_size;  // dimensions of q and K, and of V and outputs
     Kv kv;
     std::int64_t head_bytes;  // of K and V of one head in a chunk
+
+    bool in_8_bits() const { return kv == Kv::int8 || kv == Kv::uint8 || kv == Kv::fp8; }
 };
 
 // Scales of fp8: of K [kv_heads] and of V [kv_heads]. nullptr: 1.
@@ -97,8 +101,9 @@ struct Compensation {
 // with running results starts from them and updates them, and writes no outputs. A row that has read nothing yet has 0,
 // -inf, 0.
 struct Running {
-    float* outputs;  // [b][heads][d], weighted sums of V; nullptr: the call writes outputs
+    float* outputs;  // [b][heads][d of V], weighted sums of V; nullptr: the call writes outputs
     float* stats;    // [b][heads][2], largest score and sum of weights
+    bool fresh;      // whether the call ignores what was there: it starts with 0, -inf, 0
 };
 
 // The parts of an item's time: start of its rows (with folding in partial results), Q K^T, softmax, P V, and writing of
@@ -138,11 +143,11 @@ struct Work {
     const std::int64_t* rows;         // rows of q and out
     const std::int64_t* last_tokens;  // [b] tokens that each row reads of its last chunk
     const std::int64_t* folds;        // numbers of partial results
-    float* partial_outputs;           // [partials][heads][d], weighted sums of V
+    float* partial_outputs;           // [partials][heads][d of V], weighted sums of V
     float* partial_stats;             // [partials][heads][2], largest score and sum of weights
     float* scratch;                   // threads * scratch_floats()
     const void* q;                    // [b][heads][d]
-    void* out;
+    void* out;                        // [b][heads][d of V]
     float scale;
     KvScales kv_scales;
     ReadMode mode;
@@ -185,6 +190,8 @@ struct Loops {
     // One row of rms_norm; one row of heads, rotated: pairs (x[i], x[i + d/2]) by angle i.
     void (*norm)(Dtype, const float* from, std::int64_t size, const float* weight, float epsilon, void* to);
     void (*rotate)(Dtype, const void* x, int heads, int d, const float* cosines, const float* sines, void* to);
+    // to[i] = factor * from[i], rounded to the dtype; `count` is a multiple of 16.
+    void (*scale_row)(Dtype, const float* from, std::int64_t count, float factor, void* to);
     float (*sum)(const float* data, std::size_t count);
     float (*multiply_add)(std::int64_t iterations);
     double flops;  // of one iteration of multiply_add

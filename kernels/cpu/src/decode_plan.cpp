@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -44,28 +46,35 @@ Kv kv_named(const std::string& name) {
     if (name == "int8") return Kv::int8;
     if (name == "uint8") return Kv::uint8;
     if (name == "fp8") return Kv::fp8;
-    throw std::invalid_argument("K and V are stored as same, int8, uint8 or fp8, not " + name);
+    if (name == "latent") return Kv::latent;
+    throw std::invalid_argument("K and V are stored as same, int8, uint8, fp8 or latent, not " + name);
 }
 
 }  // namespace
 
-Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size,
-                 const std::string& kv) {
+Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size, const std::string& kv,
+                 int value_dim) {
     Shape shape{};
     shape.kv = kv_named(kv);
     shape.dtype = dtype_named(dtype);
     require(kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
     require(heads <= kMaxHeads, "heads must be at most 65536");
-    require(head_dim >= 16 && head_dim <= kMaxHeadDim && head_dim % 16 == 0, "head_dim must be 16, 32, .. 256");
+    require(head_dim >= 16 && head_dim <= kMaxHeadDim && head_dim % 16 == 0, "head_dim must be 16, 32, .. 1024");
+    if (value_dim == 0) value_dim = head_dim;
+    require(value_dim >= 16 && value_dim <= kMaxHeadDim && value_dim % 16 == 0, "value_dim must be 16, 32, .. 1024");
+    require(shape.kv != Kv::latent || value_dim <= head_dim, "latent: value_dim is at most head_dim");
+    require(!shape.in_8_bits() || value_dim == head_dim, "8 bits: value_dim must be head_dim");
     require(chunk_size >= 16 && chunk_size <= kMaxChunkSize && chunk_size % 16 == 0,
             "chunk_size must be 16, 32, .. 65536");
     shape.heads = heads;
     shape.kv_heads = kv_heads;
     shape.head_dim = head_dim;
+    shape.value_dim = value_dim;
     shape.chunk_size = chunk_size;
-    const std::int64_t element = shape.kv != Kv::same ? 1 : shape.dtype == Dtype::float32 ? 4 : 2;
+    const std::int64_t element = shape.in_8_bits() ? 1 : shape.dtype == Dtype::float32 ? 4 : 2;
     const std::int64_t floats = shape.kv == Kv::int8 ? 2 : shape.kv == Kv::uint8 ? 4 : 0;  // of a token
-    shape.head_bytes = chunk_size * (2 * head_dim * element + floats * static_cast<std::int64_t>(sizeof(float)));
+    const std::int64_t numbers = shape.kv == Kv::latent ? head_dim : head_dim + value_dim;
+    shape.head_bytes = chunk_size * (numbers * element + floats * static_cast<std::int64_t>(sizeof(float)));
     return shape;
 }
 
@@ -100,7 +109,7 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadM
     scratch_of_thread_ = scratch_floats(shape_, states, queries);
     units_ = schedule(arrays_.items, arrays_.partial_items, shape_.kv_heads, threads);
     last_tokens_.assign(arrays_.batch, shape_.chunk_size);
-    partial_outputs_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * shape_.head_dim);
+    partial_outputs_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * shape_.value_dim);
     partial_stats_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * 2);
 }
 
@@ -117,6 +126,7 @@ void DecodePlan::set_compensation(Numbers entries, std::vector<float> shares, st
                                   std::int64_t count, std::int64_t stride) {
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto batch = static_cast<std::size_t>(arrays_.batch);
+    require(shape_.value_dim == shape_.head_dim, "compensation: K and V must have the same dimension");
     require(entries.size() == batch && shares.size() == batch && biases.size() == batch, "compensation: one for a row");
     const std::int64_t floats = std::int64_t{2} * shape_.kv_heads * shape_.head_dim;
     require(count >= 0 && stride >= floats &&
@@ -148,6 +158,56 @@ void DecodePlan::accumulate(const void* q, Running running, float scale, int thr
     work.running = running;
     work.scale = scale;
     run(work, threads, Call::decode);
+}
+
+Running DecodePlan::fresh_results() {
+    const std::size_t queries = static_cast<std::size_t>(arrays_.batch) * shape_.heads;
+    if (own_stats_.empty()) {  // rows that the plan does not read keep these
+        own_outputs_.assign(queries * shape_.value_dim, 0.0f);
+        own_stats_.assign(2 * queries, 0.0f);
+        for (std::size_t i = 0; i < own_stats_.size(); i += 2) own_stats_[i] = -HUGE_VALF;
+    }
+    return {own_outputs_.data(), own_stats_.data(), true};
+}
+
+void DecodePlan::decode_beside(const void* q, void* out, DecodePlan* other, const void* other_q, void* other_out,
+                               std::int64_t other_bytes, float scale, int threads) {
+    if (other == nullptr) {
+        std::memset(other_out, 0, static_cast<std::size_t>(other_bytes));
+        decode(q, out, scale, threads, 0);
+        return;
+    }
+    const std::int64_t queries = arrays_.batch * shape_.heads;
+    require(
+        other != this && other->arrays_.batch * other->shape_.heads == queries && other->shape_.dtype == shape_.dtype,
+        "decode_beside: the other plan has other rows, heads or another dtype");
+    require(other_bytes == queries * other->shape_.value_dim * (shape_.dtype == Dtype::float32 ? 4 : 2),
+            "decode_beside: bytes of the other plan's outputs");
+    const std::lock_guard<std::mutex> alone(beside_);
+    const Running own = fresh_results(), others = other->fresh_results();
+    other->accumulate(other_q, others, scale, threads);
+    accumulate(q, own, scale, threads);
+    const Loops loops = loops_of(isa_, shape_.dtype);
+    const auto write = [&](const Shape& shape, const float* from, std::int64_t query, float factor, void* to) {
+        const std::int64_t first = query * shape.value_dim, bytes = shape.dtype == Dtype::float32 ? 4 : 2;
+        loops.scale_row(shape.dtype, from + first, shape.value_dim, factor, static_cast<char*>(to) + first * bytes);
+    };
+    // Merged as partial results of one plan are (section 3.2 of the paper).
+    constexpr std::int64_t kTogether = 64;
+    share_out((queries + kTogether - 1) / kTogether, threads, [&](std::int64_t part, int) {
+        const std::int64_t end = std::min(queries, (part + 1) * kTogether);
+        for (std::int64_t i = part * kTogether; i < end; ++i) {
+            const float peaks[] = {own.stats[2 * i], others.stats[2 * i]};
+            const float top = std::max(peaks[0], peaks[1]);
+            float shares[2], total = 0.0f;
+            for (int n = 0; n < 2; ++n) {
+                shares[n] = peaks[n] == top ? 1.0f : std::exp(scale * (peaks[n] - top));
+                total += shares[n] * (n == 0 ? own : others).stats[2 * i + 1];
+            }
+            write(shape_, own.outputs, i, shares[0] / total, out);
+            write(other->shape_, others.outputs, i, shares[1] / total, other_out);
+        }
+    });
 }
 
 void DecodePlan::read(int threads) { run(Work{}, threads, Call::read); }

@@ -22,8 +22,9 @@ struct PlanArrays {
 Dtype dtype_named(const std::string& name);
 
 // Throws std::invalid_argument for a shape, a dtype or a form of K and V that the kernels do not support.
-Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size,
-                 const std::string& kv);
+// value_dim 0: V has head_dim dimensions, too.
+Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size, const std::string& kv,
+                 int value_dim = 0);
 
 // A unit of a traced call: its item (the first one, if it has several), its heads, and seconds since the call began.
 // Numbers of one type, so that Python reads units as the rows of an array.
@@ -47,14 +48,20 @@ class DecodePlan {
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
 
-    // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the requested layer. Allocates
-    // only if `threads` is larger than in every call before. sums: sums of the compensation tokens in that layer,
-    // nullptr without such tokens. scales: those of fp8 in that layer.
+    // q and out [b][heads][d], out with the dimension of V; shift: bytes from the plan's addresses to the chunks of the
+    // requested layer. Allocates only if `threads` is larger than in every call before. sums: sums of the compensation
+    // tokens in that layer, nullptr without such tokens. scales: those of fp8 in that layer.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr,
                 KvScales scales = {nullptr, nullptr});
 
-    // `decode` of layer 0 that adds to running results (attention.h) instead of writing outputs.
+    // `decode` of layer 0 that adds to running results (attention.h), or replaces them, instead of writing outputs.
     void accumulate(const void* q, Running running, float scale, int threads);
+
+    // The attention of rows over the contexts of two plans, in one call: this one's part to `out` and the other one's
+    // to `other_out`; their sum, after a linear map of each, is the attention. The plans have the same rows, heads and
+    // dtype, and may differ in everything else. Without `other`, its part is 0: `other_bytes` bytes.
+    void decode_beside(const void* q, void* out, DecodePlan* other, const void* other_q, void* other_out,
+                       std::int64_t other_bytes, float scale, int threads);
 
     // The compensation tokens of all rows, see attention.h; `stride` floats from one of `count` entries to the next.
     // Throws std::invalid_argument for another number of rows, or an entry that does not exist.
@@ -71,6 +78,9 @@ class DecodePlan {
     const Shape& shape() const { return shape_; }
 
   private:
+    // The running results of a call of its own, for `decode_beside`.
+    Running fresh_results();
+
     // Runs the units; `work` has the arguments of this call.
     void run(Work work, int threads, Call call);
 
@@ -80,6 +90,7 @@ class DecodePlan {
     Isa isa_;
     std::vector<Unit> units_;
     std::int64_t scratch_of_thread_ = 0;
+    std::mutex beside_;
     std::mutex mutex_;  // several Python threads may call, and they share the scratch memory
     std::vector<Counter> left_by_;
     Numbers last_tokens_;
@@ -87,6 +98,7 @@ class DecodePlan {
     std::vector<float> shares_, biases_;
     std::int64_t stride_ = 0;
     std::vector<float> partial_outputs_, partial_stats_, scratch_;
+    std::vector<float> own_outputs_, own_stats_;
 };
 
 }  // namespace chunkbench

@@ -18,6 +18,7 @@
 #include "products.h"
 #include "softmax.h"
 #include "tile_products.h"
+#include "transpose.h"
 
 namespace chunkbench {
 namespace CHUNKBENCH_NAMESPACE {
@@ -109,8 +110,9 @@ struct State {
 // with zero.
 inline void start(const Shape& shape, const Work& work, const Item& item, std::int64_t row, int head, float scale,
                   State state) {
-    const int d = shape.head_dim;
-    const std::int64_t before = item.first_partial < 0 && work.running.outputs != nullptr ? 1 : 0;
+    const int d = shape.value_dim;
+    const std::int64_t before =
+        item.first_partial < 0 && work.running.outputs != nullptr && !work.running.fresh ? 1 : 0;
     for (std::int64_t n = -before; n < item.folds; ++n) {
         const std::int64_t place = (n < 0 ? row : work.folds[item.first_fold + n]) * shape.heads + head;
         const float* stats = (n < 0 ? work.running.stats : work.partial_stats) + 2 * place;
@@ -197,6 +199,7 @@ struct Pieces {
     const Stored* values(std::int64_t n, int head) const {
         return keys(n, head) + static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim;
     }
+    bool latent() const { return shape.kv == Kv::latent; }
     // Scales of K, or of V, of 8 bits.
     Scaling scaling(std::int64_t n, int head, Side side) const {
         const bool of_values = side == Side::values;
@@ -211,16 +214,92 @@ struct Pieces {
         const std::int64_t numbers = 2 * static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim;
         return {reinterpret_cast<const char*>(keys(n, head) + numbers), shape.head_bytes - numbers};
     }
-    std::int64_t bytes(std::int64_t n) const {
-        return static_cast<std::int64_t>(sizeof(Stored)) * tokens(n) * shape.head_dim;
+    std::int64_t bytes(std::int64_t n, int dimensions) const {
+        return static_cast<std::int64_t>(sizeof(Stored)) * tokens(n) * dimensions;
     }
     Ahead keys_ahead(std::int64_t n, int head) const {
-        return {reinterpret_cast<const char*>(keys(n, head)), bytes(n)};
+        return {reinterpret_cast<const char*>(keys(n, head)), bytes(n, shape.head_dim)};
     }
+    // Nothing, if V is a part of K.
     Ahead values_ahead(std::int64_t n, int head) const {
-        return {reinterpret_cast<const char*>(values(n, head)), bytes(n)};
+        if (latent()) return {nullptr, 0};
+        return {reinterpret_cast<const char*>(values(n, head)), bytes(n, shape.value_dim)};
     }
 };
+
+// Sixteen tokens of K from dimension i on as rows `[tokens][count]` of stored numbers, `row` apart. `full`: the block
+// is stored as [d][16], not as [16][d].
+template <class T>
+inline void token_rows(const typename T::Stored* block, bool full, int tokens, int d, int i, int count,
+                       typename T::Stored* to, int row) {
+    if (!full) {
+        for (int t = 0; t < tokens; ++t)
+            __builtin_memcpy(to + t * row, block + static_cast<std::int64_t>(t) * d + i, count * sizeof(*to));
+    } else if constexpr (sizeof(*to) * T::kStep == 4) {
+        transpose(reinterpret_cast<const std::uint32_t*>(block + 16 * i), count / T::kStep, 16,
+                  reinterpret_cast<std::uint32_t*>(to), row / T::kStep);
+    } else {
+        transpose(reinterpret_cast<const std::uint16_t*>(block + 16 * i), count, 16,
+                  reinterpret_cast<std::uint16_t*>(to), row);
+    }
+}
+
+// sums.out += weights * V of a latent chunk, whose V is the first `d_v` of the `d` numbers of K. Sixteen dimensions at
+// a time are widened for all rows, as in `widened_tiles`.
+template <class T>
+[[gnu::noinline]] void add_latent_values(Rows sums, const typename T::Stored* keys, int tokens, int d, int d_v) {
+    using Stored = typename T::Stored;
+    alignas(kLine) float wide[16 * kMostWidened];
+    for (int first = 0; first < tokens; first += kMostWidened) {
+        const int some = tokens - first < kMostWidened ? tokens - first : kMostWidened;
+        Rows rows = sums;
+        rows.left += first;
+        for (int i = 0; i < d_v; i += 16, rows.out += 16) {
+            for (int t = 0; t < some; t += 16) {
+                alignas(kLine) Stored of_tokens[16 * 16];
+                const int count = some - t < 16 ? some - t : 16;
+                const Stored* const block = keys + static_cast<std::int64_t>(first + t) * d;
+                token_rows<T>(block, count == 16, count, d, i, 16, of_tokens, 16);
+                for (int n = 0; n < count; ++n) store(wide + 16 * (t + n), T::widen(of_tokens + 16 * n));
+            }
+            if (some % 2 == 1) store(wide + 16 * some, set1(0.0f));  // its left side is a weight of 0
+            tiles<Widened<T>, Side::keys, 1>(rows, {wide, 0, (some + 1) / 2}, reinterpret_cast<const char*>(wide));
+        }
+    }
+}
+
+// The V of a latent chunk in the layout of V, for products of pairs. `c`: tokens of a chunk.
+template <class T>
+[[gnu::noinline]] void pair_latent_values(const typename T::Stored* keys, int tokens, int d, int d_v, int c,
+                                          typename T::Stored* to) {
+    using Stored = typename T::Stored;
+    constexpr std::make_index_sequence<8> numbers;
+    alignas(kLine) Stored of_tokens[16 * kBand];
+    for (int i = 0; i < d_v; i += kBand, to += kBand * c) {
+        const int band = d_v - i < kBand ? d_v - i : kBand;
+        for (int first = 0; first < tokens; first += 16) {
+            const int count = tokens - first < 16 ? tokens - first : 16;
+            token_rows<T>(keys + static_cast<std::int64_t>(first) * d, count == 16, count, d, i, band, of_tokens,
+                          kBand);
+            for (int t = 0; t < count; t += 2) {
+                const Stored* const from = of_tokens + t * kBand;
+                Stored* const out = to + static_cast<std::int64_t>(first + t) * band;
+                for (int j = 0; j < band; j += 8) {
+                    const Lane<Stored> a = lane_at(from + j), none{};
+                    const Lane<Stored> b = t + 1 < count ? lane_at(from + kBand + j) : none;
+                    put_lane(out + 2 * j, interleave<Stored, false>(a, b, numbers));
+                    put_lane(out + 2 * j + 8, interleave<Stored, true>(a, b, numbers));
+                }
+            }
+        }
+    }
+}
+
+// The product with K in parts, because `widened_tiles` has room for so many dimensions.
+inline int key_part(int d) {
+    const int parts = (d + kMostWidened - 1) / kMostWidened;
+    return ((d + parts - 1) / parts + 15) / 16 * 16;
+}
 
 // In the last chunk of an item of a prompt, each row reads the tokens up to its own: -inf for the scores of the others.
 // `rows` rows of scores, `group` for each row of the item, `row` apart.
@@ -274,10 +353,12 @@ struct Laps {
 #ifdef CHUNKBENCH_TILE_PRODUCTS
 // Many rows times one full chunk of a head: scores, weights, sums. `queries` and `sums` are the left side of the first
 // product and the result of the second one; `scores` holds what is between them. Fetches `next` meanwhile: a quarter
-// during each product and half during the softmax, as the times of these parts are. `hide` changes the scores.
-template <class T, class Hide>
-inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored* keys, int d, int c, float scale,
-                               float* peaks, float* weights, Spread next, const Hide& hide, Laps& laps) {
+// during each product and half during the softmax, as the times of these parts are. `hide` changes the scores;
+// `values_of` gives V.
+template <class T, class Hide, class Values>
+inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored* keys, int d, int d_v, int c,
+                               float scale, float* peaks, float* weights, Spread next, const Hide& hide,
+                               const Values& values_of, Laps& laps) {
     const auto lines_each = [&](std::int64_t parts, std::int64_t slots) {
         const std::int64_t lines = (next.end - next.at) / kLine;
         return static_cast<int>((lines + parts * slots - 1) / (parts * slots));
@@ -290,12 +371,12 @@ inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored
     for (int i = 0; i < queries.count; ++i) {
         next.fetch(softmax);
         weigh<T>(queries.out + i * queries.out_row, c, scale, peaks[i], weights + 16 * i, sums.out + i * sums.out_row,
-                 d);
+                 d_v);
     }
     laps.lap(kSoftmax);
-    const auto* values = keys + static_cast<std::int64_t>(c) * d;
-    for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
-        const int band = d - i < kBand ? d - i : kBand;
+    const auto* values = values_of();
+    for (int i = 0; i < d_v; i += kBand, sums.out += kBand, values += kBand * c) {
+        const int band = d_v - i < kBand ? d_v - i : kBand;
         multiply_tiles<Side::values>(sums, {values, 2 * band, c / 2}, band / 16, next, products);
     }
     laps.lap(kValues);
@@ -310,14 +391,15 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
               std::int64_t* parts) {
     Laps laps(parts);
     using Stored = typename T::Stored;
-    const int d = shape.head_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
+    const int d = shape.head_dim, d_v = shape.value_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
     const int rows = Reads ? 1 : static_cast<int>(item.row_count) * group, all = rows * heads.count;
     float* queries = scratch;
     float* outputs = queries + static_cast<std::int64_t>(all) * d;
-    float* weights = outputs + static_cast<std::int64_t>(all) * d;
+    float* weights = outputs + static_cast<std::int64_t>(all) * d_v;
     float* scores = weights + 16 * static_cast<std::int64_t>(all);
     float* peaks = scores + static_cast<std::int64_t>(rows) * c;
-    float* query_sums = peaks + all;  // with scales only
+    float* query_sums = peaks + all;                                     // with scales only
+    auto* const latent_values = reinterpret_cast<Stored*>(peaks + all);  // if V is a part of K
     const float scale = work.scale * kLog2E;
     // Row i of a KV head: query head `head` of row `row`.
     const auto for_each = [&](const auto& body) {
@@ -339,7 +421,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     };
 
     for_each([&](int i, std::int64_t row, int head) {
-        const State state{outputs + i * d, weights + 16 * i, peaks[i]};
+        const State state{outputs + static_cast<std::int64_t>(i) * d_v, weights + 16 * i, peaks[i]};
         start(shape, work, item, row, head, scale, state);
         with_query([&](auto type) {
             using Q = decltype(type);
@@ -374,9 +456,13 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
                 if (last_head && n + 1 < item.chunk_count) fetch(pieces.scales_ahead(n + 1, heads.first));
             }
             const Stored* keys = pieces.keys(n, head);
-            const Stored* values = pieces.values(n, head);
+            const auto values_of = [&]() -> const Stored* {
+                if (!pieces.latent()) return pieces.values(n, head);
+                if constexpr (kInPairs<T>) pair_latent_values<T>(keys, tokens, d, d_v, c, latent_values);
+                return latent_values;
+            };
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
-            Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
+            Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d_v, d_v, true, rows};
             const auto hide = [&] {
                 if (Reads || item.tail_row < 0 || n + 1 < item.chunk_count) return;
                 if (item.row_count == 1 && work.rows[item.first_row] == item.tail_row) return;
@@ -386,15 +472,29 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             if constexpr (kTiles) {
                 if (suits_tiles && n < pieces.full) {
                     const bool both = last_head && n + 1 < pieces.full;  // K and V of the next chunk
-                    const char* end = after.from + (both ? 2 : 1) * after.bytes;
-                    run_chunk_by_tiles<T>(products, sums, keys, d, c, scale, peaks + first, weights + 16 * first,
-                                          {after.from, end}, hide, laps);
+                    const char* end = after.from + after.bytes + (both ? pieces.values_ahead(n + 1, head).bytes : 0);
+                    run_chunk_by_tiles<T>(products, sums, keys, d, d_v, c, scale, peaks + first, weights + 16 * first,
+                                          {after.from, end}, hide, values_of, laps);
                     continue;
                 }
             }
 #endif
-            multiply<T, Side::keys, Reads>(products, {keys, 16 * d, d / T::kStep}, blocks, pieces.values_ahead(n, head),
-                                           work.mode);
+            // What is fetched during the products with K and with V. A product fetches as many bytes as it reads, so if
+            // V has another dimension than K: the next K, then the next V.
+            const bool even = d == d_v;
+            const Ahead second = even ? pieces.values_ahead(n, head) : after;
+            const Ahead third = even                       ? after
+                                : !last_head               ? pieces.values_ahead(n, head + 1)
+                                : n + 1 < item.chunk_count ? pieces.values_ahead(n + 1, heads.first)
+                                                           : Ahead{nullptr, 0};
+            for (int j = 0, part = key_part(d); j < d; j += part) {
+                const int some = d - j < part ? d - j : part;
+                Rows rows_of_part = products;
+                rows_of_part.left += kInPairs<T> ? j / 2 : j;
+                rows_of_part.add = j > 0;
+                multiply<T, Side::keys, Reads>(rows_of_part, {keys + 16 * j, 16 * d, some / T::kStep}, blocks,
+                                               second.part(j, some, d), work.mode, !pieces.latent());
+            }
             if (!Reads && remainder > 0) {
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
@@ -410,27 +510,35 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             hide();
             for (int i = 0; !Reads && i < rows; ++i) {
                 float* const row = scores + static_cast<std::int64_t>(i) * c;
-                float* const output = outputs + static_cast<std::int64_t>(first + i) * d;
-                weigh<T>(row, (tokens + 15) / 16 * 16, scale, peaks[first + i], weights + 16 * (first + i), output, d);
+                float* const output = outputs + static_cast<std::int64_t>(first + i) * d_v;
+                weigh<T>(row, (tokens + 15) / 16 * 16, scale, peaks[first + i], weights + 16 * (first + i), output,
+                         d_v);
                 if constexpr (kScaled<T>) {
                     const Scaling scaling = pieces.scaling(n, head, Side::values);
                     const V16 shift = set1(scale_weights(row, tokens, scaling));
-                    for (int j = 0; scaling.zeros && j < d; j += 16) store(output + j, add(load(output + j), shift));
+                    for (int j = 0; scaling.zeros && j < d_v; j += 16) store(output + j, add(load(output + j), shift));
                 }
             }
             laps.lap(kSoftmax);
             // Pairs: an unpaired last token has a partner with weight zero; packing sets this partner to zero.
             const int steps = (tokens + T::kStep - 1) / T::kStep;
-            for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
-                const int band = d - i < kBand ? d - i : kBand;
+            if (pieces.latent() && (Reads || !kInPairs<T>)) {
+                if constexpr (!Reads && !kInPairs<T> && !kScaled<T>) add_latent_values<T>(sums, keys, tokens, d, d_v);
+                laps.lap(kValues);
+                continue;
+            }
+            const Stored* values = values_of();
+            for (int i = 0; i < d_v; i += kBand, sums.out += kBand, values += kBand * c) {
+                const int band = d_v - i < kBand ? d_v - i : kBand;
                 multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16,
-                                                 after.part(i, band, d), work.mode);
+                                                 third.part(i, band, d_v), work.mode);
             }
             laps.lap(kValues);
         }
     }
     const auto leave = [&](int i, std::int64_t place, float total, float* to, float* stats) {
-        for (int j = 0; j < d; j += 16) store(to + place * d + j, load(outputs + static_cast<std::int64_t>(i) * d + j));
+        const float* const output = outputs + static_cast<std::int64_t>(i) * d_v;
+        for (int j = 0; j < d_v; j += 16) store(to + place * d_v + j, load(output + j));
         stats[2 * place] = peaks[i];
         stats[2 * place + 1] = total;
     };
@@ -442,12 +550,12 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
         } else if (work.running.outputs != nullptr) {
             leave(i, row * shape.heads + head, total, work.running.outputs, work.running.stats);
         } else {
-            const float* output = outputs + static_cast<std::int64_t>(i) * d;
+            const float* output = outputs + static_cast<std::int64_t>(i) * d_v;
             const V16 inverse = set1(1.0f / total);
             with_query([&](auto type) {
                 using Q = decltype(type);
-                auto* out = static_cast<typename Q::Stored*>(work.out) + (row * shape.heads + head) * d;
-                for (int j = 0; j < d; j += 16) Q::put(out + j, mul(load(output + j), inverse));
+                auto* out = static_cast<typename Q::Stored*>(work.out) + (row * shape.heads + head) * d_v;
+                for (int j = 0; j < d_v; j += 16) Q::put(out + j, mul(load(output + j), inverse));
             });
         }
     });
@@ -464,7 +572,8 @@ void item(const Shape& shape, const Work& work, const Item& current, Heads heads
     run(Bfloat16());
 #else
     switch (shape.kv) {
-        case Kv::same: return as_dtype(shape.dtype, run);
+        case Kv::same:
+        case Kv::latent: return as_dtype(shape.dtype, run);
         case Kv::int8: return run(Int8());
         case Kv::uint8: return run(Uint8());
         case Kv::fp8: return run(Fp8());
@@ -472,7 +581,17 @@ void item(const Shape& shape, const Work& work, const Item& current, Heads heads
 #endif
 }
 
-Loops loops() { return {item<false>, item<true>, linear_of, norm_of, rotate_of, sum_of, multiply_add, kFlops}; }
+void scale_row(Dtype dtype, const float* from, std::int64_t count, float factor, void* to) {
+    as_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        auto* const out = static_cast<typename T::Stored*>(to);
+        for (std::int64_t i = 0; i < count; i += 16) T::put(out + i, mul(load(from + i), set1(factor)));
+    });
+}
+
+Loops loops() {
+    return {item<false>, item<true>, linear_of, norm_of, rotate_of, scale_row, sum_of, multiply_add, kFlops};
+}
 
 }  // namespace
 }  // namespace CHUNKBENCH_NAMESPACE

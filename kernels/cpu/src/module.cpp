@@ -64,7 +64,8 @@ chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.dat
 void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
                int chunk_size, const std::string& kv, const std::vector<std::string>& columns, const Table& items,
                const Ints& chunks, const Ints& rows, const Ints& folds, std::int64_t partial_items, std::int64_t batch,
-               std::int64_t partials, int threads, bool fetch_early, bool side_by_side, const std::string& isa) {
+               std::int64_t partials, int threads, bool fetch_early, bool side_by_side, const std::string& isa,
+               int value_dim) {
     chunkbench::PlanArrays arrays;
     const auto& fields = chunkbench::kItemFields;
     if (!std::equal(columns.begin(), columns.end(), std::begin(fields), std::end(fields)) ||
@@ -78,7 +79,7 @@ void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads
     arrays.partial_items = partial_items;
     arrays.batch = batch;
     arrays.partials = partials;
-    const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size, kv);
+    const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size, kv, value_dim);
     new (self) chunkbench::DecodePlan(shape, std::move(arrays), threads, {fetch_early, side_by_side},
                                       chunkbench::isa_named(isa));
 }
@@ -100,7 +101,17 @@ void accumulate(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t o
                 float scale, int threads) {
     nb::gil_scoped_release release;
     self.accumulate(reinterpret_cast<const void*>(q),
-                    {reinterpret_cast<float*>(outputs), reinterpret_cast<float*>(stats)}, scale, threads);
+                    {reinterpret_cast<float*>(outputs), reinterpret_cast<float*>(stats), false}, scale, threads);
+}
+
+void decode_beside(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, chunkbench::DecodePlan* other,
+                   std::uintptr_t other_q, std::uintptr_t other_out, std::int64_t other_bytes, float scale,
+                   int threads) {
+    if (other_bytes < 0) throw std::invalid_argument("other_bytes cannot be negative");
+    nb::gil_scoped_release release;
+    self.decode_beside(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), other,
+                       reinterpret_cast<const void*>(other_q), reinterpret_cast<void*>(other_out), other_bytes, scale,
+                       threads);
 }
 
 void set_compensation(chunkbench::DecodePlan& self, const Ints& entries, const FloatBuffer& shares,
@@ -112,12 +123,12 @@ void set_compensation(chunkbench::DecodePlan& self, const Ints& entries, const F
 // Checks and runs in one call. False, and nothing done, unless q and out are contiguous tensors as the plan needs them.
 bool decode_dense(chunkbench::DecodePlan& self, nb::handle q, nb::handle out, float scale, int threads,
                   std::int64_t shift) {
-    const auto address = [&](nb::handle tensor) {
-        const chunkbench::Shape& shape = self.shape();
-        const std::int64_t sizes[] = {self.batch(), shape.heads, shape.head_dim};
+    const chunkbench::Shape& shape = self.shape();
+    const auto address = [&](nb::handle tensor, int dimension) {
+        const std::int64_t sizes[] = {self.batch(), shape.heads, dimension};
         return chunkbench::dense_address(tensor.ptr(), sizes, 3, shape.dtype);
     };
-    const std::uintptr_t queries = address(q), outputs = address(out);
+    const std::uintptr_t queries = address(q, shape.head_dim), outputs = address(out, shape.value_dim);
     if (!queries || !outputs) return false;
     decode(self, queries, outputs, scale, threads, shift, 0, 0);
     return true;
@@ -146,8 +157,10 @@ nb::ndarray<nb::numpy, double, nb::ndim<2>> trace(chunkbench::DecodePlan& self, 
 }
 
 void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, const std::string& kv, std::uintptr_t k,
-          std::uintptr_t v, const Ints& chunks, const Ints& slots, int threads, std::uintptr_t kv_scales) {
-    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size, kv);
+          std::uintptr_t v, const Ints& chunks, const Ints& slots, int threads, std::uintptr_t kv_scales,
+          int value_dim) {
+    const chunkbench::Shape shape =
+        chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size, kv, value_dim);
     if (chunks.size() != slots.size() || threads < 1) {
         throw std::invalid_argument("chunks and slots have one entry for each token, threads is at least 1");
     }
@@ -160,8 +173,9 @@ void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, 
 }
 
 void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, const std::string& kv,
-         std::uintptr_t chunk, int tokens, int held) {
-    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size, kv);
+         std::uintptr_t chunk, int tokens, int held, int value_dim) {
+    const chunkbench::Shape shape =
+        chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size, kv, value_dim);
     if (tokens < 0 || tokens > held || held > chunk_size)
         throw std::invalid_argument("0 <= tokens <= held <= chunk_size");
     chunkbench::cut(shape, reinterpret_cast<void*>(chunk), tokens, held);
@@ -275,7 +289,7 @@ std::array<double, 3> run_layers(chunkbench::DecodePlan& plan, const std::vector
             throw std::invalid_argument("slots: 0 .. chunk_size");
     for (const chunkbench::DecoderLayer* layer : layers)
         if (!layer || layer->qkv.dtype != shape.dtype || layer->heads != shape.heads ||
-            layer->kv_heads != shape.kv_heads || layer->d != shape.head_dim)
+            layer->kv_heads != shape.kv_heads || layer->d != shape.head_dim || layer->d != shape.value_dim)
             throw std::invalid_argument("run_layers: a layer has other heads or another dtype than the plan");
     const chunkbench::Isa isa = chunkbench::isa_named("");
     nb::gil_scoped_release release;
@@ -324,9 +338,10 @@ NB_MODULE(_native, m) {
     m.def("matrix_flops_per_s", &matrix_flops_per_s, "dtype"_a, "threads"_a, "milliseconds"_a, "isa"_a = "",
           "Floating-point operations per second of multiply-add loops held in registers.");
     m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a, "k"_a, "v"_a, "chunks"_a,
-          "slots"_a, "threads"_a, "kv_scales"_a = 0,
+          "slots"_a, "threads"_a, "kv_scales"_a = 0, "value_dim"_a = 0,
           "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at chunks[i]. "
-          "kv_scales: address of the scales of fp8, [2][kv_heads], 0 for 1.");
+          "kv_scales: address of the scales of fp8, [2][kv_heads], 0 for 1. value_dim: dimension of V, 0 for that of "
+          "K; with kv_dtype latent v is not read.");
     nb::class_<chunkbench::Linear>(m, "Linear", "Packed weights of a linear layer; see linear.h.");
     m.def("make_linear", &make_linear, "dtype"_a, "in_"_a, "blocks"_a, "weights"_a, "bias"_a, "finish"_a,
           "Weights at an address, a float32 bias or 0; finish: store, store32, add32 or gate.");
@@ -347,11 +362,12 @@ NB_MODULE(_native, m) {
     m.def("dense_address", &dense_address, "tensor"_a.none(), "shape"_a, "dtype"_a,
           "The address of a contiguous CPU tensor with this shape and dtype, 0 for every other object.");
     m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a, "chunk"_a, "tokens"_a,
-          "held"_a, "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
+          "held"_a, "value_dim"_a = 0,
+          "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
         .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "kv_dtype"_a,
              "columns"_a, "items"_a, "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a,
-             "threads"_a, "fetch_early"_a, "side_by_side"_a, "isa"_a)
+             "threads"_a, "fetch_early"_a, "side_by_side"_a, "isa"_a, "value_dim"_a = 0)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0, "kv_scales"_a = 0,
@@ -359,6 +375,9 @@ NB_MODULE(_native, m) {
              "kv_scales: that of its scales of fp8.")
         .def("accumulate", &accumulate, "q"_a, "outputs"_a, "stats"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0 that starts from running results and leaves the new ones: sums of V and statistics.")
+        .def("decode_beside", &decode_beside, "q"_a, "out"_a, "other"_a.none(), "other_q"_a, "other_out"_a,
+             "other_bytes"_a, "scale"_a, "threads"_a,
+             "Attention over the contexts of two plans; see decode_plan.h. other: None for a part of 0.")
         .def("set_compensation", &set_compensation, "entries"_a, "shares"_a, "biases"_a, "count"_a, "stride"_a,
              "The compensation token of each row: the means of what an entry sums, and a bias of its score.")
         .def("decode_dense", &decode_dense, "q"_a.none(), "out"_a.none(), "scale"_a, "threads"_a, "shift"_a = 0,

@@ -5,48 +5,12 @@
 #include <utility>
 
 #include "parallel.h"
+#include "transpose.h"
 
 namespace chunkbench {
 namespace {
 
 constexpr float kInfinite = __builtin_inff();
-
-// Sixteen bytes as numbers of type U.
-template <class U>
-using Lane __attribute__((vector_size(16))) = U;
-
-// Interleaves the first (High: second) halves of a and b: a0, b0, a1, b1, ...
-template <class U, bool High, std::size_t... I>
-Lane<U> interleave(Lane<U> a, Lane<U> b, std::index_sequence<I...>) {
-    constexpr std::size_t n = sizeof...(I), first = High ? n / 2 : 0;
-#if defined(__clang__) || __GNUC__ >= 12
-    return __builtin_shufflevector(a, b, static_cast<int>(first + I / 2 + I % 2 * n)...);
-#else
-    return __builtin_shuffle(a, b, Lane<U>{static_cast<U>(first + I / 2 + I % 2 * n)...});
-#endif
-}
-
-// [rows][columns] to [columns][rows], in n x n squares that fit into registers. log2(n) rounds of interleaving the
-// upper and the lower half of the rows transpose a square.
-template <class U>
-void transpose(const U* from, std::int64_t rows, std::int64_t columns, U* to) {
-    constexpr int n = 16 / sizeof(U);
-    constexpr std::make_index_sequence<n> numbers;
-    for (std::int64_t i = 0; i < columns; i += n) {
-        for (std::int64_t t = 0; t < rows; t += n) {
-            Lane<U> square[n], next[n];
-            for (int a = 0; a < n; ++a) std::memcpy(&square[a], from + (t + a) * columns + i, sizeof(square[a]));
-            for (int round = 1; round < n; round *= 2) {
-                for (int a = 0; a < n / 2; ++a) {
-                    next[2 * a] = interleave<U, false>(square[a], square[a + n / 2], numbers);
-                    next[2 * a + 1] = interleave<U, true>(square[a], square[a + n / 2], numbers);
-                }
-                std::memcpy(square, next, sizeof(square));
-            }
-            for (int a = 0; a < n; ++a) std::memcpy(to + (i + a) * rows + t, &square[a], sizeof(square[a]));
-        }
-    }
-}
 
 // A block of sixteen tokens of K, [16][d], to [d/step][16][step], or back.
 template <class T>
@@ -54,8 +18,8 @@ void transpose_block(const T* from, T* to, std::int64_t d, int step, bool back) 
     const auto transpose_as = [&](auto unit) {
         const auto* source = reinterpret_cast<const decltype(unit)*>(from);
         auto* target = reinterpret_cast<decltype(unit)*>(to);
-        if (back) return transpose(source, d / step, 16, target);
-        transpose(source, 16, d / step, target);
+        if (back) return transpose(source, d / step, 16, target, d / step);
+        transpose(source, 16, d / step, target, 16);
     };
     if (sizeof(T) * step == 4) return transpose_as(std::uint32_t());
     if (sizeof(T) == 1) return transpose_as(std::uint8_t());
@@ -96,8 +60,8 @@ inline void put_in_pairs(const std::uint16_t* from, std::uint16_t* pairs, std::i
 // chunk, in bfloat16 to the token's pairs.
 template <class Body>
 void for_bands(const Shape& shape, std::int64_t token, int step, const Body& body) {
-    for (std::int64_t i = 0; i < shape.head_dim; i += kBand) {
-        const std::int64_t band = std::min<std::int64_t>(kBand, shape.head_dim - i);
+    for (std::int64_t i = 0; i < shape.value_dim; i += kBand) {
+        const std::int64_t band = std::min<std::int64_t>(kBand, shape.value_dim - i);
         body(i, band, i * shape.chunk_size + token / step * step * band);
     }
 }
@@ -107,12 +71,13 @@ inline void fetch_to_write(const void* from, std::int64_t bytes) {
     for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 1);
 }
 
-// Pack `count` tokens of one head into the slots from `slot` on, all in one block of sixteen. In k and v tokens are
-// `width` apart. `ahead`: bytes to the head whose memory is asked for now, 0 for none.
+// Pack `count` tokens of one head into the slots from `slot` on, all in one block of sixteen. In k tokens are `width`
+// apart, in v `value_width`. `ahead`: bytes to the head whose memory is asked for now, 0 for none.
 template <class T>
-void pack_head(const Shape& shape, const T* k, const T* v, std::int64_t width, T* chunk, std::int64_t slot,
-               std::int64_t count, int step, std::int64_t ahead) {
+void pack_head(const Shape& shape, const T* k, const T* v, std::int64_t width, std::int64_t value_width, T* chunk,
+               std::int64_t slot, std::int64_t count, int step, std::int64_t ahead) {
     const std::int64_t size = static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim, d = shape.head_dim;
+    const bool has_values = shape.kv != Kv::latent;
     T rows[16 * kMaxHeadDim];  // a copy: tokens of k lie at distances that map to one cache set
     T *block = chunk + slot / 16 * 16 * d, *values = chunk + size;
     const bool full = slot % 16 + count == 16;
@@ -120,18 +85,19 @@ void pack_head(const Shape& shape, const T* k, const T* v, std::int64_t width, T
         const std::int64_t begin = full ? 0 : slot % 16;
         const auto* const from = reinterpret_cast<const char*>(block + begin * d);
         fetch_to_write(from + ahead, (slot % 16 + count - begin) * d * sizeof(T));
-        for_bands(shape, slot, step, [&](std::int64_t, std::int64_t band, std::int64_t place) {
+        const auto fetch_values = [&](std::int64_t, std::int64_t band, std::int64_t place) {
             const auto* const at = reinterpret_cast<const char*>(values + place);
             fetch_to_write(at + ahead, count * band * sizeof(T) * (count == 1 ? step : 1));
-        });
+        };
+        if (has_values) for_bands(shape, slot, step, fetch_values);
     }
     T* to = full ? rows : block;
     if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
     for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
     if (full) transpose_block(rows, block, d, step, false);
-    for (std::int64_t t = 0; t < count; ++t) {
+    for (std::int64_t t = 0; has_values && t < count; ++t) {
         for_bands(shape, slot + t, step, [&](std::int64_t i, std::int64_t band, std::int64_t place) {
-            const T* from = v + t * width + i;
+            const T* from = v + t * value_width + i;
             T* target = values + place;
             if (step == 1) {
                 std::memcpy(target, from, band * sizeof(T));
@@ -150,12 +116,12 @@ std::int64_t bytes_ahead(const Shape& shape, std::int64_t head) {
 }
 
 template <class T>
-void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, char* chunk, std::int64_t slot,
-                std::int64_t count, int step) {
-    const std::int64_t d = shape.head_dim;
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head, chunk += shape.head_bytes) {
-        pack_head(shape, k + head * d, v + head * d, width, reinterpret_cast<T*>(chunk), slot, count, step,
-                  bytes_ahead(shape, head));
+void pack_block(const Shape& shape, const T* k, const T* v, char* chunk, std::int64_t slot, std::int64_t count,
+                int step) {
+    const std::int64_t d = shape.head_dim, d_v = shape.value_dim, heads = shape.kv_heads;
+    for (std::int64_t head = 0; head < heads; ++head, chunk += shape.head_bytes) {
+        pack_head(shape, k + head * d, v + head * d_v, heads * d, heads * d_v, reinterpret_cast<T*>(chunk), slot, count,
+                  step, bytes_ahead(shape, head));
     }
 }
 
@@ -277,7 +243,7 @@ void pack_block_in_8_bits(const Shape& shape, const char* k, const char* v, std:
                 if (shape.kv == Kv::fp8) to_fp8(wide, d, given ? given[head] : 1.0f, to);
             }
         }
-        pack_head(shape, rounded[0], rounded[1], d, reinterpret_cast<std::uint8_t*>(chunk), slot, count, 1,
+        pack_head(shape, rounded[0], rounded[1], d, d, reinterpret_cast<std::uint8_t*>(chunk), slot, count, 1,
                   bytes_ahead(shape, head));
     }
 }
@@ -293,7 +259,7 @@ void cut_all(const Shape& shape, char* from, std::int64_t tokens, std::int64_t h
             transpose_block(block, rows, d, step, true);
             std::memcpy(block, rows, 16 * d * sizeof(T));
         }
-        if (step == 2 && tokens % 2 == 1) {  // the last token loses its partner
+        if (step == 2 && tokens % 2 == 1 && shape.kv != Kv::latent) {  // the last token loses its partner
             for_bands(shape, tokens, step, [&](std::int64_t, std::int64_t band, std::int64_t place) {
                 for (std::int64_t i = 0; i < band; ++i) chunk[size + place + 2 * i + 1] = 0;
             });
@@ -321,13 +287,14 @@ void for_blocks(const std::int64_t* chunks, const std::int64_t* slots, std::int6
 void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* chunks, const std::int64_t* slots,
           std::int64_t tokens, int threads, KvScales scales) {
     const std::int64_t width = static_cast<std::int64_t>(shape.kv_heads) * shape.head_dim;
+    const std::int64_t value_width = static_cast<std::int64_t>(shape.kv_heads) * shape.value_dim;
     for_blocks(chunks, slots, tokens, threads, [&](std::int64_t i, std::int64_t slot, std::int64_t count, char* chunk) {
         const auto pack_as = [&](auto unit, int step) {
             using T = decltype(unit);
-            pack_block(shape, static_cast<const T*>(k) + i * width, static_cast<const T*>(v) + i * width, width, chunk,
+            pack_block(shape, static_cast<const T*>(k) + i * width, static_cast<const T*>(v) + i * value_width, chunk,
                        slot, count, step);
         };
-        if (shape.kv != Kv::same) {
+        if (shape.in_8_bits()) {
             const std::int64_t bytes = shape.dtype == Dtype::float32 ? 4 : 2, first = i * width * bytes;
             return pack_block_in_8_bits(shape, static_cast<const char*>(k) + first, static_cast<const char*>(v) + first,
                                         width, bytes, chunk, slot, count, scales);
@@ -339,7 +306,7 @@ void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* 
 
 void cut(const Shape& shape, void* chunk, int tokens, int held) {
     char* const at = static_cast<char*>(chunk);
-    if (shape.kv != Kv::same) return cut_all<std::uint8_t>(shape, at, tokens, held, 1);
+    if (shape.in_8_bits()) return cut_all<std::uint8_t>(shape, at, tokens, held, 1);
     if (shape.dtype == Dtype::float32) return cut_all<float>(shape, at, tokens, held, 1);
     cut_all<std::uint16_t>(shape, at, tokens, held, shape.dtype == Dtype::bfloat16 ? 2 : 1);
 }

@@ -316,30 +316,63 @@ inline void tiles(Rows rows, const Right<T, Of>& right, const char* next) {
 }
 
 // Most values of the summed index for which `widened_tiles` has room.
-constexpr int kMostWidened = kMaxHeadDim;
+constexpr int kMostWidened = 256;
 
-// `tiles`, whose numbers are widened once for all tiles of rows; 8 KB of floats for a block of 128 values.
+// A tile of rows that also writes what it has widened, for the other tiles: so stores run beside arithmetic. Blocks of
+// `wide` are `block` floats apart.
+template <class T, Side Of, int R, int S>
+[[gnu::flatten, gnu::noinline]] void widening_tile(const Rows& rows, const Right<T, Of>& given, float* wide,
+                                                   std::int64_t block) {
+    with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
+        Right<T, Of> right = given;
+        const float* left = rows.left;
+        const std::int64_t row = rows.row;
+        const float* const end = left + T::kStep * static_cast<std::int64_t>(right.steps);
+        for (; left < end; left += T::kStep, right.at += right.step(), wide += 16 * T::kStep) {
+            V16 operands[T::kStep][S];
+            times<S>([&](auto s) {
+                if constexpr (T::kStep == 1) {
+                    operands[0][s] = T::widen(right.at + s * right.block());
+                } else {
+                    load_pairs(right.at + s * right.block(), operands[0][s], operands[1][s]);
+                }
+            });
+            times<T::kStep>([&](auto k) {
+                times<S>([&](auto s) { store(wide + s * block + 16 * k, operands[k][s]); });
+                times<R>([&](auto r) {
+                    const V16 value = set1(left[r * row + k]);
+                    times<S>([&](auto s) { sums[r][s] = fma(value, operands[k][s], sums[r][s]); });
+                });
+            });
+        }
+    });
+}
+
+template <class T, Side Of, int R, int Least, int S>
+inline void widening_tile_of(const Rows& rows, const Right<T, Of>& right, float* wide, std::int64_t block) {
+    if (rows.count == R) {
+        widening_tile<T, Of, R, S>(rows, right, wide, block);
+    } else if constexpr (R > Least) {
+        widening_tile_of<T, Of, R - 1, Least, S>(rows, right, wide, block);
+    }
+}
+
+// `tiles` of more rows than a tile has, whose numbers are widened once for all of them; 8 KB of floats for a block of
+// 128 values.
 template <class T, Side Of, int S>
-[[gnu::noinline]] void widened_tiles(const Rows& rows, const Right<T, Of>& right, const char* next) {
+[[gnu::noinline]] void widened_tiles(Rows rows, const Right<T, Of>& right, const char* next) {
+    constexpr int kMost = kTileRowsOf<T>, kLeast = (kMost + 1) / 2;
     alignas(kLine) float wide[S * 16 * kMostWidened];
     const int values = T::kStep * right.steps, steps = (values + 1) / 2;
     const std::int64_t block = std::int64_t{32} * steps;
-    const auto* from = right.at;
-    float* to = wide;
-    for (int i = 0; i < right.steps; ++i, from += right.step(), to += 16 * T::kStep) {
-        times<S>([&](auto s) {
-            if constexpr (T::kStep == 1) {
-                store(to + s * block, T::widen(from + s * right.block()));
-            } else {
-                V16 first, second;
-                load_pairs(from + s * right.block(), first, second);
-                store(to + s * block, first);
-                store(to + s * block + 16, second);
-            }
-        });
-    }
-    if (values % 2 == 1)
-        times<S>([&](auto s) { store(to + s * block, set1(0.0f)); });  // its left side is a weight of 0
+    const int count = rows.count, first = count / ((count + kMost - 1) / kMost);
+    rows.count = first;
+    widening_tile_of<T, Of, kMost, kLeast, S>(rows, right, wide, block);
+    if (values % 2 == 1)  // its left side is a weight of 0
+        times<S>([&](auto s) { store(wide + s * block + 16 * values, set1(0.0f)); });
+    rows.count = count - first;
+    rows.left += first * rows.row;
+    rows.out += first * rows.out_row;
     tiles<Widened<T>, Side::keys, S>(rows, {wide, block, steps}, next);
 }
 
@@ -353,14 +386,15 @@ inline void open_pages(Ahead ahead) {
 }
 
 // rows.out[..][16 * blocks] = (add ? out : 0) + left * right. Also fetches `ahead`: line by line during the product if
-// it is as long as `right`, else before it. `Reads`: reads as one row does, without arithmetic.
+// it is as long as `right`, else before it. `Reads`: reads as one row does, without arithmetic. `opens`: see
+// open_pages, which costs time where arithmetic is the limit.
 template <class T, Side Of, bool Reads>
-inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, ReadMode mode) {
+inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, ReadMode mode, bool opens = true) {
     const std::int64_t bytes = static_cast<std::int64_t>(right.steps) * Right<T, Of>::kStepBytes;
     const bool together = ahead.bytes == blocks * bytes;
     if (!together) {
         fetch(ahead);
-    } else if (rows.count > 1) {
+    } else if (opens && rows.count > 1) {
         open_pages(ahead);
     }
     const char* next = together ? ahead.from : reinterpret_cast<const char*>(right.at);

@@ -17,6 +17,7 @@ from chunkbench.bench import workload
 from chunkbench.bench.experiment import AXES, bundled_experiments, json_schema, load_experiment
 from chunkbench.bench.experiment.point import AttentionPoint, Case
 from chunkbench.bench.experiment.sweep import read_filter, selects
+from chunkbench.latent import LatentShape
 from chunkbench.llama import shape_of
 from chunkbench.report.printed import table3
 from chunkbench.workloads.answers.result import AnswersPoint
@@ -99,6 +100,7 @@ def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
         "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "heads": 64, "kv_heads": 4, "head_dim": 64, "chunk_size": 5,
         "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
         "retrieval": 50, "window": 9, "kv_share": 35, "compensation": "mean", "kv_dtype": "int8",
+        "latent": LatentShape(kv_rank=32, rope=16, nope=16, v=16), "projections": "timed",
     }  # fmt: skip
     assert changes.keys() == AttentionPoint.model_fields.keys()
     changed = {Case(point.model_copy(update={k: v}), "naive").key for k, v in changes.items()}

