@@ -1,4 +1,4 @@
-"""Latent attention (MLA): absorbed, expanded (*naive*) and mixed, over the prefix tree; vLLM's operator; PyTorch's SDPA.
+"""Latent attention (MLA): absorbed, expanded (*naive*) and mixed, over the prefix tree; vLLM's operator; SDPA.
 
 Rows get queries in the form that they take (`chunkbench.latent.QueryForm`), or, with `projections: timed`, all get q
 `[b, h, nope + rope]` and a `ProjectedSession` around them computes the products with W_uk and W_uv.
@@ -100,7 +100,8 @@ def _views(flat_tensor: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list
 
 
 class ProjectedSession(Session):
-    """Another session, with the products with W_uk and W_uv inside its calls: q `[b, h, nope + rope]`, out `[b, h, v]`."""
+    """Another session, with the products with W_uk and W_uv inside its calls: q is `[b, h, nope + rope]`, out
+    `[b, h, v]`."""
 
     def __init__(self, session: Session, form: QueryForm, inputs: LatentInputs) -> None:
         self._session, self._form, self._projections = session, form, inputs.projections

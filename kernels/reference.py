@@ -14,7 +14,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | 
     """softmax(q k^T * scale) v in float64.
 
     q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0,
-    and query head i reads KV head i // (h / h_kv). v and the result may have another d. `scale` is 1/sqrt(d) unless given.
+    and query head i reads KV head i // (h / h_kv). v and the result may have another d. `scale` is
+    1/sqrt(d) unless given.
 
     Finite scores of any size are exact to float64. A score of -inf gets weight zero. Scores of +inf share the whole
     weight evenly (the limit of equal scores that grow without bound). If every score is -inf, the softmax is undefined

@@ -232,10 +232,10 @@ class NativeDecode:
         """Add attention over the planned tokens of layer 0 to running results. Rows that are not in the plan stay
         unchanged.
 
-        q is `[b, h, d]`. outputs `[b, h, d of V]` holds the sums of weights times V. stats `[b, h, 2]` holds the largest
-        score and the sum of weights. outputs and stats are float32 and contiguous. Before the first call set outputs to
-        0, the largest scores to -inf, and the sums of weights to 0. A row's attention is its output divided by its sum
-        of weights.
+        q is `[b, h, d]`. outputs `[b, h, d of V]` holds the sums of weights times V. stats `[b, h, 2]` holds the
+        largest score and the sum of weights. outputs and stats are float32 and contiguous. Before the first call set
+        outputs to 0, the largest scores to -inf, and the sums of weights to 0. A row's attention is its output divided
+        by its sum of weights.
         """
         assert self._work is not None
         assert outputs.is_contiguous()

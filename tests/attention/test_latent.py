@@ -8,8 +8,8 @@ import torch
 from chunkbench.attention.latent import MixedAttention
 from chunkbench.kernels import cpu
 from chunkbench.kernels.latent import Projections
-from chunkbench.latent import LatentShape
 from chunkbench.kernels.reference import attention
+from chunkbench.latent import LatentShape
 
 SHAPE = LatentShape(kv_rank=32, rope=16, nope=16, v=48)
 HEADS, CHUNK = 3, 16

@@ -28,7 +28,6 @@ from chunkbench.kernels import cpu
 from chunkbench.kv_dtype import why_not_stored
 from tests.baselines.checked import IN_8_BITS, check, importable, inputs_of, make_point, points
 
-
 ORDINARY = [name for name in REGISTRY.names() if name not in LATENT_FORMS]
 """Rows of latent attention have tests of their own (test_latent.py)."""
 

@@ -29,7 +29,8 @@ import torch
 
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.planner import COLUMNS
-from chunkbench.kv_dtype import FLOATS, KV_DTYPES
+from chunkbench.kv_dtype import FLOATS as KV_FLOATS
+from chunkbench.kv_dtype import KV_DTYPES
 from scripts.test_native import BUILDS, ROOT, build, library
 from tests.torture.trials import Harm, Trial, Unavailable
 
@@ -119,8 +120,8 @@ class Chooser:
     def chunk_memory(self, shape: Arguments) -> int:
         """Address of a chunk of K and V."""
         vectors, form = shape["kv_heads"] * shape["chunk_size"], shape["kv_dtype"]
-        if form in FLOATS:
-            return self.memory(2 * vectors * (shape["head_dim"] + 4 * FLOATS[form]), "bytes")
+        if form in KV_FLOATS:
+            return self.memory(2 * vectors * (shape["head_dim"] + 4 * KV_FLOATS[form]), "bytes")
         numbers = shape["head_dim"] + (0 if form == "latent" else self.value_dim(shape))
         return self.memory(vectors * numbers, shape["dtype"])
 

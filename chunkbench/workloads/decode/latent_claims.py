@@ -15,7 +15,7 @@ _NEEDS = "mla_mixed and mla_absorb_two_phase where a prompt is shared", "mla"
 
 
 def attention(evidence: Evidence, stated: Stated) -> Judgement:
-    """Latency of the absorbed form over that of the mixed one, with attention alone, at the point of the largest gain."""
+    """Latency of the absorbed form over that of the mixed one, with attention alone, where the gain is largest."""
     found = []
     for group, facts in latents(evidence.groups):
         if facts.projections == "timed":

@@ -130,8 +130,8 @@ def winners(groups: Iterable[Group]) -> list[Winner]:
 
 
 _LEGEND = (
-    "predicted = 0.294 F/B in 2 bytes with DeepSeek's dimensions: bytes that the expanded form reads at B bytes/s, over "
-    "FLOPs that the absorbed form computes for each sequence at F FLOP/s; medians of what was probed in the rounds",
+    "predicted = 0.294 F/B in 2 bytes with DeepSeek's dimensions: bytes that the expanded form reads at B bytes/s, "
+    "over FLOPs that the absorbed form computes for each sequence at F FLOP/s; medians of what the rounds probed",
     "measured = batch at which Absorbed, two-phase and Expanded take the same time, interpolated on logarithmic axes",
     "attention alone (projections: apart): queries are absorbed before a call and outputs are projected after it, with "
     "the float64 check over both; timed: inside the call",
@@ -187,7 +187,7 @@ def _headline(view: View, series: Sequence[BreakEven], won: Sequence[Winner]) ->
     if autos:
         same = sum(winner.predicted == winner.fastest for winner in won)
         parts.append(
-            f"The rates predict the faster form at {same} of {len(won)} points; {view.columns.name(AUTO)} takes at most "
-            f"{times(max(autos))} of the fastest row's time."
+            f"The rates predict the faster form at {same} of {len(won)} points; {view.columns.name(AUTO)} takes at "
+            f"most {times(max(autos))} of the fastest row's time."
         )
     return " ".join(parts) or "No point was measured in both forms."

@@ -29,8 +29,8 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     figure: Literal["speedup", "token_rate", "advantage", "head_caches", "latent", "ranking", "checks"] = Field(
         "speedup",
         description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
-        "size), head_caches (smaller caches: bytes, time, deviation), latent (gain of expanding what is shared), ranking (all implementations over all points), "
-        "checks (no figure, only errors of results)",
+        "size), head_caches (smaller caches: bytes, time, deviation), latent (gain of expanding what is shared), "
+        "ranking (all implementations over all points), checks (no figure, only errors of results)",
     )
 
     @classmethod
