@@ -48,8 +48,8 @@ def why_missing() -> str:
 
 def why_not(head_dim: int, chunk_size: int) -> str:
     """Why the kernels do not support a shape; empty if they do."""
-    if chunk_size % 16 or head_dim > 256:
-        return "it supports chunk sizes that are multiples of 16 and head dimensions up to 256"
+    if chunk_size % 16 or head_dim > 1024:
+        return "it supports chunk sizes that are multiples of 16 and head dimensions up to 1024"
     return ""
 
 

@@ -79,7 +79,7 @@ class Checked(Contexts):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "dim"), pairs(DTYPES, [(4, 4), (8, 2), (6, 1)], [16, 48, 64, 128, 256]), ids=str
+    ("dtype", "heads", "dim"), pairs(DTYPES, [(4, 4), (8, 2), (6, 1)], [16, 48, 64, 128, 256, 272]), ids=str
 )
 def test_head_counts_and_dimensions(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
     cache = Checked(*heads, dim, 32, dtype)

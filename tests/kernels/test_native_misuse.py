@@ -108,7 +108,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("isa", "sse2", "sse2"),
     *(("heads", heads, "heads") for heads in (0, 3, 2**17)),
     *(("kv_heads", heads, "heads") for heads in (0, -2)),
-    *(("head_dim", d, "head_dim") for d in (0, 24, 272)),
+    *(("head_dim", d, "head_dim") for d in (0, 24, 1040)),
     *(("chunk_size", size, "chunk_size") for size in (0, 24, -16, 2**30)),
     ("items", np.zeros((1, 8), np.int64), "nine columns"),
     *(("columns", columns, "nine columns") for columns in (COLUMNS[:8], COLUMNS[::-1])),
@@ -304,7 +304,7 @@ def test_cut_refuses_wrong_arguments(tokens: int, held: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"head_dim": 272}, "head dimensions up to 256"),
+        ({"head_dim": 1040}, "head dimensions up to 1024"),
         ({"chunk_size": 24}, "multiples of 16"),
         ({"device": "meta"}, "not on meta"),
     ],
