@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from chunkbench.attention.latent import LatentAttention, MixedAttention
+from chunkbench.attention.latent import LatentAttention, MixedAttention, both_parts
 from chunkbench.baselines import on_gpu, vllm_cpu
 from chunkbench.baselines.block_session import BlockSession
 from chunkbench.baselines.hardware import instruction_set
@@ -80,23 +80,11 @@ class MixedSession(TreeSession):
 
     _cache: MixedAttention
 
-    def __init__(self, inputs: LatentInputs, cache: MixedAttention) -> None:
-        super().__init__(inputs, cache)
-        shape, rows = shape_of(inputs.point), (inputs.point.batch_size, inputs.point.heads)
-        self._q = [(*rows, shape.key_dim), (*rows, shape.width)]
-        self._out = [(*rows, shape.v), (*rows, shape.kv_rank)]
-        self.plan()
-
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._cache.decode_both(*_views(q, self._q), *_views(out, self._out))
+        self._cache.decode_both(q, out)
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
         return None
-
-
-def _views(flat_tensor: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    return [part.view(shape) for part, shape in zip(flat_tensor.split(sizes), shapes, strict=True)]
 
 
 class ProjectedSession(Session):
@@ -106,10 +94,11 @@ class ProjectedSession(Session):
     def __init__(self, session: Session, form: QueryForm, inputs: LatentInputs) -> None:
         self._session, self._form, self._projections = session, form, inputs.projections
         shape, rows = shape_of(inputs.point), (inputs.point.batch_size, inputs.point.heads)
-        parts = [(*rows, shape.key_dim), (*rows, shape.width)], [(*rows, shape.v), (*rows, shape.kv_rank)]
-        self._flat = [torch.empty(sum(torch.Size(s).numel() for s in shapes), dtype=self._projections.dtype)
-                      for shapes in parts]  # fmt: skip
-        (self._q, self._absorbed), (self._expanded, self._latent) = map(_views, self._flat, parts)
+        numbers = rows[0] * rows[1]
+        self._flat_q = torch.empty(numbers * (shape.key_dim + shape.width), dtype=self._projections.dtype)
+        self._flat_out = torch.empty(numbers * (shape.v + shape.kv_rank), dtype=self._projections.dtype)
+        self._q, self._absorbed = both_parts(self._flat_q, rows, shape.key_dim, shape.width)
+        self._expanded, self._latent = both_parts(self._flat_out, rows, shape.v, shape.kv_rank)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         if self._form == "expanded":
@@ -121,7 +110,7 @@ class ProjectedSession(Session):
             out.copy_(self._projections.project(self._latent))
             return
         self._q.copy_(q)
-        self._session.decode(*self._flat)
+        self._session.decode(self._flat_q, self._flat_out)
         torch.add(self._projections.project(self._latent), self._expanded, out=out)
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:

@@ -113,6 +113,7 @@ class MixedAttention(LatentAttention):
         self._expanded_kernel = NativeDecode(self._copies, projections.heads, self.scale)
         self._plan: Plan | None = None
         self._rest: Plan | None = None  # what is read in the absorbed form
+        self._bytes = 0, 0  # of the first part of flat queries, and of flat outputs
 
     @property
     def kv_bytes(self) -> int:
@@ -129,15 +130,20 @@ class MixedAttention(LatentAttention):
             wide = plan.ends - plan.begins >= self._expand_from
             self._expand(plan, wide)
             self._rest = _only(plan, ~wide) if wide.any() else plan
+            shape, row = self.projections.shape, self.projections.heads * self.projections.dtype.itemsize
+            self._bytes = len(plan.order) * row * shape.key_dim, len(plan.order) * row * shape.v
         assert self._rest is not None
         self.kernel.plan(self._rest)
 
-    def decode_both(self, q: torch.Tensor, absorbed: torch.Tensor, out: torch.Tensor, latent: torch.Tensor) -> None:
-        """Attention of q `[b, h, nope + rope]`, in the absorbed form `absorbed` `[b, h, kv_rank + rope]`.
-
-        The result is out `[b, h, v]` plus W_uv times latent `[b, h, kv_rank]`. All tensors are contiguous.
+    def decode_both(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Attention of flat, contiguous tensors: q holds the queries `[b, h, nope + rope]` and then the absorbed ones
+        `[b, h, kv_rank + rope]`; out gets `[b, h, v]` and then `[b, h, kv_rank]`. The attention is the first plus W_uv
+        times the second. `both_parts` gives these parts.
         """
-        self.kernel.decode_beside(absorbed, latent, self._expanded_kernel if self._places else None, q, out)
+        begins, ends = q.data_ptr(), out.data_ptr()
+        other = self._expanded_kernel if self._places else None
+        addresses = (begins, begins + self._bytes[0]), (ends, ends + self._bytes[1])
+        self.kernel.decode_beside(other, *addresses, self._bytes[1])
 
     def _expand(self, plan: Plan, wide: Bools) -> None:
         """Make the expanded copies of the wide segments, and the items that read them."""
@@ -159,6 +165,15 @@ class MixedAttention(LatentAttention):
         full = np.full(len(lengths), -1)
         items = Items(places, plan.order, first, lengths, plan.begins[wide], widths, full)
         self._expanded_kernel.make(items, len(plan.order))
+
+
+def both_parts(flat: torch.Tensor, rows: tuple[int, int], first: int, second: int) -> list[torch.Tensor]:
+    """The two tensors `[*rows, first]` and `[*rows, second]` of a flat one."""
+    numbers = rows[0] * rows[1]
+    return [
+        part.view(*rows, width)
+        for part, width in zip(flat.split([numbers * first, numbers * second]), (first, second), strict=True)
+    ]
 
 
 def _only(plan: Plan, kept: Bools) -> Plan:

@@ -244,29 +244,18 @@ class NativeDecode:
         self._work.accumulate(q.data_ptr(), outputs.data_ptr(), stats.data_ptr(), self._scale, torch.get_num_threads())
 
     def decode_beside(
-        self,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        other: NativeDecode | None,
-        other_q: torch.Tensor,
-        other_out: torch.Tensor,
+        self, other: NativeDecode | None, q: tuple[int, int], out: tuple[int, int], other_bytes: int
     ) -> None:
         """Attention over the contexts of this plan and of another one with the same rows and heads, in layer 0.
 
-        Writes this plan's part to out and the other's to other_out. A linear map of each and a sum gives the attention;
-        without `other`, its part is 0. All tensors are contiguous, with the dtype of the stores.
+        `q` and `out`: addresses of the other plan's tensor and of this plan's, all contiguous and with the dtype of the
+        stores. Writes a part to each; a linear map of each and a sum gives the attention. Without `other`, its part is
+        0. `other_bytes`: bytes of its part.
         """
         assert self._work is not None
-        self._work.decode_beside(
-            q.data_ptr(),
-            out.data_ptr(),
-            None if other is None else other._work,
-            other_q.data_ptr(),
-            other_out.data_ptr(),
-            other_out.nbytes,
-            self._scale,
-            torch.get_num_threads(),
-        )
+        work = None if other is None else other._work
+        threads = torch.get_num_threads()
+        self._work.decode_beside(q[1], out[1], work, q[0], out[0], other_bytes, self._scale, threads)
 
     def read(self) -> None:
         """Read the planned chunks of layer 0 in the order of `decode`, without arithmetic. Measures the memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from chunkbench.attention.latent import MixedAttention
+from chunkbench.attention.latent import MixedAttention, both_parts
 from chunkbench.kernels import cpu
 from chunkbench.kernels.latent import Projections
 from chunkbench.kernels.reference import attention
@@ -43,8 +43,9 @@ class Cache:
         """Plan, check attention against float64, and return the number of expanded chunks."""
         self.mixed.plan()
         q = torch.randn(len(self.latents), HEADS, SHAPE.key_dim)
-        out, latent = (torch.full((len(q), HEADS, n), float("nan")) for n in (SHAPE.v, SHAPE.kv_rank))
-        self.mixed.decode_both(q, self.projections.absorb(q), out, latent)
+        flat = torch.full((len(q) * HEADS * (SHAPE.v + SHAPE.kv_rank),), float("nan"))
+        self.mixed.decode_both(torch.cat([q.flatten(), self.projections.absorb(q).flatten()]), flat)
+        out, latent = both_parts(flat, (len(q), HEADS), SHAPE.v, SHAPE.kv_rank)
         got = out.double() + torch.einsum("bhk,hvk->bhv", latent.double(), self.w_uv.double() / 6)
         for row, latents in enumerate(self.latents.values()):
             c, rotary = latents[:, : SHAPE.kv_rank].double(), latents[:, None, SHAPE.kv_rank :].double()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chunkbench.attention.latent import both_parts
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.workers.checks import Check, sizes_of_check
 from chunkbench.bench.workers.inputs import PooledInputs
@@ -67,12 +68,6 @@ class LatentInputs(PooledInputs):
             return (rows[0] * rows[1] * sum(width.values()),)
         return *rows, width[self.form]
 
-    def parts(self, flat: torch.Tensor, first: int, second: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The two tensors `[b, h, first]` and `[b, h, second]` of a flat one."""
-        rows = self.point.batch_size, self.point.heads
-        both = flat.split([rows[0] * rows[1] * first, rows[0] * rows[1] * second])
-        return both[0].view(*rows, first), both[1].view(*rows, second)
-
 
 @dataclass(frozen=True)
 class LatentCheck(Check):
@@ -85,7 +80,8 @@ class LatentCheck(Check):
         shape, form = self.inputs.shape, self.inputs.form
         if form == "expanded":
             return super()._compared(out)
-        expanded, latent = self.inputs.parts(out, shape.v, shape.kv_rank) if form == "both" else (None, out)
+        rows = self.inputs.point.batch_size, self.inputs.point.heads
+        expanded, latent = both_parts(out, rows, shape.v, shape.kv_rank) if form == "both" else (None, out)
         w_uv = self.inputs.w_uv[list(self.heads)].double()
         projected = torch.einsum("bhk,hvk->bhv", super()._compared(latent), w_uv)
         return projected if expanded is None else projected + super()._compared(expanded)

@@ -78,7 +78,8 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
         if implementation in METHODS:
             return implementation
-        return str(LATENT_FORMS.get(implementation) or KV_DTYPES_OF.get(implementation, ""))
+        own: str | None = LATENT_FORMS.get(implementation)
+        return KV_DTYPES_OF.get(implementation, "") if own is None else own
 
     def least_kv_bytes(self, point: AttentionPoint, seed: int, implementation: str) -> int:
         from chunkbench.baselines.head_methods import seen_tokens
