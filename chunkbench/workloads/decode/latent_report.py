@@ -19,6 +19,8 @@ from chunkbench.workloads.decode import tables
 
 ABSORBED, EXPANDED, MIXED, AUTO = "mla_absorb_two_phase", "mla_naive", "mla_mixed", "mla_auto"
 _NOT_OURS = ("mla_sdpa", "mla_vllm")
+_EVEN = 1.02
+"""Times up to this ratio are even: Mixed does what Absorbed, two-phase does where nothing is expanded."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def _us(group: Group, name: str) -> float | None:
 
 @dataclass(frozen=True)
 class Winner:
-    """The fastest of our rows at a point, and the one that the rates predict."""
+    """The faster one of Absorbed, two-phase and Mixed at a point, and the one that the rates predict; even times count
+    as predicted."""
 
     group: Group
     predicted: str
@@ -123,9 +126,11 @@ def winners(groups: Iterable[Group]) -> list[Winner]:
             continue
         least = shape.break_even(facts.element_bytes, *rates(group.rows[name] for name in ours))
         expands = bool(facts.n_s) and facts.batch_size >= max(2.0, least)
-        fastest = min((ABSORBED, MIXED), key=lambda name: ours[name])
+        predicted = MIXED if expands else ABSORBED
+        other = ABSORBED if expands else MIXED
+        fastest = predicted if ours[predicted] <= _EVEN * ours[other] else other
         auto = ours[AUTO] / min(ours.values()) if AUTO in ours else None
-        found.append(Winner(group, MIXED if expands else ABSORBED, fastest, auto))
+        found.append(Winner(group, predicted, fastest, auto))
     return found
 
 
