@@ -118,8 +118,11 @@ class Winner:
 
 
 def winners(groups: Iterable[Group]) -> list[Winner]:
+    """Of the points with attention alone, because the prediction is about it."""
     found = []
     for group, facts in latents(groups):
+        if facts.projections == "timed":
+            continue
         ours = {name: us for name in group.rows if name not in _NOT_OURS and (us := _us(group, name)) is not None}
         shape = facts.latent
         if shape is None or not {ABSORBED, MIXED} <= ours.keys():
