@@ -78,11 +78,6 @@ class TreeSession(Session):
 class MixedSession(TreeSession):
     """A session that takes both forms of queries, one after the other in a flat tensor, and writes such an output."""
 
-    _cache: MixedAttention
-
-    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._cache.decode_both(q, out)
-
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
         return None
 
@@ -168,18 +163,20 @@ class LatentTree(Latent):
 
     def _session(self, inputs: LatentInputs) -> Session:
         expanded = self.latent == "expanded"
-        # The planner's costs are those of K and V of 128 numbers for a few queries, which stay in the cache.
+        # The two-phase planner lets few queries read a shared chunk each by itself, because the chunk stays in the
+        # cache. Expanded chunks of all heads do not.
         planner = flat if not self.reads_shared_once else node_wise if expanded else None
         form = inputs.projections, inputs.point.chunk_size
         return TreeSession(inputs, LatentAttention(*form, self.shares_storage, planner, expanded))
 
 
 class LatentMixed(LatentTree):
-    """TyphoonMLA: what several sequences share in the expanded form, the rest in the absorbed one."""
+    """What several sequences share in the expanded form, the rest in the absorbed one."""
 
     latent: QueryForm = "both"
     chooses = False
-    """Whether it expands only chunks of so many sequences that the machine's rates predict a gain."""
+    """Whether it expands only chunks of so many sequences that the machine's rates predict a gain, as TyphoonMLA does.
+    """
 
     def _session(self, inputs: LatentInputs) -> Session:
         point, least = inputs.point, 2.0

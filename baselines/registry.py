@@ -240,12 +240,12 @@ ROWS = (
     ),
     Row(
         "mla_mixed", "latent:LatentMixed", "Mixed", ("mixed",), 1060, _CHUNK, "X", "dotted",
-        "shared chunks expanded, the rest absorbed (TyphoonMLA)", latent="both", shares_storage=True,
+        "shared chunks expanded, the rest absorbed, however few sequences share", latent="both", shares_storage=True,
         reads_shared_once=True,
     ),
     Row(
         "mla_auto", "latent:LatentMixed", "Auto", ("auto",), 1070, _CHUNK, "o",
-        meaning="as Mixed where so many sequences share a chunk that the machine's rates predict a gain, else absorbed",
+        meaning="TyphoonMLA: Mixed where so many sequences share a chunk that the rates predict a gain, else absorbed",
         latent="both", shares_storage=True, reads_shared_once=True, chooses=True,
     ),
     Row("chunk_attn", "chunk_attn:ChunkAttn", "ChunkAttn", ("Chunk", "Attn"), 990, _CHUNK, "o"),

@@ -12,7 +12,7 @@ attention in one of two forms with the same result:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,16 +22,20 @@ ProjectionsTime = Literal["apart", "timed"]
 """Whether timed calls contain the products with W_uk and W_uv. `apart`: attention alone."""
 
 
+_Size = Annotated[int, Field(gt=0, lt=2**31)]
+
+
 class LatentShape(BaseModel):
-    """Dimensions of latent attention."""
+    """Dimensions of latent attention. Hugging Face's names: kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim,
+    v_head_dim."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kv_rank: int
-    rope: int
-    nope: int
-    v: int
-    heads: int | None = Field(default=None, exclude=True)
+    kv_rank: _Size
+    rope: _Size
+    nope: _Size
+    v: _Size
+    heads: Annotated[_Size | None, Field(exclude=True)] = None
     """Query heads of a model that is given by name; None if the point says how many there are."""
 
     def __str__(self) -> str:

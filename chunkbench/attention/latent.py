@@ -58,6 +58,7 @@ class LatentAttention:
         """Add a sequence with its prompt and return its id. `latents` `[n, kv_rank + rope]` are those of the tokens
         after the first `tree.match(tokens)`."""
         joined = self.tree.join(tokens)
+        self._written(joined.chunks)
         chunks, size = joined.chunks, _CHUNKS_AT_A_TIME * self.store.chunk_size
         for n, first in enumerate(range(0, len(latents), size)):
             some = chunks[n * _CHUNKS_AT_A_TIME :]
@@ -66,11 +67,14 @@ class LatentAttention:
 
     def append(self, tokens: Tokens, latents: torch.Tensor) -> None:
         """Add a token with its latents `[b, kv_rank + rope]` to every sequence."""
-        self.store.append(self.tree.append(tokens), *self._tensors(latents))
+        appended = self.tree.append(tokens)
+        self._written(appended.chunks)
+        self.store.append(appended, *self._tensors(latents))
 
     def truncate(self, sequence: int, length: int) -> None:
         copy = self.tree.truncate(sequence, length)
         if copy is not None:
+            self._written(np.array([copy.target]))
             self.store.copy(*copy)
 
     def leave(self, sequence: int) -> None:
@@ -91,6 +95,9 @@ class LatentAttention:
         """Attention of q `[b, h, d]` in the form of the store. out is `[b, h, kv_rank]`, or expanded `[b, h, v]`."""
         self.kernel.decode(q, out)
 
+    def _written(self, chunks: Ints) -> None:
+        """These chunks get other tokens."""
+
     def _tensors(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.expanded:
             return self.projections.expand(latents)
@@ -98,8 +105,9 @@ class LatentAttention:
 
 
 class MixedAttention(LatentAttention):
-    """Latents, and expanded K and V of the chunks that at least `expand_from` sequences share (TyphoonMLA, arXiv
-    2509.21081). Queries attend to these chunks in the expanded form, and to all others in the absorbed one.
+    """Latents, and expanded K and V of the chunks that at least `expand_from` sequences share. Queries attend to these
+    chunks in the expanded form, and to all others in the absorbed one. With the break-even of the machine's rates as
+    `expand_from`, this is TyphoonMLA (arXiv 2509.21081).
 
     `plan` makes the expanded copies, and drops those of chunks that are gone or that fewer sequences share.
     """
@@ -111,9 +119,10 @@ class MixedAttention(LatentAttention):
         self._pool = ChunkPool(None, self._copies.grow)
         self._places: dict[int, int] = {}  # id of a chunk -> that of its expanded copy
         self._expanded_kernel = NativeDecode(self._copies, projections.heads, self.scale)
-        self._plan: Plan | None = None
+        self._plan: tuple[Plan, int] | None = None  # the last plan, and its number of threads
         self._rest: Plan | None = None  # what is read in the absorbed form
         self._bytes = 0, 0  # of the first part of flat queries, and of flat outputs
+        self._numbers = 0, 0  # of flat queries and of flat outputs
 
     @property
     def kv_bytes(self) -> int:
@@ -125,25 +134,40 @@ class MixedAttention(LatentAttention):
 
     def plan(self) -> None:
         plan = self.tree.plan()
-        if plan is not self._plan:
-            self._plan = plan
+        now = plan, torch.get_num_threads()
+        if self._plan is None or now[0] is not self._plan[0] or now[1] != self._plan[1]:
             wide = plan.ends - plan.begins >= self._expand_from
             self._expand(plan, wide)
             self._rest = _only(plan, ~wide) if wide.any() else plan
-            shape, row = self.projections.shape, self.projections.heads * self.projections.dtype.itemsize
-            self._bytes = len(plan.order) * row * shape.key_dim, len(plan.order) * row * shape.v
+            shape, queries = self.projections.shape, len(plan.order) * self.projections.heads
+            size = queries * self.projections.dtype.itemsize
+            self._bytes = size * shape.key_dim, size * shape.v
+            self._numbers = queries * (shape.key_dim + shape.width), queries * (shape.v + shape.kv_rank)
+            self._plan = now
         assert self._rest is not None
         self.kernel.plan(self._rest)
+        if self._places:
+            self.kernel.reserve_results()
 
-    def decode_both(self, q: torch.Tensor, out: torch.Tensor) -> None:
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of flat, contiguous tensors: q holds the queries `[b, h, nope + rope]` and then the absorbed ones
         `[b, h, kv_rank + rope]`; out gets `[b, h, v]` and then `[b, h, kv_rank]`. The attention is the first plus W_uv
-        times the second. `both_parts` gives these parts.
+        times the second. `both_parts` gives these parts. Raises ValueError for tensors of another size or dtype.
         """
+        dtype = self.projections.dtype
+        fits = (q.numel(), out.numel()) == self._numbers and q.dtype == out.dtype == dtype
+        if not fits or not (q.is_contiguous() and out.is_contiguous()):
+            raise ValueError(f"q and out are contiguous, {dtype}, of {self._numbers[0]} and {self._numbers[1]} numbers")
         begins, ends = q.data_ptr(), out.data_ptr()
         other = self._expanded_kernel if self._places else None
         addresses = (begins, begins + self._bytes[0]), (ends, ends + self._bytes[1])
         self.kernel.decode_beside(other, *addresses, self._bytes[1])
+
+    def _written(self, chunks: Ints) -> None:
+        gone = self._places.keys() & chunks.tolist()
+        if gone:
+            self._pool.release(self._places.pop(chunk) for chunk in gone)
+            self._plan = None
 
     def _expand(self, plan: Plan, wide: Bools) -> None:
         """Make the expanded copies of the wide segments, and the items that read them."""
@@ -165,6 +189,7 @@ class MixedAttention(LatentAttention):
         full = np.full(len(lengths), -1)
         items = Items(places, plan.order, first, lengths, plan.begins[wide], widths, full)
         self._expanded_kernel.make(items, len(plan.order))
+        self._expanded_kernel.reserve_results()
 
 
 def both_parts(flat: torch.Tensor, rows: tuple[int, int], first: int, second: int) -> list[torch.Tensor]:

@@ -243,6 +243,11 @@ class NativeDecode:
         q = q.contiguous()
         self._work.accumulate(q.data_ptr(), outputs.data_ptr(), stats.data_ptr(), self._scale, torch.get_num_threads())
 
+    def reserve_results(self) -> None:
+        """Allocate what `decode_beside` needs, so that its calls allocate nothing."""
+        assert self._work is not None
+        self._work.reserve_results()
+
     def decode_beside(
         self, other: NativeDecode | None, q: tuple[int, int], out: tuple[int, int], other_bytes: int
     ) -> None:

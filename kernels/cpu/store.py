@@ -12,7 +12,7 @@ from chunkbench.kernels.chunk_store import AddressedStore
 from chunkbench.kernels.cpu import required
 from chunkbench.kernels.eight_bits import NUMBERS
 from chunkbench.kernels.integers import Ints
-from chunkbench.kv_dtype import KvDtype
+from chunkbench.kv_dtype import KvDtype, kv_bytes
 
 PackedShape = tuple[str, int, int, int, str]
 """Name of the dtype, number of KV heads, head dimension, tokens of a chunk, form of K and V: a `KvDtype` or `latent`.
@@ -75,10 +75,15 @@ class PackedStore(AddressedStore):
 
     @property
     def chunk_bytes(self) -> int:
+        return self.layers * self.kv_heads * self._head_bytes
+
+    @property
+    def _head_bytes(self) -> int:
+        """Bytes of K and V of a head in a chunk."""
         if self._whole:
-            return super().chunk_bytes
+            return self.chunk_size * kv_bytes(self.head_dim, self.dtype.itemsize, self.kv_dtype)
         numbers = self.head_dim + (0 if self.form == "latent" else self.value_dim)
-        return self.layers * self.chunk_size * self.kv_heads * numbers * self.dtype.itemsize
+        return self.chunk_size * numbers * self.dtype.itemsize
 
     @property
     def _whole(self) -> bool:
@@ -151,8 +156,8 @@ class PackedStore(AddressedStore):
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self.kv_dtype != "same" or not self._whole:
-            head = self.chunk_bytes // (self.layers * self.kv_heads)
-            heads = torch.empty((chunks, self.layers, self.kv_heads, head), dtype=torch.uint8).transpose(0, 1)
+            shape_of_heads = (chunks, self.layers, self.kv_heads, self._head_bytes)
+            heads = torch.empty(shape_of_heads, dtype=torch.uint8).transpose(0, 1)
             return heads, heads
         shape = (chunks, self.layers, self.kv_heads, 2, self.chunk_size, self.head_dim)
         both = self._numbers(math.prod(shape)).view(shape).transpose(0, 1)

@@ -25,11 +25,15 @@ class Cache:
         self.projections = Projections(SHAPE, self.w_uk / 6, self.w_uv / 6)
         self.mixed = MixedAttention(self.projections, CHUNK, expand_from)
         self.shared = torch.randn(3 * CHUNK, SHAPE.width)
+        self.prefix = 0  # token ids of the shared chunks begin here
         self.latents: dict[int, torch.Tensor] = {}
 
     def add(self, own: int) -> int:
         """A sequence of three shared chunks and tokens of its own."""
-        tokens = [*range(3 * CHUNK), *(1000 * len(self.latents) + 1000 + i for i in range(own))]
+        tokens = [
+            *range(self.prefix, self.prefix + 3 * CHUNK),
+            *(1000 * len(self.latents) + 1000 + i for i in range(own)),
+        ]
         latents = torch.cat([self.shared, torch.randn(own, SHAPE.width)])
         sequence = self.mixed.add_sequence(tokens, latents[self.mixed.tree.match(tokens) :])
         self.latents[sequence] = latents
@@ -44,7 +48,7 @@ class Cache:
         self.mixed.plan()
         q = torch.randn(len(self.latents), HEADS, SHAPE.key_dim)
         flat = torch.full((len(q) * HEADS * (SHAPE.v + SHAPE.kv_rank),), float("nan"))
-        self.mixed.decode_both(torch.cat([q.flatten(), self.projections.absorb(q).flatten()]), flat)
+        self.mixed.decode(torch.cat([q.flatten(), self.projections.absorb(q).flatten()]), flat)
         out, latent = both_parts(flat, (len(q), HEADS), SHAPE.v, SHAPE.kv_rank)
         got = out.double() + torch.einsum("bhk,hvk->bhv", latent.double(), self.w_uv.double() / 6)
         for row, latents in enumerate(self.latents.values()):
@@ -88,3 +92,30 @@ def test_it_expands_from_as_many_sequences_as_it_is_told() -> None:
     assert cache.copies() == 0
     cache.add(1)
     assert cache.copies() == 3
+
+
+def test_a_chunk_that_gets_other_tokens_loses_its_copy() -> None:
+    cache = Cache()
+    first, second = cache.add(0), cache.add(0)
+    assert cache.copies() == 3
+    for sequence in (first, second):
+        cache.leave(sequence)
+    cache.prefix, cache.shared = 500, torch.randn_like(cache.shared)
+    cache.add(2)  # in the chunks of the others, before any plan
+    cache.add(2)
+    assert cache.copies() == 3
+    third = next(iter(cache.latents))
+    cache.leave(next(reversed(cache.latents)))
+    cache.mixed.truncate(third, CHUNK + 3)  # cut and filled again, before any plan
+    cache.latents[third] = torch.cat([cache.latents[third][: CHUNK + 3], torch.randn(CHUNK - 3, SHAPE.width)])
+    for token in range(CHUNK - 3):
+        cache.mixed.append([7000 + token], cache.latents[third][CHUNK + 3 + token][None])
+    assert cache.copies() == 0
+
+
+def test_tensors_of_another_size_are_refused() -> None:
+    cache = Cache()
+    cache.add(1)
+    cache.copies()
+    with pytest.raises(ValueError, match="numbers"):
+        cache.mixed.decode(torch.zeros(5), torch.zeros(5))

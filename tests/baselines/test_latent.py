@@ -10,6 +10,7 @@ import torch
 from chunkbench.baselines.registry import LATENT_FORMS, REGISTRY
 from chunkbench.bench.experiment.sessions import TOLERANCE
 from chunkbench.bench.measure.profiler import thread_count
+from chunkbench.bench.runner.sessions import Amounts
 from chunkbench.bench.workers.latent_inputs import LatentInputs, make_latent_check
 from chunkbench.kernels import cpu
 from chunkbench.latent import LATENTS, LatentShape, why_not_latent
@@ -91,7 +92,7 @@ def test_a_wrong_output_is_found() -> None:
 def test_amounts_are_those_of_the_form() -> None:
     """Numbers by hand, for DeepSeek-V2-Lite in 2 bytes: 1,152 bytes of a latent token, 10,240 of an expanded one."""
     point = inputs_of(latent=DEEPSEEK, heads=16, batch_size=4, n_p=100, n_s=60, dtype="bfloat16").point
-    rows = 4 * 16 * (192 + 128) * 2  # q and out
+    plain, absorbed = (4 * 16 * numbers * 2 for numbers in (192 + 128, 576 + 512))  # q and out
     assert shared_prompt_tokens(point, 0) == 60
 
     def amounts(name: str) -> tuple[int, int, int]:
@@ -100,11 +101,13 @@ def test_amounts_are_those_of_the_form() -> None:
         return found.unique_bytes[0], found.read_bytes[0], found.flops[0]
 
     own = 4 * (40 + 5)
-    assert amounts("mla_absorb_two_phase") == ((60 + own) * 1152 + rows,) * 2 + (16 * 2176 * (240 + own),)
-    assert amounts("mla_absorb_star")[1] == (240 + own) * 1152 + rows
-    assert amounts("mla_naive") == ((60 + own) * 10240 + rows,) * 2 + (16 * 640 * (240 + own),)
+    assert amounts("mla_absorb_two_phase") == ((60 + own) * 1152 + absorbed,) * 2 + (16 * 2176 * (240 + own),)
+    assert amounts("mla_absorb_star")[1] == (240 + own) * 1152 + absorbed
+    assert amounts("mla_naive") == ((60 + own) * 10240 + plain,) * 2 + (16 * 640 * (240 + own),)
     assert amounts("mla_mixed")[2] == 16 * (640 * 240 + 2176 * own)
+    assert amounts("mla_mixed")[0] == 60 * 10240 + own * 1152 + plain + absorbed
     assert point.token_bytes == 1152
+    assert DecodeWorkload().amounts(point, 0, "mla_auto", True, [5]) == Amounts()  # it chooses by what it probes
 
 
 def test_who_computes_what() -> None:

@@ -160,7 +160,8 @@ _TABLE = (
     ),
     Axis(
         "projections",
-        "with latent: whether timed calls contain the products with W_uk and W_uv that the rows need",
+        "with latent: whether timed calls contain the products of queries and outputs with W_uk and W_uv; rows that "
+        "expand multiply each new token by them when it is appended, in any case",
         "apart (attention alone), timed",
         "apart",
         read_projections,

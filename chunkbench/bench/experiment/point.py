@@ -140,6 +140,8 @@ class AttentionPoint(SessionPoint):
             heads = given.get("heads", latent.heads or values["heads"])
             latent = latent.model_copy(update={"heads": None})
             values |= {"latent": latent, "heads": heads, "kv_heads": 1, "head_dim": latent.width}
+        if values.get("projections") == "apart":
+            values["projections"] = None
         if "tree" in given:
             values |= {"n_s": None, "batch_size": given.get("batch_size", sequences_in(given["tree"]))}
         return values

@@ -19,6 +19,7 @@ from chunkbench.bench.experiment.point import Point
 from chunkbench.bench.experiment.terms import Device, Dtype
 from chunkbench.bench.experiment.tree import Forest, has_lengths, resolved
 from chunkbench.bench.experiment.values import AxisValue, LengthRange, Share
+from chunkbench.latent import LatentShape
 
 MAX_POINTS = 10_000
 INDEPENDENT = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
@@ -58,6 +59,11 @@ def _same(axis: str, wanted: AxisValue, values: Mapping[str, Any]) -> bool:
         return bool(values[axis] == (wanted.low, wanted.high))
     if axis == "tree" and has_lengths(cast(Forest, wanted)):
         return (values.get("n_p"), values[axis]) == resolved(cast(Forest, wanted))
+    if isinstance(wanted, LatentShape):
+        same = values[axis] == wanted.model_copy(update={"heads": None})
+        return same and wanted.heads in (None, values.get("heads"))
+    if axis == "projections" and wanted == "apart":  # as points write it
+        return values[axis] is None
     return bool(values[axis] == wanted)
 
 

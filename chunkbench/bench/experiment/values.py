@@ -125,22 +125,26 @@ def read_prompt_length(raw: object) -> int | LengthRange:
     """Tokens of a prompt, or a range `{low: A, high: B}` of them."""
     if not isinstance(raw, Mapping):
         return _read_some_tokens(raw)
-    findings = [
-        Finding((key,), unknown("key", key, ("low", "high")), True) for key in raw if key not in ("low", "high")
-    ]
-    for key in ("low", "high"):
+    _check_sizes(raw, ("low", "high"), _read_some_tokens, "a range needs {}, as in {{low: 512, high: 1024}}")
+    if raw["low"] > raw["high"]:
+        raise Findings(Finding(("low",), f"{raw['low']} is larger than high = {raw['high']}"))
+    return raw["low"] if raw["low"] == raw["high"] else LengthRange(raw["low"], raw["high"])
+
+
+def _check_sizes(raw: Mapping[Any, object], keys: Sequence[str], read: Callable[[object], int], missing: str) -> None:
+    """Check a mapping that has a number for each of these keys and no other key. `missing`: the message for a key that
+    is not there. Raises `Findings`."""
+    findings = [Finding((key,), unknown("key", key, keys), True) for key in raw if key not in keys]
+    for key in keys:
         if key not in raw:
-            findings.append(Finding((), f"a range needs {key}, as in {{low: 512, high: 1024}}"))
+            findings.append(Finding((), missing.format(key)))
             continue
         try:
-            _read_some_tokens(raw[key])
+            read(raw[key])
         except Findings as error:
             findings += [Finding((key,), finding.message) for finding in error.findings]
     if findings:
         raise Findings(*findings)
-    if raw["low"] > raw["high"]:
-        raise Findings(Finding(("low",), f"{raw['low']} is larger than high = {raw['high']}"))
-    return raw["low"] if raw["low"] == raw["high"] else LengthRange(raw["low"], raw["high"])
 
 
 def read_shared_length(raw: object) -> int | Share:
@@ -182,24 +186,15 @@ def read_model(raw: object) -> LlamaShape:
 
 
 def read_projections(raw: object) -> str:
-    return _one_of(get_args(ProjectionsTime), raw, "says nothing of the projections' time")
+    return _one_of(get_args(ProjectionsTime), raw, "does not say whether projections are timed")
 
 
 def read_latent(raw: object) -> LatentShape:
     """The shape of latent attention of a known model, or its dimensions."""
     if not isinstance(raw, Mapping):
         return LATENTS[_one_of(tuple(LATENTS), raw, "is no model with latent attention")]
-    findings = [Finding((key,), unknown("key", key, _LATENT_SIZES), True) for key in raw if key not in _LATENT_SIZES]
-    for key in _LATENT_SIZES:
-        if key not in raw:
-            findings.append(Finding((), f"needs {key}, as in {{kv_rank: 512, rope: 64, nope: 128, v: 128}}"))
-            continue
-        try:
-            _read_latent_size(raw[key])
-        except Findings as error:
-            findings += [Finding((key,), finding.message) for finding in error.findings]
-    if findings:
-        raise Findings(*findings)
+    example = "needs {}, as in {{kv_rank: 512, rope: 64, nope: 128, v: 128}}"
+    _check_sizes(raw, _LATENT_SIZES, _read_latent_size, example)
     shape = LatentShape(**raw)
     if max(shape.width, shape.key_dim) > MAX_LATENT:
         raise Findings(Finding((), f"kv_rank + rope and nope + rope are at most {MAX_LATENT}"))

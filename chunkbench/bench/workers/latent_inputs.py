@@ -39,8 +39,8 @@ class LatentInputs(PooledInputs):
         w_uk, w_uv = (
             self.weights(name, heads * n, rank) for name, n in (("uk", self.shape.nope), ("uv", self.shape.v))
         )
-        self.projections = Projections(self.shape, w_uk.view(heads, -1, rank), w_uv.view(heads, -1, rank))
         self.w_uk, self.w_uv = w_uk.view(heads, -1, rank), w_uv.view(heads, -1, rank)
+        self.projections = Projections(self.shape, self.w_uk, self.w_uv)
 
     @property
     def timed(self) -> bool:

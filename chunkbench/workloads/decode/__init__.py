@@ -41,7 +41,9 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
     def weight(self, point: AttentionPoint, seed: int) -> int:
         tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
-        return tokens * point.given_token_bytes + (1 << 24)
+        # The absorbed form is bound by arithmetic, which grows with the heads that read a latent.
+        reads = 1 if point.latent is None else point.heads
+        return tokens * point.given_token_bytes * reads + (1 << 24)
 
     def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         """Bytes of K and V at the end of a round. Planners need 0 bytes, because they read the K and V of ChunkAttn."""

@@ -22,13 +22,15 @@ def latent_amounts(
     point: AttentionPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
 ) -> Amounts:
     """The amounts of a row at these steps. Every row reads and computes in its own form, so the amounts differ: the
-    mixed form reads what is shared expanded, and the rest as latents. A row that chooses counts as mixed, if that takes
-    fewer FLOPs.
+    mixed form reads what is shared expanded, and the rest as latents. The row that chooses has no amounts, because its
+    choice depends on the rates that it probes.
 
     With timed projections, the FLOPs of the products and the bytes of W_uk and W_uv count, too.
     """
     assert point.latent is not None
     shape, heads, batch, form = point.latent, point.heads, point.batch_size, LATENT_FORMS.get(implementation)
+    if implementation == "mla_auto":
+        return Amounts()
     paths = point.paths(seed)
     shared = shared_prompt_tokens(point, seed)
     ids = Counter(segment.id for path in paths for segment in path)
@@ -42,7 +44,9 @@ def latent_amounts(
         if point.projections == "timed" and form != "expanded":
             extra_bytes = heads * shape.kv_rank * (shape.nope + shape.v) * element
             extra_flops = batch * heads * shape.projection_flops()
-        q_and_out = batch * heads * (shape.key_dim + shape.v) * element
+        plain, absorbed = shape.key_dim + shape.v, shape.width + shape.kv_rank
+        widths = {"expanded": plain, "absorbed": absorbed}.get(str(form), plain + absorbed)
+        q_and_out = batch * heads * (plain if point.projections == "timed" else widths) * element
         sizes = [
             (distinct, seen, shape.numbers(heads, expanded) * element, shape.flops(expanded))
             for distinct, seen, expanded in parts

@@ -8,7 +8,7 @@ from functools import partial
 from chunkbench.latent import LATENTS
 from chunkbench.report.claims.evidence import Evidence, Judge, latency_ratio
 from chunkbench.report.claims.judgement import Figure, Judgement, Stated, absent, held, judged
-from chunkbench.report.claims.judges import bounded, largest
+from chunkbench.report.claims.judges import bounded, fixed, largest
 from chunkbench.workloads.decode.latent_report import ABSORBED, MIXED, break_evens, latents
 
 _NEEDS = "mla_mixed and mla_absorb_two_phase where a prompt is shared", "mla"
@@ -18,30 +18,12 @@ def attention(evidence: Evidence, stated: Stated) -> Judgement:
     """Latency of the absorbed form over that of the mixed one, with attention alone, where the gain is largest."""
     found = []
     for group, facts in latents(evidence.groups):
-        if facts.projections == "timed":
-            continue
         place = f"with {facts.heads} heads, {facts.n_s} of {facts.n_p} tokens shared, batch {facts.batch_size}"
         figure = latency_ratio(group.rows, ABSORBED, MIXED, place)
         if figure is not None:
             found.append(figure)
     cause = "the paper measured a GPU, where the ratio of FLOPs to bytes is larger"
     return bounded(found, stated, "{it:.2f}x {where}, the largest of {count}", _NEEDS, "{:.2f}", cause, 1, largest)
-
-
-def memory(evidence: Evidence, stated: Stated) -> Judgement:
-    """Bytes of expanded copies, over the bytes of latents; the smallest and the largest share."""
-    found = []
-    for group, facts in latents(evidence.groups):
-        rows = group.rows.get(ABSORBED), group.rows.get(MIXED)
-        if rows[0] is None or rows[1] is None or not rows[0].kv_bytes or not rows[1].kv_bytes or not facts.n_s:
-            continue
-        share = rows[1].kv_bytes / rows[0].kv_bytes - 1
-        if share > 0:  # one sequence shares nothing
-            place = f"with {facts.heads} heads, {facts.n_s} of {facts.n_p} tokens shared, batch {facts.batch_size}"
-            found.append(Figure.counted(share, rows[0], rows[1], place=place))
-    words = "the copies take {least:.0%} to {most:.0%} more, at {count} points"
-    cause = "a share of the K/V here, where most tokens are shared; the paper's is a share of a device's memory"
-    return bounded(found, stated, words, _NEEDS, "{:.0%}", cause, 0)
 
 
 def bound(evidence: Evidence) -> Judgement:
@@ -52,7 +34,7 @@ def bound(evidence: Evidence) -> Judgement:
 
 
 def break_even(evidence: Evidence) -> Judgement:
-    """The measured number of sequences over the predicted one, of all series."""
+    """The measured number of sequences over the predicted one, of all series; right within a factor of 1.5."""
     series = [each for each in break_evens(evidence.groups) if each.measured is not None]
     if not series:
         return absent("both forms at neighbouring batch sizes, of which one favours each", "mla-break-even")
@@ -64,13 +46,15 @@ def break_even(evidence: Evidence) -> Judgement:
         )
         for each in series
     ]
-    words = ", ".join(f"{figure.value:.2f} {figure.place}" for figure in found)
+    words = ", ".join(f"{figure.value:.2f} {figure.place}" for figure in found) + "; a factor of 1.5 counts as right"
     return judged("holds" if all(2 / 3 <= figure.value <= 1.5 for figure in found) else "different here", words, found)
 
 
 JUDGES: Mapping[str, Judge] = {
     "TY-attention": partial(attention, stated=Stated("at least", 3.24, 2)),
-    "TY-memory": partial(memory, stated=Stated("at most", 0.03, 2)),
+    "TY-memory": fixed(
+        "not measured", "it needs a served model: the paper's 3% is a share of a device's memory, weights included"
+    ),
     "TY-bound": bound,
     "TY-break-even": break_even,
 }

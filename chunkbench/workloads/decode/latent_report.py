@@ -20,7 +20,7 @@ from chunkbench.workloads.decode import tables
 ABSORBED, EXPANDED, MIXED, AUTO = "mla_absorb_two_phase", "mla_naive", "mla_mixed", "mla_auto"
 _NOT_OURS = ("mla_sdpa", "mla_vllm")
 _EVEN = 1.02
-"""Times up to this ratio are even: Mixed does what Absorbed, two-phase does where nothing is expanded."""
+"""Times up to this ratio are even."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,13 @@ class BreakEven:
 
 
 def latents(groups: Iterable[Group]) -> list[tuple[Group, DecodeResult]]:
-    """The points of latent attention, each with the facts of one of its rows."""
+    """The points of latent attention with attention alone and one prompt, each with the facts of one of its rows."""
     found = []
     for group in groups:
         facts = next(iter(group.rows.values())).facts
-        if isinstance(facts, DecodeResult) and facts.latent is not None:
+        if not isinstance(facts, DecodeResult) or facts.latent is None or facts.projections == "timed":
+            continue
+        if facts.n_s is not None and facts.prompts == 1:
             found.append((group, facts))
     return found
 
@@ -56,7 +58,7 @@ def break_evens(groups: Iterable[Group]) -> list[BreakEven]:
     series: dict[str, list[tuple[Group, DecodeResult]]] = {}
     for group, facts in latents(groups):
         timed = all(_us(group, name) is not None for name in (ABSORBED, EXPANDED))
-        if timed and facts.n_s == facts.n_p and facts.projections != "timed":
+        if timed and facts.n_s == facts.n_p:
             rest = {name: value for name, value in group.axes.items() if name != "batch_size"}
             series.setdefault(repr(rest), []).append((group, facts))
     return [_break_even(members) for members in series.values() if len(members) > 1]
@@ -118,17 +120,17 @@ class Winner:
 
 
 def winners(groups: Iterable[Group]) -> list[Winner]:
-    """Of the points with attention alone, because the prediction is about it."""
+    """Of the points at which Mixed expands something; elsewhere it does what Absorbed, two-phase does."""
     found = []
     for group, facts in latents(groups):
-        if facts.projections == "timed":
+        if (facts.n_s or 0) < facts.chunk_size or facts.batch_size < 2:
             continue
         ours = {name: us for name in group.rows if name not in _NOT_OURS and (us := _us(group, name)) is not None}
         shape = facts.latent
         if shape is None or not {ABSORBED, MIXED} <= ours.keys():
             continue
         least = shape.break_even(facts.element_bytes, *rates(group.rows[name] for name in ours))
-        expands = bool(facts.n_s) and facts.batch_size >= max(2.0, least)
+        expands = facts.batch_size >= max(2.0, least)
         predicted = MIXED if expands else ABSORBED
         other = ABSORBED if expands else MIXED
         fastest = predicted if ours[predicted] <= _EVEN * ours[other] else other
@@ -141,8 +143,8 @@ _LEGEND = (
     "predicted = 0.294 F/B in 2 bytes with DeepSeek's dimensions: bytes that the expanded form reads at B bytes/s, "
     "over FLOPs that the absorbed form computes for each sequence at F FLOP/s; medians of what the rounds probed",
     "measured = batch at which Absorbed, two-phase and Expanded take the same time, interpolated on logarithmic axes",
-    "attention alone (projections: apart): queries are absorbed before a call and outputs are projected after it, with "
-    "the float64 check over both; timed: inside the call",
+    "attention alone (no value of projections): queries are absorbed before a call and outputs are projected after it; "
+    "the check in float64 contains both. timed: both happen inside the call",
 )
 
 
@@ -165,7 +167,7 @@ def body(view: View) -> Body:
             lambda each: Cell(label(each.fastest), "quiet" if each.fastest == each.predicted else "best"),
             align="left",
         ),
-        Column("Auto / fastest row", lambda each: NOTHING if each.auto is None else times(each.auto)),
+        Column("Auto / fastest of ours", lambda each: NOTHING if each.auto is None else times(each.auto)),
     )
     own = (
         Table("Sequences from which it pays to expand what they share", columns, series) if series else None,
@@ -186,7 +188,7 @@ def _headline(view: View, series: Sequence[BreakEven], won: Sequence[Winner]) ->
         for each in series
         if each.measured is not None
     ]
-    times_us = [(_us(group, ABSORBED), _us(group, MIXED)) for group in view.groups]
+    times_us = [(_us(group, ABSORBED), _us(group, MIXED)) for group, _ in latents(view.groups)]
     gains = [absorbed / mixed for absorbed, mixed in times_us if absorbed and mixed]
     if gains:
         name = view.columns.name
@@ -195,7 +197,8 @@ def _headline(view: View, series: Sequence[BreakEven], won: Sequence[Winner]) ->
     if autos:
         same = sum(winner.predicted == winner.fastest for winner in won)
         parts.append(
-            f"The rates predict the faster form at {same} of {len(won)} points; {view.columns.name(AUTO)} takes at "
-            f"most {times(max(autos))} of the fastest row's time."
+            f"The rates predict the faster form at {same} of {len(won)} points where sequences share; there "
+            f"{view.columns.name(AUTO)} takes at most {times(max(autos))} of the time of the fastest of our rows. All "
+            "of this is attention alone."
         )
     return " ".join(parts) or "No point was measured in both forms."

@@ -54,6 +54,8 @@ def attention_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> 
         for name in ("kv_heads", "head_dim"):
             if name in given:
                 yield Finding((name,), "follows from latent; leave it out", True)
+        if given.get("kv_dtype", "same") != "same":
+            yield Finding(("kv_dtype",), "latents are stored in dtype; leave kv_dtype out", True)
         if "heads" in given and given["latent"].heads is not None:
             yield Finding(("heads",), "follows from the model of latent; leave it out, or write its dimensions", True)
     elif "projections" in given:

@@ -160,14 +160,13 @@ void DecodePlan::accumulate(const void* q, Running running, float scale, int thr
     run(work, threads, Call::decode);
 }
 
-Running DecodePlan::fresh_results() {
+void DecodePlan::reserve_results() {
+    const std::lock_guard<std::mutex> alone(beside_);
+    if (!own_stats_.empty()) return;
     const std::size_t queries = static_cast<std::size_t>(arrays_.batch) * shape_.heads;
-    if (own_stats_.empty()) {  // rows that the plan does not read keep these
-        own_outputs_.assign(queries * shape_.value_dim, 0.0f);
-        own_stats_.assign(2 * queries, 0.0f);
-        for (std::size_t i = 0; i < own_stats_.size(); i += 2) own_stats_[i] = -HUGE_VALF;
-    }
-    return {own_outputs_.data(), own_stats_.data(), true};
+    own_outputs_.assign(queries * shape_.value_dim, 0.0f);
+    own_stats_.assign(2 * queries, 0.0f);  // rows that the plan does not read keep these
+    for (std::size_t i = 0; i < own_stats_.size(); i += 2) own_stats_[i] = -HUGE_VALF;
 }
 
 void DecodePlan::decode_beside(const void* q, void* out, DecodePlan* other, const void* other_q, void* other_out,
@@ -178,12 +177,16 @@ void DecodePlan::decode_beside(const void* q, void* out, DecodePlan* other, cons
         return;
     }
     const std::int64_t queries = arrays_.batch * shape_.heads;
-    require(
-        other != this && other->arrays_.batch * other->shape_.heads == queries && other->shape_.dtype == shape_.dtype,
-        "decode_beside: the other plan has other rows, heads or another dtype");
+    require(other != this && other->arrays_.batch == arrays_.batch && other->shape_.heads == shape_.heads &&
+                other->shape_.dtype == shape_.dtype,
+            "decode_beside: the other plan has other rows, heads or another dtype");
+    require(!shape_.in_8_bits() && !other->shape_.in_8_bits() && entries_.empty() && other->entries_.empty(),
+            "decode_beside: not in 8 bits, and without compensation tokens");
     require(other_bytes == queries * other->shape_.value_dim * (shape_.dtype == Dtype::float32 ? 4 : 2),
             "decode_beside: bytes of the other plan's outputs");
-    const std::lock_guard<std::mutex> alone(beside_);
+    reserve_results();
+    other->reserve_results();
+    const std::scoped_lock both(beside_, other->beside_);
     const Running own = fresh_results(), others = other->fresh_results();
     other->accumulate(other_q, others, scale, threads);
     accumulate(q, own, scale, threads);

@@ -59,9 +59,12 @@ class DecodePlan {
 
     // The attention of rows over the contexts of two plans, in one call: this one's part to `out` and the other one's
     // to `other_out`; their sum, after a linear map of each, is the attention. The plans have the same rows, heads and
-    // dtype, and may differ in everything else. Without `other`, its part is 0: `other_bytes` bytes.
+    // dtype; their K and V may have other dimensions. Without `other`, its part is 0: `other_bytes` bytes.
     void decode_beside(const void* q, void* out, DecodePlan* other, const void* other_q, void* other_out,
                        std::int64_t other_bytes, float scale, int threads);
+
+    // Allocates what this plan needs in `decode_beside`, so that calls allocate nothing.
+    void reserve_results();
 
     // The compensation tokens of all rows, see attention.h; `stride` floats from one of `count` entries to the next.
     // Throws std::invalid_argument for another number of rows, or an entry that does not exist.
@@ -78,8 +81,7 @@ class DecodePlan {
     const Shape& shape() const { return shape_; }
 
   private:
-    // The running results of a call of its own, for `decode_beside`.
-    Running fresh_results();
+    Running fresh_results() { return {own_outputs_.data(), own_stats_.data(), true}; }
 
     // Runs the units; `work` has the arguments of this call.
     void run(Work work, int threads, Call call);

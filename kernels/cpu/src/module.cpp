@@ -375,6 +375,7 @@ NB_MODULE(_native, m) {
              "kv_scales: that of its scales of fp8.")
         .def("accumulate", &accumulate, "q"_a, "outputs"_a, "stats"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0 that starts from running results and leaves the new ones: sums of V and statistics.")
+        .def("reserve_results", &chunkbench::DecodePlan::reserve_results, "Allocate what `decode_beside` needs.")
         .def("decode_beside", &decode_beside, "q"_a, "out"_a, "other"_a.none(), "other_q"_a, "other_out"_a,
              "other_bytes"_a, "scale"_a, "threads"_a,
              "Attention over the contexts of two plans; see decode_plan.h. other: None for a part of 0.")

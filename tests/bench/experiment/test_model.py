@@ -189,3 +189,31 @@ def test_loading_needs_neither_torch_nor_any_adapter() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["chunkbench.baselines.registry"]
+
+
+@pytest.mark.parametrize(
+    ("filter_", "points"),
+    [
+        ({"latent": "deepseek-v3"}, 3),
+        ({"latent": {"kv_rank": 512, "rope": 64, "nope": 128, "v": 128}}, 24),
+        ({"latent": "deepseek-v2-lite", "projections": "apart"}, 18),
+        ({"projections": "timed"}, 2),
+    ],
+)
+def test_filters_of_latent_attention(filter_: dict[str, Any], points: int) -> None:
+    accepted, findings = read_filter(filter_, ())
+    assert not findings
+    found = load_experiment("mla").points("cpu", "bfloat16")
+    assert (
+        sum(selects(accepted, {name: getattr(point, name) for name in AXES if hasattr(point, name)}) for point in found)
+        == points
+    )
+
+
+def test_apart_is_the_default_of_projections() -> None:
+    (one,), (other,) = (
+        experiment(sweep=[{"latent": "kimi-k2", "n_p": 64, "n_s": 0, **more}]).points("cpu", "float32")
+        for more in ({}, {"projections": "apart"})
+    )
+    assert one == other
+    assert (one.heads, one.kv_heads, one.head_dim) == (64, 1, 576)

@@ -48,7 +48,7 @@ def test_without_runs_only_analytic_claims_hold() -> None:
     assert by_verdict["holds"] == {
         "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "PA-batch", "GQA-memory", "RA-bound",
         "RA-hit", "S3-beginning", "X-figure4", "X-52", "X-regression", "X-unit", "RG-table1", "RG-table2", "X-ring2",
-        "X-weights", "PA-memory13b",
+        "X-weights", "PA-memory13b", "TY-bound",
     }  # fmt: skip
     assert by_verdict["cannot tell"] == {"RG-appendixD"}
     assert by_verdict["not measured"] >= {"F5-1024", "F5-2048", "T4-kv", "T4-batch", "T4-noregress"}
