@@ -115,7 +115,7 @@ class Chooser:
         }
 
     def value_dim(self, shape: Arguments) -> int:
-        return shape["value_dim"] or shape["head_dim"]
+        return int(shape["value_dim"] or shape["head_dim"])
 
     def chunk_memory(self, shape: Arguments) -> int:
         """Address of a chunk of K and V."""
@@ -251,8 +251,8 @@ class Caller(Chooser):
             case 6:
                 other = self.chance.choice([None, plan, self.call(self.native.DecodePlan, **arguments)])
                 bytes_ = count * BYTES.get(dtype, 2)
-                words = (other, q, self.memory(count, dtype), bytes_ if other is None else self.number(bytes_))
-                self.call(plan.decode_beside, q, out, *words, scale, self.threads())
+                told = bytes_ if other is None else self.number(bytes_)
+                self.call(plan.decode_beside, q, out, other, q, self.memory(count, dtype), told, scale, self.threads())
 
     def chunk(self) -> None:
         """`pack` and `cut` of a chunk."""
