@@ -102,6 +102,8 @@ class VllmPagedSession(BlockSession):
     def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         index = torch.from_numpy(slots)
         scales = 1.0, 1.0
+        if self._form != "auto":  # vLLM rounds toward zero; numbers of fp8 stay as they are, so all rows read the same
+            k, v = (x.to(torch.float8_e4m3fn).to(x.dtype) for x in (k, v))
         torch.ops._C.cpu_attn_reshape_and_cache(k, v, self._key, self._value, index, self._isa, *scales, self._form)
 
 
@@ -130,6 +132,8 @@ class VllmPagedAttn(Implementation):
             return Answer(False, f"vLLM's CPU kernel takes head sizes of a multiple of 32, not {point.head_dim}")
         if point.kv_dtype != "same" and _build()[0] == "avx2":
             return Answer(False, "vLLM takes K and V in fp8 only on CPUs with AVX-512 or AMX")
+        if point.kv_dtype != "same" and point.block_size % 32:
+            return Answer(False, f"vLLM takes fp8 in blocks of a multiple of 32 tokens, not {point.block_size}")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:

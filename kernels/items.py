@@ -27,6 +27,8 @@ class Items(NamedTuple):
     tail_row: Ints
     """`[items]`: the longest row that ends inside the item's last chunk. Then each row of the item reads this chunk up
     to the row's own end. -1 if all rows of the item read this chunk to its end."""
+    before: Ints
+    """`[items]`: number of chunks before the first one in the sequence of each row."""
 
     def take(self, index: Ints) -> Items:
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
@@ -44,7 +46,8 @@ class Items(NamedTuple):
         """Split item i into `parts[i]` items with nearly equal numbers of chunks. The last part has the tail row."""
         index, is_last, first, count = _split(self.first_chunk, self.chunk_count, parts)
         tails = np.where(is_last, self.tail_row[index], -1)
-        return self.take(index)._replace(first_chunk=first, chunk_count=count, tail_row=tails)
+        before = self.before[index] + first - self.first_chunk[index]
+        return self.take(index)._replace(first_chunk=first, chunk_count=count, tail_row=tails, before=before)
 
     def of_rows(self, batch: int) -> Ints:
         """`[b]`: number of items of each row."""
@@ -110,7 +113,8 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
     lengths = plan.lengths
     if not merged.any():
         widths = plan.ends - plan.begins
-        return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, plan.tail_rows)
+        tails = plan.tail_rows
+        return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, tails, plan.before)
     parents, alone = plan.parents, merged.all()
     merged = merged & (parents >= 0)
     # A row belongs to the items of its last segment, and of each segment before one that is not merged.
@@ -130,7 +134,7 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
         item, segment = item[goes_on], parents[segment[goes_on]]
         found.insert(0, (item, segment))
     item, segment = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    listed = segment[np.argsort(item, kind="stable")]
+    listed, segments_of = segment[np.argsort(item, kind="stable")], np.bincount(item)
     chunk_count = np.bincount(item, lengths[segment], len(own)).astype(np.int64)
     row_count = counts[own]
     items = Items(
@@ -141,6 +145,7 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
         first_row=np.cumsum(row_count) - row_count,
         row_count=row_count,
         tail_row=plan.tail_rows[own],
+        before=plan.before[listed[np.cumsum(segments_of) - segments_of]],
     )
     if not alone:
         return items
@@ -150,7 +155,8 @@ def items_of_forest(plan: Plan, merged: Bools) -> Items:
 
 def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:
     """One item for each of `rows` `[b]`. `chunks` lists the chunks row by row: `counts[i]` chunks for `rows[i]`."""
-    return Items(chunks, rows, np.cumsum(counts) - counts, counts, np.arange(len(rows)), np.ones_like(counts), rows)
+    first, none = np.cumsum(counts) - counts, np.zeros_like(counts)
+    return Items(chunks, rows, first, counts, np.arange(len(rows)), np.ones_like(counts), rows, none)
 
 
 @dataclass(frozen=True)
@@ -165,18 +171,26 @@ class PromptRows:
     count: int
 
 
-def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: int) -> tuple[Items, Ints]:
+def items_of_prompts(
+    prompts: Sequence[PromptRows], chunk_size: int, first_row: int, window: int | None = None
+) -> tuple[Items, Ints]:
     """Make items for causal attention of prompts. The rows are numbered from `first_row` on, prompt by prompt.
 
     There is one item for the tokens of each chunk. Its rows read the sequence up to this chunk. In the last chunk, each
-    row reads a different number of tokens. Also returns these numbers `[rows]`, 1..chunk_size.
+    row reads a different number of tokens. Also returns these numbers `[rows]`, 1..chunk_size. `window`: tokens that a
+    row reads, its own included; chunks before the windows of all rows of an item are left out.
     """
     positions = np.concatenate([np.arange(p.first, p.first + p.count) for p in prompts])
     prompt = np.repeat(np.arange(len(prompts)), [p.count for p in prompts])
     starts = np.cumsum([0, *(len(p.chunks) for p in prompts)])[prompt]
     rows = first_row + np.arange(len(positions))
     chunks = np.concatenate([p.chunks for p in prompts])
-    return _items_of_lengths(chunks, starts, rows, positions + 1, chunk_size), positions % chunk_size + 1
+    items = _items_of_lengths(chunks, starts, rows, positions + 1, chunk_size)
+    if window is not None:
+        outside = np.maximum(0, positions[items.first_row] - window + 1) // chunk_size
+        counts = items.chunk_count - outside
+        items = items._replace(first_chunk=items.first_chunk + outside, chunk_count=counts, before=outside)
+    return items, positions % chunk_size + 1
 
 
 def items_of_lengths(chunks: Ints, tokens: int, lengths: Ints, chunk_size: int) -> tuple[Items, Ints]:
@@ -207,6 +221,7 @@ def _items_of_lengths(chunks: Ints, starts: Ints, rows: Ints, lengths: Ints, chu
         first_row=blocks,
         row_count=widths,
         tail_row=rows[blocks + widths - 1],
+        before=np.zeros_like(blocks),
     )
 
 

@@ -120,6 +120,16 @@ class Plan:
         return parents
 
     @cached_property
+    def before(self) -> Ints:
+        """`[segments]`: number of chunks of the segments before each segment in the prefix tree."""
+        lengths, above = self.lengths, self.parents
+        before = np.zeros(len(above), np.int64)
+        while (has_parent := above >= 0).any():
+            before += np.where(has_parent, lengths[above], 0)
+            above = np.where(has_parent, self.parents[above], -1)
+        return before
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         starts, begins, ends = self.starts.tolist(), self.begins.tolist(), self.ends.tolist()
         ranges = zip(pairwise(starts), begins, ends, strict=True)

@@ -10,12 +10,22 @@ import torch
 from chunkbench.kernels.compensation import Compensation
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    seen: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """softmax(q k^T * scale) v in float64.
 
     q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0,
     and query head i reads KV head i // (h / h_kv). v and the result may have another d. `scale` is
-    1/sqrt(d) unless given.
+    1/sqrt(d) unless given. `seen` `[n]`, or `[b, n]`: whether a query reads each token; None: it reads all.
+    `softcap`: a scaled score x becomes softcap * tanh(x / softcap); 0: it stays. `sinks` `[h]`: a score of each head
+    without a V.
 
     Finite scores of any size are exact to float64. A score of -inf gets weight zero. Scores of +inf share the whole
     weight evenly (the limit of equal scores that grow without bound). If every score is -inf, the softmax is undefined
@@ -35,9 +45,15 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | 
         raise ValueError(f"attention of {h} heads over {n} tokens with {h_kv} KV heads is undefined")
     keys, values = (both.double().repeat_interleave(h // h_kv, 1) for both in (k, v))
     scores = torch.einsum("...hd,nhd->...hn", q.double(), keys) * (d**-0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if seen is not None:
+        scores = scores.masked_fill(~(seen if seen.dim() == 1 else seen[:, None]), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().expand(scores.shape[:-1])[..., None]], -1)
     top = scores.amax(-1, keepdim=True)
     weights = torch.where(top == torch.inf, (scores == torch.inf).double(), torch.exp(scores - top))
-    weights = weights / weights.sum(-1, keepdim=True)
+    weights = (weights / weights.sum(-1, keepdim=True))[..., :n]
     return torch.einsum("...hn,nhd->...hd", weights, values)
 
 

@@ -113,7 +113,7 @@ def make_work(plan: Plan, items: Items, store: ChunkStore, limits: Limits) -> Wo
     """Work descriptors of a plan: items of several rows become shared pieces, all others private pieces."""
     shared: list[SharedPiece] = []
     several = items.take(np.flatnonzero(items.row_count > 1))
-    for first_chunk, chunk_count, first_row, row_count, _ in zip(*several[2:], strict=True):
+    for first_chunk, chunk_count, first_row, row_count, _, _ in zip(*several[2:], strict=True):
         rows = torch.from_numpy(items.rows[first_row : first_row + row_count]).to(store.device)
         step = max(1, limits.shared_pairs // row_count)
         for start in range(first_chunk, end := first_chunk + chunk_count, step):

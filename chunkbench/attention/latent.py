@@ -186,8 +186,8 @@ class MixedAttention(LatentAttention):
         places = np.array([self._places[chunk] for chunk in chunks.tolist()])
         widths = (plan.ends - plan.begins)[wide]
         first = np.cumsum(lengths) - lengths
-        full = np.full(len(lengths), -1)
-        items = Items(places, plan.order, first, lengths, plan.begins[wide], widths, full)
+        full, before = np.full(len(lengths), -1), plan.before[wide]
+        items = Items(places, plan.order, first, lengths, plan.begins[wide], widths, full, before)
         self._expanded_kernel.make(items, len(plan.order))
         self._expanded_kernel.reserve_results()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from chunkbench.attention.errors import WrongTokens
 from chunkbench.attention.parts import CacheShape, Kernel, Partition, assemble, choose
 from chunkbench.attention.tensors import TensorSpec, WrongTensor
 from chunkbench.attention.tokens import Tokens
@@ -13,6 +14,7 @@ from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.changes import Append, Join
 from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kv_dtype import KvDtype
 
 
@@ -93,6 +95,7 @@ class LayeredChunkAttention:
         self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
         self._spec = TensorSpec(dtype, device)
         self._planned = False
+        self._query_rows: QueryRows | None = None
 
     # Queries
 
@@ -190,11 +193,24 @@ class LayeredChunkAttention:
         self._cache.truncate(sequence, length)
         self._planned = False
 
-    def plan(self) -> None:
-        """Update the work descriptors after all changes. `attend` calls this method if the caller did not."""
-        if not self._planned:
-            self._kernel.plan(self._tree.plan())
-            self._planned = True
+    def plan(self, query_rows: QueryRows | None = None) -> None:
+        """Update the work descriptors after all changes. `attend` calls this method if the caller did not.
+
+        `query_rows`: the next `attend` takes several query rows of each sequence, those of a draft that is verified,
+        sequence by sequence. Only the native kernel without a policy can do this. Raises WrongTokens if a sequence has
+        fewer tokens than rows, ValueError for another kernel.
+        """
+        if query_rows is None:
+            if not self._planned or self._query_rows is not None:
+                self._kernel.plan(self._tree.plan())
+        else:
+            if not isinstance(self._kernel, TppNative):
+                raise ValueError("several query rows of a sequence need kernel='native' and no policy")
+            if (self._tree.lengths < query_rows.counts).any():
+                raise WrongTokens("a sequence has fewer tokens than query rows")
+            self._kernel.plan(self._tree.plan(), query_rows=query_rows)
+        self._query_rows = query_rows
+        self._planned = True
 
     def compress(self, sequences: Sequence[int] | None = None) -> None:
         """With a policy: let window heads lose the tokens before the windows of these sequences, by default of all
@@ -225,16 +241,17 @@ class LayeredChunkAttention:
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Compute attention of one query token per sequence in a layer, scaled by 1/sqrt(head_dim).
 
-        q and out are `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made. Returns
-        out.
+        q and out are `[b, heads, head_dim]`, b = number of live sequences, or of the rows of `plan(query_rows)`.
+        Without `out` a new tensor is made. Returns out.
         """
         fits = self._planned and out is not None and 0 <= layer < self.layers and not out.requires_grad
         if fits and out is not None and self._decode_dense is not None and self._decode_dense(q, out, layer):
             return out
         self._check_layer(layer)
-        q, out = self._checked_q(q, out, len(self._tree))
+        rows = self._query_rows if self._planned else None
+        q, out = self._checked_q(q, out, len(self._tree) if rows is None else rows.total)
         if len(out):
-            self.plan()
+            self.plan(rows)
             self._kernel.decode(q, out, layer)
         return out
 

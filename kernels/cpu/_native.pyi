@@ -62,8 +62,18 @@ class DecodePlan:
     ) -> None: ...
     def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...
     def decode(
-        self, q: int, out: int, scale: float, threads: int, shift: int = 0, sums: int = 0, kv_scales: int = 0
+        self,
+        q: int,
+        out: int,
+        scale: float,
+        threads: int,
+        shift: int = 0,
+        sums: int = 0,
+        kv_scales: int = 0,
+        cap: float = 0,
+        sinks: int = 0,
     ) -> None: ...
+    def set_sights(self, sights: NDArray[np.int64]) -> None: ...
     def accumulate(self, q: int, outputs: int, stats: int, scale: float, threads: int) -> None: ...
     def reserve_results(self) -> None: ...
     def decode_beside(

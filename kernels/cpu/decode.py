@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from chunkbench.kernels.compensation import CompensationTokens
@@ -29,6 +30,7 @@ from chunkbench.kernels.items import (
 )
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, two_phase
+from chunkbench.kernels.query_rows import QueryRows, chunks_of_rows
 from chunkbench.kernels.trace import Trace, TracedCall
 from chunkbench.kv_dtype import KvDtype, kv_bytes
 
@@ -110,14 +112,15 @@ class StoredHeads:
 
 class NativeDecode:
     """Decode attention over items of a store. Call `make` before `decode`. `scale`: factor of the scores; default:
-    1/sqrt(d)."""
+    1/sqrt(d). `softcap`: a scaled score x becomes softcap * tanh(x / softcap); 0: it stays (Gemma 2)."""
 
-    def __init__(self, store: PackedChunks, heads: int, scale: float | None = None) -> None:
+    def __init__(self, store: PackedChunks, heads: int, scale: float | None = None, softcap: float = 0.0) -> None:
         self.store = store
         self.heads = heads
         self._isa = chosen_isa()
         self._fetch_early, self._side_by_side = read_mode(store.dtype, store.kv_dtype, self._isa)
         self._scale = store.head_dim**-0.5 if scale is None else scale
+        self._softcap = softcap
         reads_tensors()
         self._work: DecodePlan | None = None
         self._made: tuple[ItemArrays, int] | None = None  # the items of `_work`, and its number of rows
@@ -177,29 +180,41 @@ class NativeDecode:
             count, stride = len(tokens.sums), tokens.sums.stride(0)
             self._work.set_compensation(tokens.entries, tokens.shares, tokens.biases, count, stride)
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Compute scaled attention of q `[b, h, d]` in a layer, and write it to out `[b, h, d of V]`.
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, sinks: torch.Tensor | None = None) -> None:
+        """Compute scaled attention of q `[rows, h, d]` in a layer, and write it to out `[rows, h, d of V]`.
 
-        q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch.
+        q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch. `sinks` `[h]`, float32: a
+        scaled score of each query head that has no V, but counts in the softmax (gpt-oss).
         """
-        if self._compensation is not None or not self.decode_dense(q, out, layer):
+        plain = self._compensation is None and sinks is None and not self._softcap
+        if not plain or not self.decode_dense(q, out, layer):
             sums = 0 if self._compensation is None else self._compensation.sums[:, layer:].data_ptr()
-            self.decode_at(q, out, layer * self.store.layer_bytes, self._scale, sums)
+            self.decode_at(q, out, layer * self.store.layer_bytes, self._scale, sums, sinks=sinks)
 
     def decode_at(
-        self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float, sums: int = 0, kv_scales: int = 0
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        shift: int,
+        scale: float,
+        sums: int = 0,
+        kv_scales: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Like `decode`, for a layer whose chunks lie `shift` bytes after those of the plan. `scale`: factor of the
         scores.
 
         `sums`: address of the layer's sums for compensation tokens, 0 if there are none. `kv_scales`: address of the
-        layer's float32 scales of fp8, those of K and then those of V `[2, h_kv]`; 0 if all are 1. q and out need not
-        be contiguous.
+        layer's float32 scales of fp8, those of K and then those of V `[2, h_kv]`; 0 if all are 1. `sinks`: see
+        `decode`. q and out need not be contiguous.
         """
         assert self._work is not None
         q = q.contiguous()
         target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-        self._work.decode(q.data_ptr(), target.data_ptr(), scale, torch.get_num_threads(), shift, sums, kv_scales)
+        sinks_at = 0 if sinks is None else sinks.data_ptr()
+        addresses = q.data_ptr(), target.data_ptr()
+        changes = self._softcap, sinks_at
+        self._work.decode(*addresses, scale, torch.get_num_threads(), shift, sums, kv_scales, *changes)
         if target is not out:
             out.copy_(target)
 
@@ -220,7 +235,7 @@ class NativeDecode:
         `layers`: DecoderLayer of the native module, one for each layer of the store. `step`: its StepBuffers, with a
         row for each row of the plan. K and V of row i go to slot `slots[i]` of chunk `chunks[i]`.
         """
-        if self._work is None or self._compensation is not None:
+        if self._work is None or self._compensation is not None or self._softcap:
             return []
         slots = np.ascontiguousarray(slots, np.int64)
         addresses = self.store.chunk_addresses(chunks)
@@ -324,36 +339,79 @@ class TppNative(NativeDecode):
     """
 
     def __init__(
-        self, store: PackedChunks, heads: int, planner: Planner | None = None, scale: float | None = None
+        self,
+        store: PackedChunks,
+        heads: int,
+        planner: Planner | None = None,
+        scale: float | None = None,
+        softcap: float = 0.0,
     ) -> None:
-        super().__init__(store, heads, scale)
+        super().__init__(store, heads, scale, softcap)
         self._planner = planner or two_phase
         self._plan: Plan | None = None
+        self._query_rows: QueryRows | None = None
 
-    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
+    def plan(
+        self,
+        plan: Plan,
+        prompts: Sequence[PromptRows] = (),
+        rows: Ints | None = None,
+        query_rows: QueryRows | None = None,
+        window: int | None = None,
+    ) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
         `prompts`: additional rows, one per token of a prompt, after the rows of the plan. Each such row reads its
-        sequence up to its token. `rows`: index in q and out of every row; ignored without prompts.
+        sequence up to its token. `rows`: index in q and out of every row; ignored without prompts. `query_rows`: the
+        rows of each sequence of the plan; None: one. `window`: tokens that a row reads, its own included; None: all.
         """
+        several = query_rows if query_rows is not None and (query_rows.counts != 1).any() else None
+        tokens = plan.last_tokens if several is None else several.of_sequences(plan.last_tokens)
         if prompts:
             self._plan = None
-            batch = len(plan.order)
-            items, tokens = items_of_prompts(prompts, self.store.chunk_size, batch)
-            if batch:
-                items = together(self._items(plan), items)
-            tokens = np.concatenate([plan.last_tokens, tokens])
+            items, prompt_tokens = items_of_prompts(prompts, self.store.chunk_size, len(tokens), window)
+            if len(tokens):
+                items = together(self._items(plan, several), items)
+            tokens = np.concatenate([tokens, prompt_tokens])
+            sights = self._sights(plan, several, window, prompts)
             if rows is not None:
                 tails = np.where(items.tail_row < 0, -1, rows[items.tail_row])
                 items = items._replace(rows=rows[items.rows], tail_row=tails)
-                tokens = tokens[np.argsort(rows)]
-            self.make(items, len(tokens))
-            self.set_last_tokens(tokens)
-            return
-        if plan is not self._plan or self._threads != torch.get_num_threads():
-            self.make(self._items(plan), len(plan.order))
-            self._plan = plan
-        self.set_last_tokens(plan.last_tokens)
+                order = np.argsort(rows)
+                tokens, sights = tokens[order], None if sights is None else sights[order]
+            self._make(items, len(tokens), sights)
+        elif plan is not self._plan or self._threads != torch.get_num_threads() or not _same(several, self._query_rows):
+            self._make(self._items(plan, several), len(tokens), self._sights(plan, several, window))
+            self._plan, self._query_rows = plan, several
+        self.set_last_tokens(tokens)
 
-    def _items(self, plan: Plan) -> Items:
-        return items_of_forest(plan, self._planner(plan, self.heads // self.store.kv_heads))
+    def _make(self, items: Items, batch: int, sights: npt.NDArray[np.int64] | None) -> None:
+        self.make(items, batch)
+        if sights is not None:
+            assert self._work is not None
+            self._work.set_sights(sights)
+
+    def _items(self, plan: Plan, several: QueryRows | None) -> Items:
+        group = self.heads // self.store.kv_heads
+        if several is None:
+            return items_of_forest(plan, self._planner(plan, group))
+        # The planner takes one number for all sequences.
+        usual = max(1, round(several.total / len(several.counts)))
+        return several.rows_of(items_of_forest(plan, self._planner(plan, group * usual)))
+
+    def _sights(
+        self, plan: Plan, several: QueryRows | None, window: int | None, prompts: Sequence[PromptRows] = ()
+    ) -> npt.NDArray[np.int64] | None:
+        """`QueryRows.sights` of all rows, those of prompts last. None if all rows read all tokens up to their own."""
+        if several is None and window is None:
+            return None
+        of_plan = several or QueryRows.alike(len(plan.order), 1)
+        made = [of_plan.sights(chunks_of_rows(plan), window)] if len(plan.order) else []
+        for prompt in prompts:
+            chunks = np.arange(prompt.first, prompt.first + prompt.count) // self.store.chunk_size + 1
+            made.append(QueryRows.alike(prompt.count, 1).sights(chunks, window))
+        return np.concatenate(made)
+
+
+def _same(one: QueryRows | None, other: QueryRows | None) -> bool:
+    return one is other or (one is not None and one.same_as(other))

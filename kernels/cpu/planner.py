@@ -66,11 +66,12 @@ def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
     """Cut items over rows and over chunks, and sort them by cost, the most expensive first.
 
     Also returns `[items]`: number of KV heads that a thread computes together in each item. It is 1 for an item of
-    several rows, because the sums of all its rows fill the cache. It is also 1 for an item with a chunk that another
-    item reads. The chunks of one head then stay in the cache.
+    several rows with more queries than QUERIES_PER_READ, because the sums of all its rows fill the cache. It is also 1
+    for an item with a chunk that another item reads. The chunks of one head then stay in the cache.
     """
     narrow = items.split_rows(max(1, MAX_QUERIES // grain.group))
-    heads = np.where((narrow.row_count > 1) | _read_twice(narrow), 1, _heads_together(narrow, grain))
+    many = (narrow.row_count > 1) & (narrow.row_count * grain.group > QUERIES_PER_READ)
+    heads = np.where(many | _read_twice(narrow), 1, _heads_together(narrow, grain))
     cost = _cost(narrow, grain)
     unit = cost.sum() * grain.kv_heads / (grain.threads * UNITS_PER_THREAD)
     parts_for_balance = np.ceil(cost * heads / unit).astype(np.int64)

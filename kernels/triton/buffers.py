@@ -52,10 +52,9 @@ class Buffers:
             "folds": capacity.slots,
         }
         # Each array begins at a multiple of 128 bytes: Triton compiles a kernel anew for another alignment.
-        padded = [-(-size // 32) * 32 for size in sizes.values()]
-        ends = np.cumsum(padded).tolist()
-        spans = {name: slice(end - size, end) for name, size, end in zip(sizes, padded, ends, strict=True)}
-        self._staging = Staging(device, ends[-1])
+        begins = np.cumsum([0, *(-(-size // 32) * 32 for size in sizes.values())]).tolist()
+        spans = {name: slice(begin, begin + size) for (name, size), begin in zip(sizes.items(), begins, strict=False)}
+        self._staging = Staging(device, begins[-1])
         host: dict[str, Any] = {name: self._staging.host[span] for name, span in spans.items()}
         self.device = {name: self._staging.device[span] for name, span in spans.items()}
         """Device arrays by the argument names of the kernels in `attention`."""

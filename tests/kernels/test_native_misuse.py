@@ -51,7 +51,8 @@ def arguments() -> dict[str, Any]:
         "kv_dtype": "same",
         "columns": COLUMNS,
         "items": np.array(
-            [[0, 1, 0, 2, -1, 0, 0, 0, 1], [1, 1, 2, 1, 0, -1, 0, 1, 2], [2, 1, 3, 1, 1, -1, 1, 1, 2]], np.int64
+            [[0, 1, 0, 2, -1, 0, 0, 0, 0, 1], [1, 1, 2, 1, 0, 1, -1, 0, 1, 2], [2, 1, 3, 1, 1, 1, -1, 1, 1, 2]],
+            np.int64,
         ),
         "chunks": addresses(CHUNKS),
         "rows": ints(0, 1, 0, 1),
@@ -94,6 +95,7 @@ WRONG_ITEMS = {
     (1, "tail_row"): (2, -2),
     (0, "first_row"): (-1, 3, HUGE),
     (0, "row_count"): (0, 5, HUGE),
+    (1, "before"): (-1, HUGE),
     (0, "first_partial"): (-2, 1, HUGE),
     (1, "first_partial"): (0,),
     (1, "first_fold"): (-1, 2),
@@ -110,8 +112,8 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("kv_heads", heads, "heads") for heads in (0, -2)),
     *(("head_dim", d, "head_dim") for d in (0, 24, 1040)),
     *(("chunk_size", size, "chunk_size") for size in (0, 24, -16, 2**30)),
-    ("items", np.zeros((1, 8), np.int64), "nine columns"),
-    *(("columns", columns, "nine columns") for columns in (COLUMNS[:8], COLUMNS[::-1])),
+    ("items", np.zeros((1, 9), np.int64), "ten columns"),
+    *(("columns", columns, "ten columns") for columns in (COLUMNS[:9], COLUMNS[::-1])),
     *(("items", with_item(*place, value), "item") for place, values in WRONG_ITEMS.items() for value in values),
     ("chunks", ints(0), "item's chunks"),
     ("threads", 0, "threads"),
@@ -156,6 +158,30 @@ def test_wrong_last_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
     plan = native.DecodePlan(**arguments())
     with pytest.raises(ValueError, match="last_tokens"):
         plan.set_last_tokens(tokens)
+    torch.testing.assert_close(outputs(plan), ONES)
+
+
+@pytest.mark.parametrize(
+    ("sight", "message"),
+    [
+        ((-1, 1, 0), "before the last"),
+        ((HUGE, 1, 0), "before the last"),
+        ((0, 0, 0), "window"),
+        ((0, HUGE, 0), "window"),
+        ((0, 1, -1), "256"),
+        ((0, 1, 257), "256"),
+    ],
+)
+def test_wrong_sights_are_refused_and_change_nothing(sight: tuple[int, ...], message: str) -> None:
+    plan = native.DecodePlan(**arguments())
+    with pytest.raises(ValueError, match=message):
+        plan.set_sights(np.array([[0, 1, 0, 0, 0, 0, 0], [*sight, 0, 0, 0, 0]], np.int64))
+    with pytest.raises(ValueError, match="one for each row"):
+        plan.set_sights(np.zeros((1, 7), np.int64))
+    with pytest.raises(ValueError, match="seven columns"):
+        plan.set_sights(np.zeros((2, 6), np.int64))
+    with pytest.raises(ValueError, match="cap"):
+        plan.decode(0, 0, 0.25, 1, cap=-1.0)
     torch.testing.assert_close(outputs(plan), ONES)
 
 
@@ -235,9 +261,9 @@ chunks, numbers = array("q", [chunk.buffer_info()[0]]) * tokens, array("q", rang
 native.pack("float32", 1, 16, 16, "same", at, at, chunks, array("q", [i % 16 for i in numbers]), most)
 asked = ctypes.c_uint.in_dll(runtime, "asked")
 print(asked.value)
-items = memoryview(array("q", [n for i in numbers for n in (i, 1, i, 1, i, -1, 0, 0, 1)])).cast("B")
+items = memoryview(array("q", [n for i in numbers for n in (i, 1, i, 1, i, 0, -1, 0, 0, 1)])).cast("B")
 shape, rest = ("float32", 1, 1, 16, 16, "same", sys.argv[3:]), (array("q"), 0, tokens, 0, most, True, True, "portable")
-native.DecodePlan(*shape, items.cast("q", (tokens, 9)), chunks, numbers, *rest).decode(at, at, 0.25, most)
+native.DecodePlan(*shape, items.cast("q", (tokens, 10)), chunks, numbers, *rest).decode(at, at, 0.25, most)
 print(asked.value)
 """
 """Prints how many threads the native module asks an OpenMP runtime for."""

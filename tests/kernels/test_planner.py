@@ -54,7 +54,9 @@ def check(made: ItemArrays, contexts: list[list[int]]) -> None:
     tail_chunks: dict[int, list[int]] = defaultdict(list)
     row_of_partial: dict[int, int] = {}
     folds_of_row: dict[int, list[int]] = {}
-    for index, (first, count, first_row, rows, tail, partial, first_fold, folds, _) in enumerate(made.items.tolist()):
+    for index, (first, count, first_row, rows, tail, _, partial, first_fold, folds, _) in enumerate(
+        made.items.tolist()
+    ):
         chunks = made.chunks[first : first + count].tolist()
         assert len(chunks) == count
         members = made.rows[first_row : first_row + rows].tolist()
@@ -117,14 +119,14 @@ def test_one_long_sequence_gives_every_thread_enough_items(threads: int, kv_head
     assert lengths.max() - lengths.min() <= 1
 
 
-def test_private_rows_read_several_heads_chunk_by_chunk_and_shared_ones_head_by_head() -> None:
+def test_few_queries_read_several_heads_chunk_by_chunk_and_many_head_by_head() -> None:
     own = [list(range(100 * row, 100 * row + 16)) for row in range(32)]
     grain = Grain(2, 32, 1)
     assert cut(table_items(own), grain)[1].tolist() == [HEADS_TOGETHER] * 32
     # A block that two tables share: its readers go head by head, so that its K and V stay in the cache.
     shared = [[7, *row] for row in own[:2]] + own[2:]
     assert sorted(cut(table_items(shared), grain)[1].tolist()) == [1, 1] + [HEADS_TOGETHER] * 30
-    plan, _ = planned([[*range(320), *range(1000 * (row + 1), 1000 * (row + 1) + 320)] for row in range(4)], 16)
+    plan, _ = planned([[*range(320), *range(1000 * (row + 1), 1000 * (row + 1) + 320)] for row in range(9)], 16)
     items, heads = cut(forest_items(plan, node_wise), grain)
     assert set(heads[items.row_count > 1].tolist()) == {1}
     assert set(heads[items.row_count == 1].tolist()) == {32 // STAGES}

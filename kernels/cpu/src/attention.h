@@ -61,13 +61,14 @@ struct Item {
     std::int64_t row_count;
     std::int64_t tail_row;  // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full.
                             // In an item of several rows the longest of them; each row reads up to its own last_tokens.
+    std::int64_t before;    // chunks of the sequence before the first one; read only if the call has sights
     std::int64_t first_partial;  // index of the partial results of its rows; -1: the item writes the output
     std::int64_t first_fold;     // into Work::folds: partial results of its only row, which the item folds in
     std::int64_t folds;
     std::int64_t heads;  // KV heads that one thread computes together, chunk by chunk
 };
-constexpr const char* kItemFields[] = {"first_chunk",   "chunk_count", "first_row", "row_count", "tail_row",
-                                       "first_partial", "first_fold",  "folds",     "heads"};
+constexpr const char* kItemFields[] = {"first_chunk", "chunk_count",   "first_row",  "row_count", "tail_row",
+                                       "before",      "first_partial", "first_fold", "folds",     "heads"};
 static_assert(sizeof(Item) == sizeof(kItemFields) / sizeof(*kItemFields) * sizeof(std::int64_t),
               "all fields have a name");
 
@@ -95,6 +96,22 @@ struct Compensation {
     const std::int64_t* entries;  // [b] -1: none
     const float* shares;          // [b] 1 / tokens of the entry
     const float* biases;          // [b] added to the scaled score
+};
+
+// Which tokens of its sequence a row reads, if not all of them. The sequence ends last_tokens after `before` chunks.
+constexpr int kMostHidden = 256;
+struct Sight {
+    std::int64_t before;  // chunks before the sequence's last one
+    std::int64_t window;  // the row reads at most this many tokens before the end
+    std::int64_t reach;   // tokens before the end that `hidden` says something about, at most kMostHidden
+    std::uint64_t hidden[kMostHidden / 64];  // bit i: the row does not read the token that i tokens follow
+};
+
+// What changes the scores of a call. cap: a scaled score x becomes cap * tanh(x / cap); 0: none. sinks: [heads], a
+// scaled score without a V that each row has in addition; nullptr: none.
+struct ScoreChanges {
+    float cap;
+    const float* sinks;
 };
 
 // Running results of all rows over the contexts that earlier calls read (section 3.2 of the paper: O, m, n). A call
@@ -152,6 +169,8 @@ struct Work {
     KvScales kv_scales;
     ReadMode mode;
     Compensation compensation;
+    const Sight* sights;  // [b] nullptr: all rows read all tokens
+    ScoreChanges changes;
     Running running;
     UnitTrace* traces;  // [units] nullptr: the call is not traced
 };

@@ -15,6 +15,8 @@ namespace {
 
 // Limits: products of these numbers, and of an item's queries and the head dimension, must not overflow in the loops.
 constexpr int kMaxHeads = 65536, kMaxChunkSize = 65536, kMaxQueries = 65536;
+constexpr std::int64_t kMostChunks = std::int64_t{1} << 40;  // of a sequence; positions must not overflow
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 60;
 constexpr std::int64_t kMaxBatch = std::int64_t{1} << 24;  // a wrong number must not take the machine's memory
 
 void require(bool holds, const char* what) {
@@ -91,6 +93,7 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadM
         require(inside(item.first_chunk, item.chunk_count, arrays_.chunks.size()), "item's chunks");
         require(item.row_count >= 1 && inside(item.first_row, item.row_count, arrays_.rows.size()), "item's rows");
         require(item.tail_row >= -1 && item.tail_row < arrays_.batch, "item's tail row");
+        require(item.before >= 0 && item.before < kMostChunks, "item's chunks before");
         require(item.first_partial == -1 ||
                     (item.first_partial >= 0 && item.first_partial <= arrays_.partials - item.row_count),
                 "item's partial results");
@@ -139,9 +142,22 @@ void DecodePlan::set_compensation(Numbers entries, std::vector<float> shares, st
     stride_ = stride;
 }
 
+void DecodePlan::set_sights(std::vector<Sight> sights) {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    require(static_cast<std::int64_t>(sights.size()) == arrays_.batch, "sights: one for each row");
+    for (const Sight& sight : sights) {
+        require(sight.before >= 0 && sight.before < kMostChunks, "sights: chunks before the last one");
+        require(sight.window >= 1 && sight.window <= kMostTokens, "sights: a window has at least one token");
+        require(sight.reach >= 0 && sight.reach <= kMostHidden, "sights: at most 256 tokens can be hidden");
+    }
+    sights_ = std::move(sights);
+}
+
 void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums,
-                        KvScales scales) {
+                        KvScales scales, ScoreChanges changes) {
     Work work{};
+    require(changes.cap >= 0 && std::isfinite(changes.cap), "cap: a finite number, at least 0");
+    work.changes = changes;
     require(sums == nullptr || !entries_.empty(), "sums without set_compensation");
     work.compensation = {sums, stride_, entries_.data(), shares_.data(), biases_.data()};
     work.q = q;
@@ -257,6 +273,7 @@ void DecodePlan::run(Work work, int threads, Call call) {
     work.unit_count = units;
     work.chunks = arrays_.chunks.data();
     work.rows = arrays_.rows.data();
+    work.sights = sights_.empty() ? nullptr : sights_.data();
     work.last_tokens = last_tokens_.data();
     work.partial_items = arrays_.partial_items;
     work.folds = arrays_.folds.data();

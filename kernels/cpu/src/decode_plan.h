@@ -52,7 +52,7 @@ class DecodePlan {
     // requested layer. Allocates only if `threads` is larger than in every call before. sums: sums of the compensation
     // tokens in that layer, nullptr without such tokens. scales: those of fp8 in that layer.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr,
-                KvScales scales = {nullptr, nullptr});
+                KvScales scales = {nullptr, nullptr}, ScoreChanges changes = {0.0f, nullptr});
 
     // `decode` of layer 0 that adds to running results (attention.h), or replaces them, instead of writing outputs.
     void accumulate(const void* q, Running running, float scale, int threads);
@@ -70,6 +70,10 @@ class DecodePlan {
     // Throws std::invalid_argument for another number of rows, or an entry that does not exist.
     void set_compensation(Numbers entries, std::vector<float> shares, std::vector<float> biases, std::int64_t count,
                           std::int64_t stride);
+
+    // Which tokens each row reads (attention.h). Throws std::invalid_argument for another number of rows, or numbers
+    // that are negative or too large.
+    void set_sights(std::vector<Sight> sights);
 
     // Reads all chunks in the order of `decode`, without arithmetic and without a result: a probe of the memory.
     void read(int threads);
@@ -96,6 +100,7 @@ class DecodePlan {
     std::mutex mutex_;  // several Python threads may call, and they share the scratch memory
     std::vector<Counter> left_by_;
     Numbers last_tokens_;
+    std::vector<Sight> sights_;
     Numbers entries_;
     std::vector<float> shares_, biases_;
     std::int64_t stride_ = 0;

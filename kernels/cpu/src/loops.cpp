@@ -162,6 +162,18 @@ inline void compensate(const Shape& shape, const Work& work, std::int64_t row, i
     state.peak = new_peak;
 }
 
+// Add the sink of a query head, if the call has sinks, to the running results of a row.
+inline void add_sink(const Work& work, int head, int d, float scale, State state) {
+    if (work.changes.sinks == nullptr) return;
+    const float score = work.changes.sinks[head] / work.scale;
+    const float new_peak = score > state.peak ? score : state.peak;
+    const V16 own_share = set1(exp2_difference(scale * state.peak, scale * new_peak));
+    for (int j = 0; j < d; j += 16) store(state.output + j, mul(own_share, load(state.output + j)));
+    const float weight = exp2_difference(scale * score, scale * new_peak);
+    store(state.weights, fma(own_share, load(state.weights), first_lane(weight)));
+    state.peak = new_peak;
+}
+
 // Number of full chunks of an item. At most one partial chunk follows them.
 inline std::int64_t full_chunks(const Shape& shape, const Work& work, const Item& item) {
     return item.chunk_count - (item.tail_row >= 0 && work.last_tokens[item.tail_row] < shape.chunk_size);
@@ -240,6 +252,40 @@ inline void hide_later_tokens(const Work& work, const Item& item, int tokens, in
     for (int i = 0; i < rows; ++i) {
         const auto seen = static_cast<int>(work.last_tokens[work.rows[item.first_row + i / group]]);
         for (int t = seen; t < (tokens + 15) / 16 * 16; ++t) scores[i * row + t] = -kInfinity;
+    }
+}
+
+// The positions whose tokens some rows of an item do not read: those before `begin`, and those from `end` on.
+struct Span {
+    std::int64_t begin, end;
+};
+
+inline Span seen_by_all(const Work& work, const Item& item, int c) {
+    Span span{0, INT64_MAX};
+    for (std::int64_t i = 0; i < item.row_count; ++i) {
+        const std::int64_t row = work.rows[item.first_row + i];
+        const Sight& sight = work.sights[row];
+        const std::int64_t end = sight.before * c + work.last_tokens[row];
+        span.begin = end - sight.window > span.begin ? end - sight.window : span.begin;
+        span.end = end - sight.reach < span.end ? end - sight.reach : span.end;
+    }
+    return span;
+}
+
+// -inf for the scores of tokens that rows do not read (Sight) in chunk `chunk` of their sequence, of c tokens. Other
+// arguments: see hide_later_tokens.
+inline void hide_unseen(const Work& work, const Item& item, std::int64_t chunk, int tokens, int group, int rows,
+                        float* scores, int c) {
+    for (int i = 0; i < rows; ++i, scores += c) {
+        const std::int64_t of = work.rows[item.first_row + i / group];
+        const Sight& sight = work.sights[of];
+        const std::int64_t end = (sight.before - chunk) * c + work.last_tokens[of];  // of the sequence
+        const std::int64_t first = end - sight.window < tokens ? end - sight.window : tokens;
+        for (std::int64_t t = 0; t < first; ++t) scores[t] = -kInfinity;
+        for (std::int64_t t = end > sight.reach ? end - sight.reach : 0; t < tokens && t < end; ++t) {
+            const std::int64_t bit = end - 1 - t;
+            if (sight.hidden[bit / 64] >> (bit % 64) & 1) scores[t] = -kInfinity;
+        }
     }
 }
 
@@ -361,6 +407,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             take_query<Q, kInPairs<T>>(query, d, queries + i * d);
             if (item.first_partial < 0) compensate<Q>(shape, work, row, head, scale, state);
         });
+        if (item.first_partial < 0) add_sink(work, head, d_v, scale, state);
         if constexpr (kScaled<T>) {
             V16 total = set1(0.0f);
             for (int j = 0; j < d; j += 16) total = add(total, load(queries + i * d + j));
@@ -369,6 +416,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     });
     laps.lap(kStart);
     const Pieces<T> pieces(shape, work, item);
+    const Span span = work.sights != nullptr && !Reads ? seen_by_all(work, item, c) : Span{0, INT64_MAX};
 #ifdef CHUNKBENCH_TILE_PRODUCTS
     constexpr bool kTiles = kInPairs<T> && !Reads;
     const bool suits_tiles = kTiles && rows > kStreamRows && d % (2 * kTileSteps) == 0 && c % (2 * kTileSteps) == 0;
@@ -396,7 +444,15 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
             Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d_v, d_v, true, rows};
             const auto hide = [&] {
-                if (Reads || item.tail_row < 0 || n + 1 < item.chunk_count) return;
+                if (Reads) return;
+                for (int i = 0; work.changes.cap > 0 && i < rows; ++i) {
+                    cap_scores(scores + static_cast<std::int64_t>(i) * c, tokens, work.scale, work.changes.cap);
+                }
+                const std::int64_t chunk = item.before + n, position = chunk * c;
+                if (position < span.begin || position + tokens > span.end) {
+                    hide_unseen(work, item, chunk, tokens, group, rows, scores, c);
+                }
+                if (item.tail_row < 0 || n + 1 < item.chunk_count) return;
                 if (item.row_count == 1 && work.rows[item.first_row] == item.tail_row) return;
                 hide_later_tokens(work, item, tokens, group, rows, scores, c);
             };

@@ -70,7 +70,7 @@ void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads
     const auto& fields = chunkbench::kItemFields;
     if (!std::equal(columns.begin(), columns.end(), std::begin(fields), std::end(fields)) ||
         items.shape(1) != columns.size())
-        throw std::invalid_argument("items: nine columns, named as the fields of Item in attention.h");
+        throw std::invalid_argument("items: ten columns, named as the fields of Item in attention.h");
     const auto* first = reinterpret_cast<const chunkbench::Item*>(items.data());
     arrays.items.assign(first, first + items.shape(0));
     arrays.chunks = numbers(chunks);
@@ -91,10 +91,19 @@ chunkbench::KvScales scales_at(std::uintptr_t address, int kv_heads) {
 }
 
 void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale, int threads,
-            std::int64_t shift, std::uintptr_t sums, std::uintptr_t kv_scales) {
+            std::int64_t shift, std::uintptr_t sums, std::uintptr_t kv_scales, float cap, std::uintptr_t sinks) {
     nb::gil_scoped_release release;
     self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads, shift,
-                reinterpret_cast<const float*>(sums), scales_at(kv_scales, self.shape().kv_heads));
+                reinterpret_cast<const float*>(sums), scales_at(kv_scales, self.shape().kv_heads),
+                {cap, reinterpret_cast<const float*>(sinks)});
+}
+
+// `sights` [b][7]: a Sight in each row.
+void set_sights(chunkbench::DecodePlan& self, const Table& sights) {
+    static_assert(sizeof(chunkbench::Sight) == 7 * sizeof(std::int64_t), "no padding");
+    if (sights.shape(1) != 7) throw std::invalid_argument("sights: seven columns, the fields of Sight in attention.h");
+    const auto* first = reinterpret_cast<const chunkbench::Sight*>(sights.data());
+    self.set_sights({first, first + sights.shape(0)});
 }
 
 void accumulate(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t outputs, std::uintptr_t stats,
@@ -130,7 +139,7 @@ bool decode_dense(chunkbench::DecodePlan& self, nb::handle q, nb::handle out, fl
     };
     const std::uintptr_t queries = address(q, shape.head_dim), outputs = address(out, shape.value_dim);
     if (!queries || !outputs) return false;
-    decode(self, queries, outputs, scale, threads, shift, 0, 0);
+    decode(self, queries, outputs, scale, threads, shift, 0, 0, 0, 0);
     return true;
 }
 
@@ -371,8 +380,10 @@ NB_MODULE(_native, m) {
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0, "kv_scales"_a = 0,
+             "cap"_a = 0, "sinks"_a = 0,
              "shift: bytes from the chunks' addresses to those of another layer; sums: address of the layer's sums; "
-             "kv_scales: that of its scales of fp8.")
+             "kv_scales: that of its scales of fp8; cap and sinks: see ScoreChanges in attention.h.")
+        .def("set_sights", &set_sights, "sights"_a, "Which tokens each row reads: see Sight in attention.h.")
         .def("accumulate", &accumulate, "q"_a, "outputs"_a, "stats"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0 that starts from running results and leaves the new ones: sums of V and statistics.")
         .def("reserve_results", &chunkbench::DecodePlan::reserve_results, "Allocate what `decode_beside` needs.")

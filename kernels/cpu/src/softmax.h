@@ -51,6 +51,19 @@ inline V16 weight_of(V16 x) {
 // 2^(a - b), or 1 if both are the same infinity.
 inline float exp2_difference(float a, float b) { return a == b ? 1.0f : first(exp2(set1(a - b))); }
 
+// Cap the scores of `tokens` tokens: a scaled score x becomes cap * tanh(x / cap). Scores of -inf after them stay.
+inline void cap_scores(float* scores, int tokens, float scale, float cap) {
+    const V16 to_power = set1(-2.0f * kLog2E * scale / cap), one = set1(1.0f), least = set1(1e-30f);
+    const V16 to_score = set1(cap / scale), zero = set1(0.0f);
+    for (int i = 0; i < tokens; i += 16) {
+        const V16 score = load(scores + i), size = max(subtract(zero, score), score);
+        const V16 power = exp2(mul(size, to_power));  // e^(-2 |x / cap|)
+        const V16 sized = divide(subtract(one, power), add(one, power));
+        store(scores + i, mul(to_score, mul(sized, divide(score, max(size, least)))));
+    }
+    for (int i = tokens; i % 16 != 0; ++i) scores[i] = -kInfinity;
+}
+
 // Largest of `count` values, a multiple of 16. Ignores NaN, which becomes a NaN weight later.
 inline float largest(const float* values, int count) {
     V16 peak = set1(-kInfinity);

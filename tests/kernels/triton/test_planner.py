@@ -50,7 +50,7 @@ def check_partials(work: Descriptors, tail_rows: dict[int, int]) -> None:
     """Every partial result has one writer and one reader, of the same row. Every output has one writer."""
     written: dict[int, int] = {}
     direct: Counter[int] = Counter()
-    for first, count, position, positions, tail, slot, *_ in work.items.tolist():
+    for first, count, position, positions, tail, _, slot, *_ in work.items.tolist():
         rows = work.order[position : position + positions].tolist()
         if slot < 0:
             direct.update(rows)

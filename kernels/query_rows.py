@@ -1,0 +1,111 @@
+"""Steps in which a sequence has several query rows: the tokens of a draft that are verified together. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkbench.kernels.integers import Ints, ranges
+from chunkbench.kernels.items import Items
+from chunkbench.kernels.plan import Plan
+
+MOST_ROWS = 256
+"""Largest number of query rows of a sequence."""
+EVERYTHING = 1 << 60
+"""Window of a row that reads all tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryRows:
+    """The query rows of each sequence. Its last `counts[i]` tokens have a row each, in token order.
+
+    The last tokens are a draft: a row reads all tokens before the draft, and of the draft itself and its ancestors.
+    Speculative decoding verifies such drafts.
+    """
+
+    counts: Ints
+    """`[b]`: rows of each sequence, 1 to MOST_ROWS."""
+    parents: tuple[int, ...] | None = None
+    """Index in the draft of the parent of each token, -1 for roots; all drafts are then this tree. None: each token's
+    parent is the token before it."""
+
+    @classmethod
+    def alike(cls, batch: int, count: int, parents: tuple[int, ...] | None = None) -> QueryRows:
+        """`count` rows for each of `batch` sequences."""
+        return cls(np.full(batch, count), parents)
+
+    @cached_property
+    def starts(self) -> Ints:
+        """`[b]`: the first row of each sequence."""
+        return np.cumsum(self.counts) - self.counts
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def same_as(self, other: QueryRows | None) -> bool:
+        if other is self:
+            return True
+        return other is not None and other.parents == self.parents and np.array_equal(other.counts, self.counts)
+
+    def rows_of(self, items: Items) -> Items:
+        """The items of a forest, with all rows of their sequences."""
+        widths = self.counts[items.rows]
+        listed = ranges(self.starts[items.rows], widths)
+        ends = np.concatenate([[0], np.cumsum(widths)])
+        first = ends[items.first_row]
+        last_rows = self.starts + self.counts - 1
+        return items._replace(
+            rows=listed,
+            first_row=first,
+            row_count=ends[items.first_row + items.row_count] - first,
+            tail_row=np.where(items.tail_row < 0, -1, last_rows[items.tail_row]),
+        )
+
+    def of_sequences(self, values: Ints) -> Ints:
+        """`[rows]`: the value of each row's sequence."""
+        return np.repeat(values, self.counts)
+
+    def sights(self, chunks: Ints, window: int | None) -> npt.NDArray[np.int64]:
+        """`[rows, 7]`: what the native kernel needs to know about rows that do not read all tokens (`Sight` in
+        attention.h). `chunks` `[b]`: number of chunks of each sequence. `window`: tokens that a row reads, its own
+        included; None: all."""
+        hidden = np.concatenate([_hidden(count, self.parents) for count in self.counts.tolist()])
+        behind = np.concatenate([np.arange(count)[::-1] for count in self.counts.tolist()])
+        columns = self.of_sequences(chunks - 1), np.full(self.total, EVERYTHING), self.of_sequences(self.counts)
+        made = np.column_stack([*columns, hidden.view(np.int64)])
+        if window is not None:
+            made[:, 1] = window + behind
+        return made
+
+
+@lru_cache(maxsize=512)
+def _hidden(count: int, parents: tuple[int, ...] | None) -> npt.NDArray[np.uint64]:
+    """`[count, 4]`: bit i of a row: the row does not read the token that i tokens follow."""
+    ancestors = np.tril(np.ones((count, count), np.bool_)) if parents is None else seen_in_draft(parents)
+    bits = np.zeros((count, MOST_ROWS), np.uint8)
+    bits[:, :count] = ~ancestors[:, ::-1]
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint64)
+
+
+def seen_in_draft(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """`[k, k]`: whether row i reads token j of a draft: itself and its ancestors."""
+    seen = np.eye(len(parents), dtype=np.bool_)
+    for token, parent in enumerate(parents):
+        if parent >= 0:
+            seen[token] |= seen[parent]
+    return seen
+
+
+def chunks_of_rows(plan: Plan) -> Ints:
+    """`[b]`, by row: number of chunks of each sequence of a plan."""
+    steps = np.zeros(len(plan.order) + 1, np.int64)
+    np.add.at(steps, plan.begins, plan.lengths)
+    np.subtract.at(steps, plan.ends, plan.lengths)
+    chunks = np.empty(len(plan.order), np.int64)
+    chunks[plan.order] = np.cumsum(steps[:-1])
+    return chunks
