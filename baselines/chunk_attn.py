@@ -13,7 +13,9 @@ from chunkbench.attention.windows import HeadPolicy
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.draft import parents_of
 from chunkbench.kernels import cpu, triton
+from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kernels.trace import Trace, TracedCall
 from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.version import __version__
@@ -43,6 +45,9 @@ class ChunkAttnSession(Session):
             policy=policy,
             kv_dtype=point.kv_dtype,
         )
+        several = point.query_rows > 1
+        rows = QueryRows.alike(point.batch_size, point.query_rows, parents_of(point.draft)) if several else None
+        self.query_rows = rows
         self.attention.reserve(chunks_needed(inputs, chunk_size, share) * chunk_size)
         self._add_prompts(inputs)
 
@@ -57,7 +62,7 @@ class ChunkAttnSession(Session):
         self.attention.append(token_ids, k, v)
 
     def plan(self) -> None:
-        self.attention.plan()
+        self.attention.plan(self.query_rows)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         self.attention.decode(q, out)
@@ -106,6 +111,7 @@ class ChunkAttn(Implementation):
     reads_shared_once = True
     kernel: Kernel = "auto"
     kv_dtypes = KV_DTYPES
+    drafts = "trees"
     _device = "cpu"
 
     def __init__(self) -> None:
@@ -122,6 +128,11 @@ class ChunkAttn(Implementation):
         return YES
 
     def supports(self, point: AttentionPoint) -> Answer:
+        if point.query_rows > 1:
+            other = "it is for CPUs" if point.device == "cuda" else cpu.why_not(point.head_dim, point.chunk_size)
+            missing = f"this is kernel={self.kernel}" if self.kernel != "auto" else other or cpu.why_missing()
+            if missing:
+                return Answer(False, f"only the native kernel takes several query rows: {missing}")
         if self.kernel == "auto" and point.device == "cuda":
             dtype = getattr(torch, point.dtype)
             unfit = triton.why_not(dtype, point.heads, point.kv_heads, point.head_dim, point.chunk_size)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from chunkbench.bench.contract import Inputs, Session
+from chunkbench.draft import parents_of
 from chunkbench.kernels.eight_bits import narrow
+from chunkbench.kernels.query_rows import seen_in_draft
 from chunkbench.kv_dtype import KvDtype
 
 WORTH_A_MASK = 4
@@ -89,22 +91,34 @@ class DenseSession(Session):
 class MaskedSession(DenseSession):
     """A session with head-major K and V, and a mask for kernels that take no lengths. Subclasses add `decode`.
 
-    If sequences differ in length, `_mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere. If all
-    lengths are equal, it is None.
+    `_mask` is 0 where a query row reads a token and -inf elsewhere: `[b, 1, 1, longest]`, or `[b, 1, query_rows * group,
+    longest]` with several query rows. b is 1 if all lengths are equal. It is None if all rows read all tokens.
     """
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
+        point = inputs.point
+        self._query_rows, self._group = point.query_rows, point.heads // point.kv_heads
+        self._unseen: torch.Tensor | None = None  # [query_rows, query_rows + 1], by tokens that follow a token
+        if self._query_rows > 1:
+            parents = parents_of(point.draft) or range(-1, self._query_rows - 1)
+            unseen = torch.from_numpy(~seen_in_draft(parents)).flip(1)
+            self._unseen = torch.nn.functional.pad(unseen, (0, 1)).to(self._k.device)
         self._mask: torch.Tensor | None = None
         self.plan()
 
     def plan(self) -> None:
-        """Update the mask if sequences differ in length."""
-        if self._ragged:
-            positions = torch.arange(self._longest, device=self._k.device)
-            beyond = positions[None, :] >= self._lengths[:, None]
-            mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._k.device)
-            self._mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
+        """Update the mask if sequences differ in length, or have several query rows."""
+        if not self._ragged and self._unseen is None:
+            return
+        positions = torch.arange(self._longest, device=self._k.device)
+        lengths = self._lengths[:, None] if self._ragged else torch.tensor([[self._longest]], device=self._k.device)
+        unread = (positions >= lengths)[:, None]
+        if self._unseen is not None:
+            behind = (lengths - 1 - positions).clamp(0, self._query_rows)
+            unread = (unread | self._unseen[:, behind].transpose(0, 1)).repeat_interleave(self._group, 1)
+        mask = torch.zeros(unread.shape, dtype=self._dtype, device=self._k.device)
+        self._mask = mask.masked_fill_(unread, float("-inf"))[:, None]
 
     def rewind(self) -> None:
         super().rewind()

@@ -19,6 +19,7 @@ class FlashAttn(Sdpa):
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device == "cuda" and point.dtype == "float32":
             return Answer(False, "PyTorch's FlashAttention takes float16 or bfloat16 on CUDA", "set dtype: float16")
-        if point.device == "cuda" and not isinstance(point.n_p, int):
-            return Answer(False, "ragged prompts need a mask, and PyTorch's FlashAttention takes none on CUDA")
+        if point.device == "cuda" and (not isinstance(point.n_p, int) or point.query_rows > 1):
+            what = "several query rows" if point.query_rows > 1 else "ragged prompts"
+            return Answer(False, f"{what} need a mask, and PyTorch's FlashAttention takes none on CUDA")
         return accepted(point, can_use_flash_attention, "FlashAttention")

@@ -23,6 +23,7 @@ class PagedAttn(Implementation):
     whole = False
     """Whether a sequence has only one block, so that its K and V are contiguous."""
     kv_dtypes = KV_DTYPES
+    drafts = "trees"
     _device = "cpu"
 
     def availability(self, device: str) -> Answer:
@@ -32,6 +33,8 @@ class PagedAttn(Implementation):
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device == "cuda":
+            if point.query_rows > 1:
+                return Answer(False, "the Triton kernel takes one query row of a sequence")
             if self.whole:  # kernels on a GPU hold a block in registers
                 return Answer(False, "only the CPU kernel takes blocks of any length")
             dtype = getattr(torch, point.dtype)

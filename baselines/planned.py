@@ -31,7 +31,7 @@ class PlannedSession(Session):
         self._cache.append(token_ids, k, v)
 
     def plan(self) -> None:
-        self._kernel.plan(self._cache.attention.forest)
+        self._kernel.plan(self._cache.attention.forest, query_rows=self._cache.query_rows)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         self._kernel.decode(q, out)

@@ -27,21 +27,23 @@ class SdpaSession(MaskedSession):
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         b, h_kv, _, d = self._k.shape
+        by_head = b, self._query_rows, h_kv, self._group, d
         with sdpa_kernel(self._backend):
             # Query heads that share a KV head become query positions of one head: same result, K and V are read once.
             attention = scaled_dot_product_attention(
-                q.view(b, h_kv, -1, d),
+                q.view(by_head).transpose(1, 2).reshape(b, h_kv, -1, d),
                 self._k[:, :, : self._longest],
                 self._v[:, :, : self._longest],
                 attn_mask=self._mask,
             )
-        out.view(attention.shape).copy_(attention)
+        out.view(by_head).transpose(1, 2).copy_(attention.view(b, h_kv, self._query_rows, self._group, d))
 
 
 class Sdpa(Implementation):
     """An implementation that uses one backend of PyTorch's scaled_dot_product_attention."""
 
     backend: SDPBackend
+    drafts = "trees"
 
     def availability(self, device: str) -> Answer:
         return on_gpu.gpu_alone(device, f"PyTorch has {self.label} only on GPUs")
@@ -75,6 +77,7 @@ class SdpaEfficient(Sdpa):
 
 class Cudnn(Sdpa):
     backend = SDPBackend.CUDNN_ATTENTION
+    drafts = "none"
 
     def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):

@@ -81,7 +81,7 @@ class VllmPagedSession(BlockSession):
         self._kv = torch.zeros(self._blocks, self._h_kv, 2 * point.block_size, self._d, dtype=stored)
         self._key, self._value = self._kv.chunk(2, dim=2)
         self._fill(inputs)
-        self._query_start = torch.arange(self._b + 1, dtype=torch.int32)
+        self._query_start = torch.arange(0, point.rows + 1, point.query_rows, dtype=torch.int32)
         self.plan()
 
     def plan(self) -> None:
@@ -109,6 +109,7 @@ class VllmPagedSession(BlockSession):
 
 class VllmPagedAttn(Implementation):
     kv_dtypes = ("same", "fp8")
+    drafts = "chains"
 
     def __init__(self) -> None:
         cuda = _cuda_build()
@@ -123,6 +124,8 @@ class VllmPagedAttn(Implementation):
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device != "cpu":
+            if point.query_rows > 1:
+                return Answer(False, "we run vLLM's kernel for GPUs with one query row of a sequence")
             if point.kv_dtype != "same":
                 return Answer(False, f"we run vLLM's kernel for GPUs without K and V in {point.kv_dtype}")
             return vllm_cuda.supports(point)

@@ -9,12 +9,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from chunkbench.draft import MOST_ROWS
 from chunkbench.kernels.integers import Ints, ranges
 from chunkbench.kernels.items import Items
 from chunkbench.kernels.plan import Plan
 
-MOST_ROWS = 256
-"""Largest number of query rows of a sequence."""
 EVERYTHING = 1 << 60
 """Window of a row that reads all tokens."""
 

@@ -114,10 +114,11 @@ class ChunkAttention(LayeredChunkAttention):
         `call`: `decode` runs a whole decode, `read` only its reads, `compute` only its arithmetic. After `compute`, out
         holds no result. q and out are `[b, heads, head_dim]`, and out is contiguous. Raises WrongTensor.
         """
-        q, out = self._checked_q(q, out, len(self._tree))
+        rows = self._query_rows
+        q, out = self._checked_q(q, out, len(self._tree) if rows is None else rows.total)
         if not isinstance(self._kernel, NativeDecode) or not len(out):
             return None
         if not out.is_contiguous():
             raise WrongTensor("out must be contiguous")
-        self.plan()
+        self.plan(rows)
         return self._kernel.trace(q, out, call)

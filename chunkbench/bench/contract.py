@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 from typing_extensions import TypeVar
 
 from chunkbench.bench.experiment.terms import Style
+from chunkbench.draft import Drafts
 from chunkbench.kv_dtype import KvDtype
 from chunkbench.latent import QueryForm
 
@@ -67,7 +68,8 @@ class Inputs(Protocol):
 class Session(ABC):
     """The K/V of one point in an implementation's own layout.
 
-    Row i of q, out, k and v belongs to sequence i of `inputs.prompts`.
+    Row i of k and v belongs to sequence i of `inputs.prompts`. q and out have `query_rows` rows for each sequence, one
+    sequence after the other: those of its last tokens, in token order.
     """
 
     @abstractmethod
@@ -83,8 +85,10 @@ class Session(ABC):
 
     @abstractmethod
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the attention of `q` `[b, heads, head_dim]` over all stored tokens to `out`. This is the timed call.
+        """Write the attention of `q` `[rows, heads, head_dim]` over all stored tokens to `out`. This is the timed call.
 
+        With several query rows of a sequence, a row reads of the last `query_rows` tokens only those that
+        `kernels.query_rows.seen_in_draft` says.
         The scale is 1/sqrt(head_dim). The call must not synchronise with the host or allocate memory, unless the
         library forces it.
         """
@@ -135,6 +139,9 @@ class Implementation(ABC, Generic[PointT, InputsT]):
     """Whether the first use compiles kernels, which takes minutes."""
     kv_dtypes: tuple[KvDtype, ...] = ("same",)
     """Forms in which the implementation can store K and V."""
+    drafts: Drafts = "none"
+    """The drafts that the implementation can verify, with a query row for each token. A chain: each token follows the
+    one before it."""
     latent: QueryForm | None = None
     """The queries that the implementation takes if it computes latent attention; None for ordinary attention."""
 

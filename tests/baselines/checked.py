@@ -55,6 +55,12 @@ IN_8_BITS: dict[str, dict[str, Any]] = {
     "fp8": {"kv_dtype": "fp8", "kv_heads": 2},
 }
 
+DRAFTS: dict[str, dict[str, Any]] = {
+    "draft of 5 tokens": {"query_rows": 5, "kv_heads": 2},
+    "draft of a tree, ragged": {"query_rows": 8, "draft": "1 2 2 3", "n_p": (50, 90)},
+    "draft that begins in what is shared": {"query_rows": 20, "n_s": 70, "n_c": 3},
+}
+
 
 def make_point(**axes: Any) -> AttentionPoint:
     """A small point in float32."""
@@ -86,7 +92,7 @@ def check(session: Session, inputs: PooledInputs) -> None:
     On one thread: on a busy machine threads of small tests mostly wait for each other.
     """
     point = inputs.point
-    out = torch.empty(point.batch_size, point.heads, point.head_dim, dtype=getattr(torch, point.dtype))
+    out = torch.empty(point.rows, point.heads, point.head_dim, dtype=getattr(torch, point.dtype))
     with thread_count(1):
         for attempt in range(2):
             session.rewind()

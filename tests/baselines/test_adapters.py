@@ -25,14 +25,15 @@ from chunkbench.bench.contract import Answer
 from chunkbench.bench.workers.heap import visible_storages
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.kernels import cpu
+from chunkbench.draft import CHAIN, why_not_verified
 from chunkbench.kv_dtype import why_not_stored
-from tests.baselines.checked import IN_8_BITS, check, importable, inputs_of, make_point, points
+from tests.baselines.checked import DRAFTS, IN_8_BITS, check, importable, inputs_of, make_point, points
 
 ORDINARY = [name for name in REGISTRY.names() if name not in LATENT_FORMS]
 """Rows of latent attention have tests of their own (test_latent.py)."""
 
 
-@points(more=IN_8_BITS)
+@points(more=IN_8_BITS | DRAFTS)
 @pytest.mark.parametrize("name", ORDINARY)
 def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str, axes: dict[str, Any]) -> None:
     implementation = REGISTRY.load(name)
@@ -41,6 +42,7 @@ def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str,
         pytest.skip(answer.reason)
     axes = axes | {"kv_dtype": KV_DTYPES_OF.get(name, axes.get("kv_dtype", "same"))}
     reason = why_not_stored(axes["kv_dtype"], implementation.kv_dtypes)
+    reason = reason or why_not_verified(axes.get("query_rows", 1), axes.get("draft", CHAIN), implementation.drafts)
     supported = implementation.supports(make_point(**axes))
     if reason or not supported.ok:
         pytest.skip(reason or supported.reason)

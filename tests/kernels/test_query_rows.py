@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from chunkbench import ChunkAttention
 from chunkbench.attention.errors import WrongTokens
 from chunkbench.attention.tensors import WrongTensor
+from chunkbench.draft import MOST_ROWS
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.planners import Planner, flat, node_wise, two_phase
-from chunkbench.kernels.query_rows import MOST_ROWS, QueryRows, seen_in_draft
+from chunkbench.kernels.query_rows import QueryRows, seen_in_draft
 from chunkbench.kernels.reference import attention
 from tests.attention.contexts import Contexts
 from tests.kernels.pieces import instruction_set, prompts

@@ -19,7 +19,7 @@ missed the peak."""
 
 
 def moved_bytes(tokens: int, token_bytes: int, b: int, h: int, d: int, element_bytes: int) -> int:
-    """Bytes that a step moves: K and V of `tokens` tokens, q `[b, h, d]` and out.
+    """Bytes that a step moves: K and V of `tokens` tokens, q `[b, h, d]` and out, for b query rows.
 
     `token_bytes`: bytes of K and V of one token, all KV heads. If `tokens` counts only distinct token prefixes, the
     result is the least that any implementation can move.

@@ -24,6 +24,7 @@ from chunkbench.bench.experiment.values import (
     AxisValue,
     count_reader,
     integer_schema,
+    read_draft,
     read_dtype,
     read_kv_dtype,
     read_latent,
@@ -33,6 +34,7 @@ from chunkbench.bench.experiment.values import (
     read_prompt_length,
     read_shared_length,
 )
+from chunkbench.draft import CHAIN, MOST_ROWS
 from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.latent import LATENTS, ProjectionsTime
 from chunkbench.llama import SHAPES
@@ -167,6 +169,23 @@ _TABLE = (
         read_projections,
         {"enum": list(get_args(ProjectionsTime))},
         "projections",
+    ),
+    _counted(
+        "query_rows",
+        "query rows of a sequence, which are its last tokens: a draft that speculative decoding verifies",
+        "1, or the tokens of the tree in draft",
+        1,
+        MOST_ROWS,
+        "query rows",
+    ),
+    Axis(
+        "draft",
+        "which of its last tokens a query row reads, besides all tokens before them: itself and its ancestors",
+        "chain (each token follows the one before it), or the tokens of each level of a tree, as in 1 4 8 19",
+        "chain",
+        read_draft,
+        {"anyOf": [{"const": CHAIN}, {"type": "string", "pattern": r"^\s*[0-9]+(\s+[0-9]+)+\s*$"}]},
+        "draft",
     ),
     _counted(
         "retrieval",

@@ -17,11 +17,12 @@ from chunkbench.bench.experiment.forest import PromptSegment, prompt_lengths, pr
 from chunkbench.bench.experiment.terms import Cache, Compensation, Count, Device, Dtype, Mode, Protocol, Size, TreeNode
 from chunkbench.bench.experiment.tree import has_lengths, lengths_in, sequences_in
 from chunkbench.bench.experiment.values import LengthRange, Share, show_value
+from chunkbench.draft import CHAIN, parents_of, seen_pairs
 from chunkbench.kv_dtype import KvDtype, kv_bytes
 from chunkbench.latent import LatentShape, ProjectionsTime
 from chunkbench.llama import LlamaShape
 
-AS_BEFORE = {"kv_dtype": "same"}
+AS_BEFORE: Mapping[str, Any] = {"kv_dtype": "same", "query_rows": 1, "draft": CHAIN}
 """Values of axes that stand for what was there before the axis. Keys and captions leave them out."""
 _IN_EVERY_KEY = ("n_s", "tree", "threads")
 """Axes that every case key contains, even if their value is None."""
@@ -131,6 +132,8 @@ class AttentionPoint(SessionPoint):
     kv_dtype: KvDtype = "same"
     latent: LatentShape | None = None
     projections: ProjectionsTime | None = None
+    query_rows: Size = 1
+    draft: str = CHAIN
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,9 +145,21 @@ class AttentionPoint(SessionPoint):
             values |= {"latent": latent, "heads": heads, "kv_heads": 1, "head_dim": latent.width}
         if values.get("projections") == "apart":
             values["projections"] = None
+        if (parents := parents_of(values["draft"])) is not None:
+            values["query_rows"] = len(parents)
         if "tree" in given:
             values |= {"n_s": None, "batch_size": given.get("batch_size", sequences_in(given["tree"]))}
         return values
+
+    @property
+    def rows(self) -> int:
+        """Query rows of all sequences together."""
+        return self.batch_size * self.query_rows
+
+    def pairs(self, tokens: int) -> int:
+        """Number of pairs of a query row and a token that it reads, if all sequences together have `tokens` tokens."""
+        unseen = self.query_rows**2 - seen_pairs(self.query_rows, self.draft)
+        return tokens * self.query_rows - self.batch_size * unseen
 
     @property
     def given_token_bytes(self) -> int:

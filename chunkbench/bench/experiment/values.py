@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 from chunkbench.bench.experiment.findings import Finding, Findings, show, unknown
 from chunkbench.bench.experiment.terms import Dtype
 from chunkbench.bench.experiment.tree import Forest, show_forest, spell_forest
+from chunkbench.draft import parents_of
 from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.latent import LATENTS, LatentShape, ProjectionsTime
 from chunkbench.llama import LlamaShape, ShapeError, shape_of
@@ -187,6 +188,16 @@ def read_model(raw: object) -> LlamaShape:
 
 def read_projections(raw: object) -> str:
     return _one_of(get_args(ProjectionsTime), raw, "does not say whether projections are timed")
+
+
+def read_draft(raw: object) -> str:
+    """Read a draft; one level of a tree is read as a number."""
+    text = str(raw) if isinstance(raw, str | int) and not isinstance(raw, bool) else ""
+    try:
+        parents_of(text)
+    except ValueError as error:
+        raise Findings(Finding((), str(error) if text else f"must be a text, not {show(raw)}")) from None
+    return " ".join(text.split())
 
 
 def read_latent(raw: object) -> LatentShape:

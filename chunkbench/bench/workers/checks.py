@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from chunkbench.attention.windows import HeadPolicy
+from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.workers.inputs import PooledInputs
+from chunkbench.draft import parents_of
 from chunkbench.kernels.eight_bits import stored
+from chunkbench.kernels.query_rows import seen_in_draft
 from chunkbench.kernels.reference import attention, head_attention
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
@@ -22,12 +25,13 @@ class Check:
     """The queries of one check, and the expected outputs of some sequences and KV heads in float64."""
 
     q: torch.Tensor
-    sequences: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Indices of the compared query rows."""
     heads: tuple[int, ...]
     """Indices of the compared query heads: all query heads of the chosen KV heads. For a module: indices of output
     columns."""
     expected: torch.Tensor
-    """The expected output in float64: `[sequences, heads, head_dim]`, or `[sequences, columns]` for a module."""
+    """The expected output in float64: `[rows, heads, head_dim]`, or `[rows, columns]` for a module."""
     of_all: torch.Tensor | None = None
     """Outputs of attention over all tokens, before K and V are rounded, in the shape of `expected`. None if `expected`
     is just that."""
@@ -47,7 +51,7 @@ class Check:
         return float((self._compared(out) - self.of_all).norm() / self.of_all.norm())
 
     def _compared(self, out: torch.Tensor) -> torch.Tensor:
-        return out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
+        return out[list(self.rows)][:, list(self.heads)].to("cpu", torch.float64)
 
 
 def sizes_of_check(
@@ -84,22 +88,35 @@ def make_check(
     group = point.heads // point.kv_heads
     heads = [kv * group + i for kv in kv_heads for i in range(group)]
     q = inputs.queries(nonce)
-    rows = q.reshape(point.batch_size, -1)[:, : point.heads * point.head_dim].reshape(-1, point.heads, point.head_dim)
+    rows = q.reshape(point.rows, -1)[:, : point.heads * point.head_dim].reshape(-1, point.heads, point.head_dim)
+    compared = [[sequence * point.query_rows + row for row in range(point.query_rows)] for sequence in sequences]
     expected, of_all = [], []
-    for sequence in sequences:
+    for sequence, of_sequence in zip(sequences, compared, strict=True):
         k, v = inputs.context(sequence, steps)
-        taken = rows[sequence, heads].cpu(), k[:, kv_heads].cpu(), v[:, kv_heads].cpu()
-        of_all.append(attention(*taken))
+        taken = rows[of_sequence][:, heads].cpu(), k[:, kv_heads].cpu(), v[:, kv_heads].cpu()
+        seen = _seen(point, len(k))
+        of_all.append(attention(*taken, seen=seen))
         if losses is None and point.kv_dtype == "same":
             continue
         rounded = taken[0], stored(taken[1], point.kv_dtype), stored(taken[2], point.kv_dtype)
         if losses is not None:
             policy, lost = losses
             full = [policy.full[0][head] for head in kv_heads]
-            expected.append(head_attention(*rounded, full, lost, policy.compensation))
+            expected.append(head_attention(rounded[0][0], *rounded[1:], full, lost, policy.compensation)[None])
         else:
-            expected.append(attention(*rounded))
-    everything = torch.stack(of_all)
+            expected.append(attention(*rounded, seen=seen))
+    everything, places = torch.cat(of_all), tuple(row for each in compared for row in each)
     if not expected:
-        return Check(q, tuple(sequences), tuple(heads), everything)
-    return Check(q, tuple(sequences), tuple(heads), torch.stack(expected), everything)
+        return Check(q, places, tuple(heads), everything)
+    return Check(q, places, tuple(heads), torch.cat(expected), everything)
+
+
+def _seen(point: AttentionPoint, tokens: int) -> torch.Tensor | None:
+    """`[query_rows, tokens]`: which tokens each query row of a sequence reads; None if all."""
+    rows = point.query_rows
+    if rows == 1:
+        return None
+    parents = parents_of(point.draft)
+    seen = torch.ones(rows, tokens, dtype=torch.bool)
+    seen[:, tokens - rows :] = torch.from_numpy(seen_in_draft(range(-1, rows - 1) if parents is None else parents))
+    return seen

@@ -97,10 +97,10 @@ class PooledInputs:
         return torch.cat([k, self._draw(rows[0])]), torch.cat([v, self._draw(rows[1])])
 
     def out_shape(self, implementation: str) -> tuple[int, ...]:
-        return self.point.batch_size, self.point.heads, self.point.head_dim
+        return self.point.rows, self.point.heads, self.point.head_dim
 
     def queries(self, *purpose: int) -> torch.Tensor:
-        """Random queries `[b, heads, head_dim]`. The same `purpose` gives the same queries."""
+        """Random queries `[rows, heads, head_dim]`. The same `purpose` gives the same queries."""
         point = self.point
         return self.draw_rows(point.heads * point.head_dim, *purpose).view(-1, point.heads, point.head_dim)
 
@@ -114,10 +114,10 @@ class PooledInputs:
         return weight.mul_(columns**-0.5)
 
     def draw_rows(self, width: int, *purpose: int) -> torch.Tensor:
-        """Random normal rows `[b, width]`. The same `purpose` gives the same rows."""
+        """Random normal rows `[rows, width]`. The same `purpose` gives the same rows."""
         rows = self._rows_of(width)
         generator = self._generator(2, *purpose)
-        indices = torch.randint(len(rows), (self.point.batch_size,), generator=generator)
+        indices = torch.randint(len(rows), (self.point.rows,), generator=generator)
         return rows.index_select(0, indices.to(self.point.device))
 
     def _rows_of(self, width: int) -> torch.Tensor:

@@ -27,6 +27,7 @@ from chunkbench.bench.workers.inputs import PointInputs, prime
 from chunkbench.bench.workers.pages import huge_share
 from chunkbench.bench.workers.protocol import PROTOCOL, WORKER_BYTES
 from chunkbench.kernels.trace import TracedCall
+from chunkbench.draft import CHAIN, why_not_verified
 from chunkbench.kv_dtype import why_not_stored
 from chunkbench.latent import why_not_latent
 from chunkbench.version import __version__
@@ -146,6 +147,9 @@ class Worker:
         if reason := why_not_stored(kv_dtype, getattr(loaded, "kv_dtypes", ("same",))):
             return asdict(Answer(False, reason))
         if reason := why_not_latent(getattr(point, "latent", None), getattr(loaded, "latent", None)):
+            return asdict(Answer(False, reason))
+        rows, draft = getattr(point, "query_rows", 1), getattr(point, "draft", CHAIN)
+        if reason := why_not_verified(rows, draft, getattr(loaded, "drafts", "none")):
             return asdict(Answer(False, reason))
         return asdict(loaded.supports(point))
 

@@ -98,7 +98,7 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         if point.latent is not None:
             return latent_amounts(point, seed, implementation, reads_shared_once, steps)
         token_bytes = _as_stored(point, implementation).token_bytes
-        shape = (token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
+        shape = (token_bytes, point.rows, point.heads, point.head_dim, point.element_bytes)
         seen = seen_tokens(point, seed, implementation, steps)
         unique, total = [int(each) for each, _ in seen], [int(each) for _, each in seen]
         # An implementation reads each sequence's whole context unless it reads shared prefixes once.
@@ -106,7 +106,7 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return Amounts(
             tuple(roofline.moved_bytes(tokens, *shape) for tokens in unique),
             tuple(roofline.moved_bytes(tokens, *shape) for tokens in read),
-            tuple(roofline.flops(t, point.heads, point.head_dim) for t in total),
+            tuple(roofline.flops(point.pairs(t), point.heads, point.head_dim) for t in total),
         )
 
     def inputs(self, point: AttentionPoint, seed: int) -> PooledInputs:

@@ -13,6 +13,7 @@ from chunkbench.bench.experiment.forest import prompt_conflicts
 from chunkbench.bench.experiment.spec import N_P, N_S
 from chunkbench.bench.experiment.terms import Compensation
 from chunkbench.bench.experiment.tree import sequences_in
+from chunkbench.draft import CHAIN
 from chunkbench.text_file import did_you_mean
 
 _OTHERS = "`kind: modules`, `kind: serving` and `kind: replay`"
@@ -26,11 +27,11 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     REQUIRED = (N_P, N_S)
     REFUSED = MODEL
 
-    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "latent", "ranking", "checks"] = Field(
+    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "latent", "query_rows", "ranking", "checks"] = Field(
         "speedup",
         description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
         "size), head_caches (smaller caches: bytes, time, deviation), latent (gain of expanding what is shared), "
-        "ranking (all implementations over all points), checks (no figure, only errors of results)",
+        "query_rows (time of several query rows over that of one), ranking (all implementations over all points), checks (no figure, only errors of results)",
     )
 
     @classmethod
@@ -50,7 +51,14 @@ def attention_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> 
         yield Finding(("compensation",), told)
     if "window" in given and "kv_share" in given:
         yield Finding(("window",), "follows from kv_share; keep only one of the two", True)
+    if values["draft"] != CHAIN and "query_rows" in given:
+        yield Finding(("query_rows",), "follows from draft, which is a tree; leave it out", True)
+    least = values["n_p"][0] if isinstance(values["n_p"], tuple) else values["n_p"]
+    if isinstance(least, int) and values["query_rows"] > least + 1:
+        yield Finding(("query_rows",), f"{values['query_rows']} is more than the {least + 1} tokens of a first step")
     if "latent" in given:
+        if values["query_rows"] > 1:
+            yield Finding(("query_rows",), "the rows of latent attention take one query row; leave it out", True)
         for name in ("kv_heads", "head_dim"):
             if name in given:
                 yield Finding((name,), "follows from latent; leave it out", True)
