@@ -19,12 +19,12 @@ def parents_of(draft: str) -> tuple[int, ...] | None:
     """Index of the parent of each token of a draft, -1 for those of the first level. None for a chain.
 
     A tree is the numbers of its tokens level by level, such as `1 4 8 19`. The tokens of a level are divided evenly
-    among those of the level before it. Raises ValueError.
+    among those of the level before it. One level is a star: its tokens follow the context. Raises ValueError.
     """
     if draft == CHAIN:
         return None
     levels = [int(count) if count.isdecimal() else 0 for count in draft.split()]
-    if len(levels) < 2 or min(levels) < 1:
+    if not levels or min(levels) < 1:
         raise ValueError(f"{draft!r:.60} is no draft: chain, or the tokens of each level of a tree, such as 1 4 8 19")
     if sum(levels) > MOST_ROWS:
         raise ValueError(f"{draft!r:.60} has {sum(levels)} tokens, {MOST_ROWS} at most")

@@ -184,7 +184,13 @@ _TABLE = (
         "chain (each token follows the one before it), or the tokens of each level of a tree, as in 1 4 8 19",
         "chain",
         read_draft,
-        {"anyOf": [{"const": CHAIN}, {"type": "string", "pattern": r"^\s*[0-9]+(\s+[0-9]+)+\s*$"}]},
+        {
+            "anyOf": [
+                {"const": CHAIN},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\s+[0-9]+)*\s*$"},
+                integer_schema(1, MOST_ROWS),
+            ]
+        },
         "draft",
     ),
     _counted(

@@ -17,6 +17,7 @@ from chunkbench.workloads.decode import (
     headline,
     latent_claims,
     latent_report,
+    query_rows,
     tables,
 )
 from chunkbench.workloads.decode.metrics import METRICS
@@ -74,6 +75,7 @@ _BODIES: Mapping[str, Callable[[View], Body]] = {
     "checks": check_table.body,
     "head_caches": head_caches.body,
     "latent": latent_report.body,
+    "query_rows": query_rows.body,
     "ranking": _ranked,
 }
 """Value of the experiment's key `figure` -> the function that writes the report."""
@@ -85,6 +87,7 @@ def _draw(report: Report, manifest: Manifest) -> Figure | None:
         advantage,
         head_caches_figure,
         latent_figure,
+        query_rows_figure,
         ranking_figure,
         speedup,
         token_rate,
@@ -98,9 +101,10 @@ def _draw(report: Report, manifest: Manifest) -> Figure | None:
         "advantage": advantage.draw,
         "head_caches": head_caches_figure.draw,
         "latent": latent_figure.draw,
+        "query_rows": query_rows_figure.draw,
         "ranking": ranking_figure.draw,
     }
     return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
 
 
-LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **latent_claims.JUDGES})
+LAYOUT = Layout(body, _draw, METRICS, {**claims.JUDGES, **latent_claims.JUDGES, **query_rows.JUDGES})

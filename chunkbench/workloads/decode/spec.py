@@ -27,7 +27,9 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     REQUIRED = (N_P, N_S)
     REFUSED = MODEL
 
-    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "latent", "query_rows", "ranking", "checks"] = Field(
+    figure: Literal[
+        "speedup", "token_rate", "advantage", "head_caches", "latent", "query_rows", "ranking", "checks"
+    ] = Field(
         "speedup",
         description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
         "size), head_caches (smaller caches: bytes, time, deviation), latent (gain of expanding what is shared), "
