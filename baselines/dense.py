@@ -91,8 +91,8 @@ class DenseSession(Session):
 class MaskedSession(DenseSession):
     """A session with head-major K and V, and a mask for kernels that take no lengths. Subclasses add `decode`.
 
-    `_mask` is 0 where a query row reads a token and -inf elsewhere: `[b, 1, 1, longest]`, or `[b, 1, query_rows * group,
-    longest]` with several query rows. b is 1 if all lengths are equal. It is None if all rows read all tokens.
+    `_mask` is 0 where a query row reads a token and -inf elsewhere: `[b, 1, 1, longest]`, or with several query rows
+    `[b, 1, query_rows * group, longest]`. b is 1 if all lengths are equal. It is None if all rows read all tokens.
     """
 
     def __init__(self, inputs: Inputs) -> None:

@@ -16,6 +16,7 @@ from chunkbench.baselines import on_gpu
 from chunkbench.baselines.dense import MaskedSession
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.draft import Drafts
 
 
 class SdpaSession(MaskedSession):
@@ -43,7 +44,7 @@ class Sdpa(Implementation):
     """An implementation that uses one backend of PyTorch's scaled_dot_product_attention."""
 
     backend: SDPBackend
-    drafts = "trees"
+    drafts: Drafts = "trees"
 
     def availability(self, device: str) -> Answer:
         return on_gpu.gpu_alone(device, f"PyTorch has {self.label} only on GPUs")
@@ -77,7 +78,7 @@ class SdpaEfficient(Sdpa):
 
 class Cudnn(Sdpa):
     backend = SDPBackend.CUDNN_ATTENTION
-    drafts = "none"
+    drafts: Drafts = "none"
 
     def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):

@@ -24,8 +24,8 @@ from chunkbench.baselines.segments import Requests, flat, levels
 from chunkbench.bench.contract import Answer
 from chunkbench.bench.workers.heap import visible_storages
 from chunkbench.bench.workers.inputs import PooledInputs
-from chunkbench.kernels import cpu
 from chunkbench.draft import CHAIN, why_not_verified
+from chunkbench.kernels import cpu
 from chunkbench.kv_dtype import why_not_stored
 from tests.baselines.checked import DRAFTS, IN_8_BITS, check, importable, inputs_of, make_point, points
 

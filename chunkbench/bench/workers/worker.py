@@ -26,8 +26,8 @@ from chunkbench.bench.workers.heap import make_room, reserve, visible_storages
 from chunkbench.bench.workers.inputs import PointInputs, prime
 from chunkbench.bench.workers.pages import huge_share
 from chunkbench.bench.workers.protocol import PROTOCOL, WORKER_BYTES
-from chunkbench.kernels.trace import TracedCall
 from chunkbench.draft import CHAIN, why_not_verified
+from chunkbench.kernels.trace import TracedCall
 from chunkbench.kv_dtype import why_not_stored
 from chunkbench.latent import why_not_latent
 from chunkbench.version import __version__

@@ -10,7 +10,6 @@ layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -53,13 +52,6 @@ class ChunkBackend(CPUAttentionBackend):
         return ChunkMetadataBuilder
 
 
-@dataclass
-class ChunkMetadata(CPUAttentionMetadata):
-    """What the layers need to compute one step. `steps`: the object that planned this step."""
-
-    steps: Steps | None = None
-
-
 class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
     """Finds the blocks that sequences share, once per step for all layers with the same block table."""
 
@@ -79,9 +71,9 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
         logger.info("chunkbench: two-phase partition computes %d layers", len(impls))
         kv_dtype: KvDtype = "fp8" if impls[0].is_fp8_kv_cache else "same"
         blocks = Blocks(self.num_kv_heads, self.head_dim, self.block_size, self.dtype, kv_dtype)
-        for impl in impls:
-            impl.blocks = blocks
         self._steps = Steps(blocks, self.num_heads)
+        for impl in impls:
+            impl.steps = self._steps
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -97,7 +89,7 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
             common.seq_lens[:requests].numpy().astype(np.int64),
             common.query_start_loc[: requests + 1].numpy().astype(np.int64),
         )
-        return ChunkMetadata(
+        return CPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
             query_start_loc=common.query_start_loc,
@@ -106,7 +98,6 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             scheduler_metadata=None,
-            steps=self._steps,
         )
 
 
@@ -119,9 +110,9 @@ class ChunkImpl(CPUAttentionBackendImpl):
         """Why our kernels cannot compute this layer; empty if they can."""
         if not self.obstacle and self.head_size not in _HEAD_DIMS:
             self.obstacle = f"head size {self.head_size}"
-        self.blocks: Blocks | None = None
-        """The shape of the layer's blocks; None if vLLM's own attention computes the layer. The builder decides for all
-        layers with the same block table."""
+        self.steps: Steps | None = None
+        """What writes and reads the layer's blocks; None if vLLM's own attention computes the layer. The builder
+        decides for all layers with the same block table."""
         self._scales: torch.Tensor | None = None
         """Scales of K and of V of each KV head, if the cache is in fp8."""
 
@@ -137,15 +128,13 @@ class ChunkImpl(CPUAttentionBackendImpl):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if self.blocks is None or attn_metadata is None:
+        if self.steps is None or attn_metadata is None:
             scales = output_scale, output_block_scale
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
             return output
-        steps = cast(ChunkMetadata, attn_metadata).steps
-        assert steps is not None
         rows = attn_metadata.num_actual_tokens
         out = output.view(-1, self.num_heads, self.head_size)[:rows]
-        steps.attend(query[:rows], out, kv_cache.data_ptr(), self.scale, self._scales_of(layer))
+        self.steps.attend(query[:rows], out, kv_cache.data_ptr(), self.scale, self._scales_of(layer))
         return output
 
     def _scales_of(self, layer: Any) -> int:
@@ -166,11 +155,11 @@ class ChunkImpl(CPUAttentionBackendImpl):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        if self.blocks is None:
+        if self.steps is None:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
             return
         if not kv_cache.is_contiguous():
             raise NotImplementedError("chunkbench: the blocks of the K/V cache are not contiguous")
         slots = slot_mapping.numpy()
         scales = self._scales_of(layer)
-        self.blocks.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots, scales)
+        self.steps.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots, scales)

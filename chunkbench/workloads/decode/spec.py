@@ -33,7 +33,8 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
         "speedup",
         description="the figure: speedup, token_rate (against n_c or batch size), advantage (over n_s and batch "
         "size), head_caches (smaller caches: bytes, time, deviation), latent (gain of expanding what is shared), "
-        "query_rows (time of several query rows over that of one), ranking (all implementations over all points), checks (no figure, only errors of results)",
+        "query_rows (time of several query rows over that of one), ranking (all implementations over all points), "
+        "checks (no figure, only errors of results)",
     )
 
     @classmethod

@@ -176,12 +176,14 @@ class Engine:
         self.free += [block for block in sequence.table if block not in held]
 
     def step(self, budget: int) -> None:
-        """Decode all that have their prompts, and compute `budget` tokens of prompts beside them."""
-        parts = []
+        """Decode all that have their prompts, some with a draft, and compute `budget` tokens of prompts beside them.
+        Some tokens of a draft are rejected after the step."""
+        parts, drafts = [], []
         for sequence in self.live:
             if sequence.computed == sequence.length:
-                sequence.length += 1
-                count = 1
+                count = self.chance.choice([1, 1, 3, 20])
+                sequence.length += count
+                drafts.append((sequence, count))
             else:
                 count = min(budget, sequence.length - sequence.computed)
                 budget -= count
@@ -204,7 +206,7 @@ class Engine:
         for layer, cache in enumerate(self.caches):
             k, v = (torch.cat([s.kv[layer][i, -count:] for s, count in parts]) for i in range(2))
             padding = torch.zeros(1, self.kv_heads, self.dim, dtype=self.dtype)
-            self.blocks.write(cache.data_ptr(), torch.cat([k, padding]), torch.cat([v, padding]), slots, self.address)
+            self.steps.write(cache.data_ptr(), torch.cat([k, padding]), torch.cat([v, padding]), slots, self.address)
             q = self.random(int(starts[-1]), HEADS)
             out = torch.empty_like(q)
             self.steps.attend(q, out, cache.data_ptr(), 0.2, self.address)
@@ -212,6 +214,12 @@ class Engine:
                 span = slice(int(starts[row]), int(starts[row + 1]))
                 expected = causal_attention(q[span], *self.kept(sequence.kv[layer]), 0.2)
                 torch.testing.assert_close(out[span].double(), expected, rtol=0, atol=TOLERANCE[self.dtype])
+        for sequence, count in drafts:
+            sequence.length -= self.chance.randrange(count)
+            sequence.computed = sequence.length
+            sequence.kv = [kv[:, : sequence.length] for kv in sequence.kv]
+            while (len(sequence.table) - 1) * self.size >= sequence.length:
+                self.free.append(sequence.table.pop())
 
     def kept(self, kv: torch.Tensor) -> torch.Tensor:
         if self.scales is None:
