@@ -46,6 +46,11 @@ class QueryRows:
     def total(self) -> int:
         return int(self.counts.sum())
 
+    @cached_property
+    def behind(self) -> Ints:
+        """`[rows]`: number of tokens of the sequence after the row's own one."""
+        return self.of_sequences(self.starts + self.counts - 1) - np.arange(self.total)
+
     def same_as(self, other: QueryRows | None) -> bool:
         if other is self:
             return True
@@ -74,11 +79,10 @@ class QueryRows:
         attention.h). `chunks` `[b]`: number of chunks of each sequence. `window`: tokens that a row reads, its own
         included; None: all."""
         hidden = np.concatenate([_hidden(count, self.parents) for count in self.counts.tolist()])
-        behind = np.concatenate([np.arange(count)[::-1] for count in self.counts.tolist()])
         columns = self.of_sequences(chunks - 1), np.full(self.total, EVERYTHING), self.of_sequences(self.counts)
         made = np.column_stack([*columns, hidden.view(np.int64)])
         if window is not None:
-            made[:, 1] = window + behind
+            made[:, 1] = window + self.behind
         return made
 
 

@@ -27,8 +27,8 @@ from chunkbench.kv_dtype import KV_DTYPES
 FIRST_CHUNK, CHUNK_COUNT, FIRST_ROW, ROW_COUNT = (
     tl.constexpr(ITEM_COLUMNS.index(name)) for name in ("first_chunk", "chunk_count", "first_row", "row_count")
 )
-TAIL_ROW, FIRST_PARTIAL, FIRST_FOLD, FOLDS = (
-    tl.constexpr(ITEM_COLUMNS.index(name)) for name in ("tail_row", "first_partial", "first_fold", "folds")
+TAIL_ROW, BEFORE, FIRST_PARTIAL, FIRST_FOLD, FOLDS = (
+    tl.constexpr(ITEM_COLUMNS.index(name)) for name in ("tail_row", "before", "first_partial", "first_fold", "folds")
 )
 ITEM_WIDTH = tl.constexpr(len(ITEM_COLUMNS))
 SAME, INT8, UINT8, FP8 = (tl.constexpr(number) for number in range(len(KV_DTYPES)))  # values of FORM
@@ -117,6 +117,8 @@ def _attend(
     tokens,  # number of tokens in the run
     inner,  # offset of this KV head in a chunk
     scale,
+    limits,  # [ROWS] number of tokens of the run that each row reads, if DRAFTS
+    DRAFTS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
@@ -153,7 +155,10 @@ def _attend(
                 zeros = _floats(after, 1, valid[:, None], TILE)
                 scores -= tl.sum(q.to(tl.float32), 1)[:, None] * zeros[None, :] * scale
             scores *= _floats(after, 0, valid[:, None], TILE)[None, :]
-        scores = tl.where(valid[None, :], scores, float("-inf"))
+        seen = valid[None, :]
+        if DRAFTS > 0:
+            seen = seen & ((start + offsets)[None, :] < limits[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         weights = tl.exp2(scores - safe[:, None])
@@ -242,6 +247,7 @@ def _run_item(
     tokens,
     partial_out,
     partial_lse,
+    DRAFTS: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -277,11 +283,14 @@ def _run_item(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     inner = head * HEAD_STEP
+    limits = lanes
+    if DRAFTS > 0:
+        limits = tl.load(tokens + DRAFTS + row, mask=valid, other=0) - tl.load(entry + BEFORE) * CHUNK
     top, total, acc = _attend(
-        query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale,
+        query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale, limits, DRAFTS,
         CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, STAGES,
     )  # fmt: skip
-    # A run is never empty. This keeps the partial result of an empty one zero instead of NaN.
+    # A row may read nothing of a run that others read. This keeps its partial result zero instead of NaN.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if slot < 0:
         target = out + (row * out_row + lane_head * out_head)[:, None] + dims[None, :]
@@ -307,7 +316,7 @@ def partial_results(
     value_places,
     items,  # [items] of planner.ITEM; no rows: no item
     order,  # [positions] row of each position
-    tokens,  # [b] tokens in the last chunk of each row
+    tokens,  # [b] tokens in the last chunk of each row; from DRAFTS on, if not 0: tokens that each row reads
     partial_out,  # [slots, HEADS, D]
     partial_lse,  # [slots, HEADS]
     HEADS: tl.constexpr,
@@ -324,6 +333,7 @@ def partial_results(
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FORM: tl.constexpr,  # how K and V are stored: SAME, INT8, UINT8 or FP8
+    DRAFTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Run all items. Grid: (capacity of items) x (KV heads). The heads of an item start together, and expensive items
@@ -337,13 +347,13 @@ def partial_results(
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, partial_out, partial_lse,
+                items, order, tokens, partial_out, partial_lse, DRAFTS,
                 HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, STAGES,
             )  # fmt: skip
         else:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, partial_out, partial_lse,
+                items, order, tokens, partial_out, partial_lse, DRAFTS,
                 HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, NARROW_STAGES,
             )  # fmt: skip
 
@@ -410,7 +420,7 @@ def merge_rows(
             tail_top, tail_total, tail_acc = _attend(
                 query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
                 tl.zeros([LANES, D], tl.float32), keys, values, key_places, value_places, tail_first, length,
-                head * HEAD_STEP, scale, CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, 1,
+                head * HEAD_STEP, scale, lanes, 0, CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, 1,
             )  # fmt: skip
             top = tl.reshape(_first_lanes(tail_top[:, None], FEW), (FEW,))
             total = tl.reshape(_first_lanes(tail_total[:, None], FEW), (FEW,))

@@ -54,8 +54,11 @@ def append_tokens(sizes: Sizes) -> dict[str, Any]:
     return _chunks(sizes) | {"KV_HEADS": sizes.kv_heads, "LANES": power_of_two(sizes.kv_heads)}
 
 
-def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool) -> dict[str, Any]:
+def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool, drafts: int = 0) -> dict[str, Any]:
+    """`drafts`: index in the tensor `tokens` from which it tells how many tokens each row reads; 0: all that there
+    are."""
     return _queries(sizes, overlap) | {
+        "DRAFTS": drafts,
         "NARROW": narrow(sizes.group),
         "WIDE": tuning.wide if wide else 0,
         "NARROW_TILE": tuning.narrow_tile,

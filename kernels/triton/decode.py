@@ -17,6 +17,7 @@ from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import Items, items_of_forest
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, two_phase
+from chunkbench.kernels.query_rows import QueryRows, chunks_of_rows
 from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
 from chunkbench.kernels.triton.buffers import Buffers, Capacity
@@ -48,8 +49,14 @@ class Places(Protocol):
     def reserve_rows(self, rows: int) -> None:
         """Make room in `tokens` for `rows` rows. May replace `tokens`."""
 
-    def follow(self, chunks: Ints, tokens: Ints) -> None:
-        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`."""
+    @property
+    def drafts(self) -> int:
+        """Index in `tokens` from which it also holds the number of tokens that each row reads, so that sequences can
+        have several rows. 0: it does not."""
+
+    def follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
+        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`. `reads` `[b]`: with
+        `drafts`, the number of tokens that each row reads."""
 
     def layer(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer: tensors whose memory begins at place 0."""
@@ -94,7 +101,7 @@ class TritonDecode:
             head_tokens=4 / sizes.itemsize,
         )
         self._partial_constants = [
-            constants.partial_results(sizes, self._tuning, wide, self._overlap) for wide in (False, True)
+            constants.partial_results(sizes, self._tuning, wide, self._overlap, store.drafts) for wide in (False, True)
         ]
         self._merge_constants = constants.merge_rows(sizes, self._tuning, self._overlap)
         self._merge_warps = constants.merge_warps(sizes, self._tuning)
@@ -211,10 +218,10 @@ class TritonDecode:
             self.generation += 1
         return self._buffers
 
-    def _follow(self, chunks: Ints, tokens: Ints) -> None:
+    def _follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
         """Update the last chunk of each row in the store. If this replaces the store's buffers, `generation`
         changes."""
-        self.store.follow(chunks, tokens)
+        self.store.follow(chunks, tokens, reads)
         if self.store.tokens is not self._tokens:
             self._tokens = self.store.tokens
             self.generation += 1
@@ -231,17 +238,30 @@ class TppTriton(TritonDecode):
         super().__init__(store, heads, tuning)
         self._planner = planner or partial(two_phase, costs=self._shape.costs)
         self._plan: Plan | None = None
+        self._query_rows: QueryRows | None = None
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: Plan, query_rows: QueryRows | None = None) -> None:
         """Make the work descriptors of a plan. If sequences only got new chunks since the last plan, extend its
         descriptors instead.
 
         Extending avoids the planner, which takes a millisecond for 256 sequences. That is as long as several layers on
         a GPU. On a busy server, some sequence begins a chunk at almost every step.
+
+        `query_rows`: the rows of each sequence, whose drafts are chains; None: one. Needs a store with `drafts`.
         """
-        if plan is not self._plan:
-            new = plan.growth_since(self._plan) if self._plan is not None else None
+        rows = query_rows or QueryRows.alike(len(plan.order), 1)
+        same_rows = rows.same_as(self._query_rows)
+        if plan is not self._plan or not same_rows:
+            grows = self._plan is not None and same_rows and rows.total == len(rows.counts)
+            new = plan.growth_since(self._plan) if grows and self._plan is not None else None
             if new is None or not self.extend(*new):
-                self.make(items_of_forest(plan, self._planner(plan, self._shape.group)), len(plan.order))
-            self._plan = plan
-        self._follow(plan.last_chunks, plan.last_tokens)
+                usual = max(1, round(rows.total / max(1, len(rows.counts))))
+                items = items_of_forest(plan, self._planner(plan, self._shape.group * usual))
+                self.make(items if rows.total == len(rows.counts) else rows.rows_of(items), rows.total)
+            self._plan, self._query_rows = plan, rows
+        chunks, tokens = rows.of_sequences(plan.last_chunks), rows.of_sequences(plan.last_tokens)
+        if not self.store.drafts:
+            self._follow(chunks, tokens)
+            return
+        before = rows.of_sequences(chunks_of_rows(plan) - 1) * self._shape.chunk_size
+        self._follow(chunks, tokens, before + tokens - rows.behind)

@@ -67,7 +67,10 @@ class TritonStore(AddressedStore):
         self.tokens = flat[4 * room :]
         self._chunks = np.empty(0, np.int64)  # the new buffers are empty
 
-    def follow(self, chunks: Ints, tokens: Ints) -> None:
+    drafts = 0
+    """Each sequence has one row."""
+
+    def follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
         if np.array_equal(chunks, self._chunks) and np.array_equal(tokens, self._tokens):
             return
         rows = len(chunks)

@@ -32,6 +32,8 @@ from chunkbench.plugins.vllm.gpu_steps import DecodeSteps
 from chunkbench.plugins.vllm.plugin import obstacle
 
 logger = init_logger(f"vllm.{__name__}")
+_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")
+"""Methods of speculative decoding that draft without a model."""
 
 
 class ChunkTritonBackend(TritonAttentionBackend):
@@ -69,7 +71,7 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.supports_draft_decode_metadata_update = False  # plans are made on the host
-        self._init_reorder_batch_threshold(1)  # decoding rows come first
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)  # decoding rows and drafts come first
         self._layers = list(get_layers_from_vllm_config(vllm_config, Attention, layer_names).values())
         self._steps: DecodeSteps | None = None
         self._captured: int | None = None
@@ -79,7 +81,10 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
         shape = self.num_heads_q, self.num_heads_kv, self.headdim, kv_cache_spec.block_size
         unsupported = triton.why_not(dtype, *shape)
         obstacles += [unsupported] if unsupported else []
-        obstacles += ["speculative decoding"] if vllm_config.speculative_config is not None else []
+        speculative = vllm_config.speculative_config
+        self._drafts = speculative is not None
+        if speculative is not None and speculative.method not in _WITHOUT_MODEL:
+            obstacles.append(f"speculative decoding with the method {speculative.method}, which has layers of its own")
         obstacles += ["a window that begins after the prompt"] if self.rswa_window is not None else []
         self._ours = not obstacles
         if obstacles:
@@ -97,24 +102,27 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
     ) -> TritonAttentionMetadata:
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         common = common_attn_metadata
-        # Without speculation this bound is the length itself.
-        known = common.seq_lens_cpu_upper_bound
+        # Without speculation the bound is the length itself. With it, only the device knows how many drafted tokens of
+        # the step before were accepted.
+        known = common.seq_lens.cpu() if self._drafts else common.seq_lens_cpu_upper_bound
         if not self._ours or common.causal is not True or common.mm_req_doc_ranges is not None or known is None:
             return metadata
         lengths = known[: common.num_reqs].numpy().astype(np.int64)
         counts = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
-        others = np.flatnonzero((counts != 1) | (lengths == 0))  # prompts, and rows of padding
+        most = self.reorder_batch_threshold if self._drafts else 1
+        others = np.flatnonzero((counts < 1) | (counts > most) | (lengths == 0))  # prompts, and rows of padding
         decoding = int(others[0]) if len(others) else len(counts)
         steps = self._steps or self._make_steps()
         # vLLM keeps tables on the device, and only the whole table shows which blocks came or went.
         table = common.block_table_tensor[:decoding].cpu().numpy()
-        steps.plan(table, lengths[:decoding])
+        steps.plan(table, lengths[:decoding], counts[:decoding] if self._drafts else None)
         if self._captured not in (None, steps.generation):
             raise RuntimeError("chunkbench: a step needs more than CUDA graphs were captured for; use --enforce-eager")
         rest = None
         if counts[decoding:].any():
             rest = super().build(common_prefix_len, _behind(common, decoding), fast_build)
-        return ChunkTritonMetadata(**vars(metadata), steps=steps, decoding=decoding, rest=rest)
+        rows = int(counts[:decoding].sum())
+        return ChunkTritonMetadata(**vars(metadata), steps=steps, decoding=rows, rest=rest)
 
     def _make_steps(self) -> DecodeSteps:
         """Make `DecodeSteps` at the first step, because the layers have no K/V cache before."""
@@ -123,8 +131,8 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
             raise NotImplementedError(
                 "chunkbench: layers' K/V caches have different strides; take it out of VLLM_PLUGINS"
             )
-        rows = self.vllm_config.scheduler_config.max_num_seqs
-        self._steps = DecodeSteps(caches[0], self.num_heads_q, rows, len(caches[0]))
+        rows = self.vllm_config.scheduler_config.max_num_seqs * self.reorder_batch_threshold
+        self._steps = DecodeSteps(caches[0], self.num_heads_q, rows, len(caches[0]), drafted=self._drafts)
         return self._steps
 
 
@@ -170,13 +178,14 @@ class ChunkTritonImpl(TritonAttentionImpl):
 
 
 def _behind(common: CommonAttentionMetadata, decoding: int) -> CommonAttentionMetadata:
-    """The rows of a step after the decoding rows, as a separate step."""
+    """The requests of a step after the first `decoding` ones, as a separate step."""
+    rows = int(common.query_start_loc_cpu[decoding])
     return common.replace(
-        query_start_loc=common.query_start_loc[decoding:] - decoding,
-        query_start_loc_cpu=common.query_start_loc_cpu[decoding:] - decoding,
+        query_start_loc=common.query_start_loc[decoding:] - rows,
+        query_start_loc_cpu=common.query_start_loc_cpu[decoding:] - rows,
         seq_lens=common.seq_lens[decoding:],
         num_reqs=common.num_reqs - decoding,
-        num_actual_tokens=common.num_actual_tokens - decoding,
+        num_actual_tokens=common.num_actual_tokens - rows,
         block_table_tensor=common.block_table_tensor[decoding:],
-        slot_mapping=common.slot_mapping[decoding:],
+        slot_mapping=common.slot_mapping[rows:],
     )

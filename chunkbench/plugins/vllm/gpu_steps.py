@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kernels.triton.constants import PLACE_BYTES, Sizes
 from chunkbench.kernels.triton.decode import TppTriton
 from chunkbench.kernels.triton.staging import Staging
@@ -16,9 +17,10 @@ from chunkbench.plugins.vllm.forest import BlockForest
 class BlockPlaces:
     """Tells the kernels where vLLM's blocks lie in the K/V cache of each layer. The interface is `Places`."""
 
-    def __init__(self, cache: torch.Tensor) -> None:
+    def __init__(self, cache: torch.Tensor, drafts: int = 0) -> None:
         """`cache` `[blocks, kv_heads, tokens, 2 * head_dim]`: for each token its K, then its V. All strides except the
-        last are free, but must be the same in the caches of all layers."""
+        last are free, but must be the same in the caches of all layers. `drafts`: largest number of rows of a step, if
+        sequences may have several; 0: each has one."""
         _, kv_heads, tokens, width = cache.shape
         block_step, head_step, token_step, last = cache.stride()
         self._block_step = block_step * cache.dtype.itemsize // PLACE_BYTES
@@ -26,7 +28,8 @@ class BlockPlaces:
             raise ValueError(f"blocks must begin at multiples of {PLACE_BYTES} bytes; the strides are {cache.stride()}")
         self.sizes = Sizes(kv_heads, kv_heads, width // 2, tokens, cache.dtype, token_step, head_step)
         self.device = cache.device
-        self._ends = Staging(self.device, 0)
+        self.drafts = drafts
+        self._ends = Staging(self.device, 2 * drafts)
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -37,12 +40,16 @@ class BlockPlaces:
         return places, places
 
     def reserve_rows(self, rows: int) -> None:
+        if self.drafts and rows > self.drafts:
+            raise ValueError(f"a step of {rows} rows; there is room for {self.drafts}")
         if rows > len(self._ends.host):
             self._ends = Staging(self.device, rows)
 
-    def follow(self, chunks: Ints, tokens: Ints) -> None:
+    def follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
         self.reserve_rows(len(tokens))
         self._ends.host[: len(tokens)] = tokens
+        if reads is not None:
+            self._ends.host[self.drafts : self.drafts + len(reads)] = reads
         self._ends.send()
 
     def layer(self, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,10 +63,19 @@ class DecodeSteps:
     A captured CUDA graph of `attend` can also compute later steps. It becomes invalid when `generation` changes.
     """
 
-    def __init__(self, cache: torch.Tensor, heads: int, rows: int, blocks: int, tuning: Tuning | None = None) -> None:
+    def __init__(
+        self,
+        cache: torch.Tensor,
+        heads: int,
+        rows: int,
+        blocks: int,
+        tuning: Tuning | None = None,
+        drafted: bool = False,
+    ) -> None:
         """`cache`: the K/V cache of any layer. `heads`: number of query heads. `rows`: maximum number of rows of a
-        step. `blocks`: maximum number of blocks that these rows hold; a shared block counts once."""
-        places = BlockPlaces(cache)
+        step. `blocks`: maximum number of blocks that these rows hold; a shared block counts once. `drafted`: whether
+        sequences may have several rows, those of a draft."""
+        places = BlockPlaces(cache, rows if drafted else 0)
         self._forest = BlockForest(places.sizes.chunk_size)
         self._kernel = TppTriton(places, heads, tuning=tuning)
         # A row's own run has room to grow (8 chunks), so entries are needed for more chunks than there are blocks.
@@ -70,10 +86,10 @@ class DecodeSteps:
         """A number that changes when captured graphs become invalid."""
         return self._kernel.generation
 
-    def plan(self, table: np.ndarray, lengths: Ints) -> None:
-        """Plan a step for block tables `[b, blocks]` and lengths `[b]`, which include the token of this step. b may be
-        0."""
-        self._kernel.plan(self._forest.plan(table, lengths))
+    def plan(self, table: np.ndarray, lengths: Ints, counts: Ints | None = None) -> None:
+        """Plan a step for block tables `[b, blocks]` and lengths `[b]`, which include the tokens of this step. b may be
+        0. `counts` `[b]`: rows of each sequence, its last tokens; None: one."""
+        self._kernel.plan(self._forest.plan(table, lengths), None if counts is None else QueryRows(counts))
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, scale: float) -> None:
         """Compute attention of q in the layer with this cache, and write it to out. Both are `[rows, heads, head_dim]`.

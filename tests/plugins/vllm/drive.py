@@ -4,7 +4,7 @@ Reads JSON from standard input: `engine` (arguments of the engine) and `requests
 step at which it joins; `abort_after`: tokens after which it is cancelled, or null); `triton`: whether the backend for
 GPUs takes part. Prints JSON: of each request its tokens, the gap between the two largest
 log-probabilities of each, the largest log-probabilities of the first, and its cached prompt tokens; how many requests
-were preempted; the classes that compute attention.
+were preempted, how many tokens were drafted and accepted; the classes that compute attention.
 """
 
 from __future__ import annotations
@@ -16,6 +16,13 @@ from typing import Any
 
 import torch
 from vllm import EngineArgs, LLMEngine, SamplingParams
+
+
+COUNTERS = {
+    "preempted": "vllm:num_preemptions",
+    "drafted": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
 
 
 def main() -> None:
@@ -49,8 +56,10 @@ def main() -> None:
             if limit is not None and len(answer["tokens"]) >= limit and not output.finished:
                 engine.abort_request([output.request_id])
         step += 1
-    preempted = sum(metric.value for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions")
-    json.dump({"answers": answers, "preempted": preempted, "attention": attention(engine)}, sys.stdout)
+    told = {"answers": answers, "attention": attention(engine)}
+    for name, metric in COUNTERS.items():
+        told[name] = sum(found.value for found in engine.get_metrics() if found.name == metric)
+    json.dump(told, sys.stdout)
 
 
 def attention(engine: LLMEngine) -> list[str]:

@@ -107,6 +107,28 @@ def test_the_backend_for_gpus_inside_vllm(checkpoint: Path) -> None:
     assert ties(sent, ours, theirs, HALF_TIE) <= len(sent) // 4
 
 
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+@in_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("triton", [False, True], ids=["cpu", "triton"])
+def test_answers_with_drafts_are_those_without(checkpoint: Path, triton: bool) -> None:
+    """vLLM drafts by looking n-grams up in the prompt. Most drafts of this model are wrong, so tokens are rejected."""
+    sent = requests(24, seed=6)
+    for request in sent:
+        request["prompt"], request["at"] = request["prompt"][:300], request["at"] // 4
+        request["max_tokens"] = min(request["max_tokens"], 24)
+    limits = {"max_num_batched_tokens": 64, "dtype": "float16" if triton else "float32", "max_model_len": 512}
+    theirs = drive(checkpoint, sent, "", **limits)
+    plugin = {"plugins": "" if triton else "chunkbench", "triton": triton, "block_size": 16 if triton else 64}
+    ours = drive(checkpoint, sent, **plugin, **limits, speculative_config=NGRAMS)
+    assert ours["attention"] == ["ChunkTritonImpl" if triton else "ChunkImpl"]
+    assert 0 < ours["accepted"] < ours["drafted"]
+    assert ties(sent, ours, theirs, HALF_TIE if triton else TIE) <= len(sent) // 4
+
+
 def ties(sent: list[dict[str, Any]], ours: dict[str, Any], theirs: dict[str, Any], tie: float) -> int:
     """Requests whose tokens differ from where vLLM's two largest log-probabilities are closer than `tie`. Raises
     AssertionError if they differ elsewhere."""

@@ -301,7 +301,7 @@ def device() -> str:
     return "cpu"
 
 
-def small_steps(cache: torch.Tensor, rows: int) -> DecodeSteps:
+def small_steps(cache: torch.Tensor, rows: int, drafted: bool = False) -> DecodeSteps:
     from chunkbench.kernels.triton.tuning import Tuning
     from chunkbench.plugins.vllm.gpu_steps import DecodeSteps
 
@@ -309,7 +309,7 @@ def small_steps(cache: torch.Tensor, rows: int) -> DecodeSteps:
         wide=64, warps=4, tile=32, stages=3, narrow_tile=32, narrow_stages=3, blocks=1, narrow_blocks=1,
         merge_tile=16, merge_warps=4, fold=2,
     )  # fmt: skip
-    return DecodeSteps(cache, HEADS, rows=rows, blocks=BLOCKS, tuning=tuning)
+    return DecodeSteps(cache, HEADS, rows=rows, blocks=BLOCKS, tuning=tuning, drafted=drafted)
 
 
 def caches(
@@ -324,23 +324,28 @@ def caches(
 
 @triton
 @pytest.mark.parametrize(
-    ("shape", "tokens_first"),
-    values([(4, 16, 64, torch.float16), (2, 32, 64, torch.bfloat16), (1, 64, 128, torch.float16)], [False, True]),
+    ("shape", "tokens_first", "drafted"),
+    [
+        ((4, 16, 64, torch.float16), False, False),
+        ((2, 32, 64, torch.bfloat16), True, True),
+        ((1, 64, 128, torch.float16), False, False),
+        ((4, 16, 64, torch.float16), False, True),
+    ],
     ids=str,
 )
 def test_sequences_that_share_join_grow_and_leave(
-    device: str, shape: tuple[int, int, int, torch.dtype], tokens_first: bool
+    device: str, shape: tuple[int, int, int, torch.dtype], tokens_first: bool, drafted: bool
 ) -> None:
     kv_heads, size, dim, dtype = shape
     layers = caches(device, kv_heads, size, dim, dtype, tokens_first)
-    steps = small_steps(layers[0], rows=6)
+    steps = small_steps(layers[0], 24 if drafted else 6, drafted)
     generation = steps.generation
     chance, numbers = random.Random(size), torch.Generator().manual_seed(1)
     free = list(range(BLOCKS))
     chance.shuffle(free)
     live: list[tuple[list[int], int]] = []  # table and length
     for step in range(7):  # the last one has a sequence that joined after another one left
-        live = [(table, length + 1) for table, length in live]
+        live = [(table, length + (chance.randrange(4) if drafted else 1)) for table, length in live]
         if step % 3 == 0 and len(live) < 6:
             parent, known = chance.choice(live) if live else ([], 0)
             shared = chance.randrange(known // size + 1)
@@ -351,17 +356,23 @@ def test_sequences_that_share_join_grow_and_leave(
             table += [free.pop() for _ in range(-(-length // size) - len(table))]
         width = max(len(table) for table, _ in live) + 2
         tables = np.array([table + [0] * (width - len(table)) for table, _ in live], np.int32)
-        steps.plan(tables, np.array([length for _, length in live]))
+        counts = [min(length, chance.choice([1, 1, 2, 4])) if drafted else 1 for _, length in live]
+        starts = [sum(counts[:row]) for row in range(len(counts))]
+        lengths = np.array([length for _, length in live])
+        steps.plan(tables, lengths, np.array(counts) if drafted else None)
         for cache in layers:
             # A captured graph has more rows than the step.
-            q = torch.randn(len(live) + 2, HEADS, dim, generator=numbers).to(device, dtype)
+            q = torch.randn(sum(counts) + 2, HEADS, dim, generator=numbers).to(device, dtype)
             out = torch.full_like(q, 7.0)
             steps.attend(q, out, cache, SCALE)
-            for row, (table, length) in enumerate(live):
-                held = cache[table].transpose(1, 2).reshape(-1, kv_heads, 2 * dim)[:length]
-                expected = causal_attention(q[row : row + 1], *held.chunk(2, -1), SCALE)
-                torch.testing.assert_close(out[row : row + 1].double(), expected, rtol=0, atol=TOLERANCE[dtype])
-            assert (out[len(live) :] == 7.0).all()
+            for (table, length), first, count in zip(live, starts, counts, strict=True):
+                held, rows = (
+                    cache[table].transpose(1, 2).reshape(-1, kv_heads, 2 * dim)[:length],
+                    slice(first, first + count),
+                )
+                expected = causal_attention(q[rows], *held.chunk(2, -1), SCALE)
+                torch.testing.assert_close(out[rows].double(), expected, rtol=0, atol=TOLERANCE[dtype])
+            assert (out[sum(counts) :] == 7.0).all()
     assert steps.generation == generation  # no captured graph became invalid
 
 
