@@ -55,8 +55,8 @@ class Places(Protocol):
         have several rows. 0: it does not."""
 
     def follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
-        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`. `reads` `[b]`: with
-        `drafts`, the number of tokens that each row reads."""
+        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`. `reads` `[b]`:
+        with `drafts`, the number of tokens that each row reads."""
 
     def layer(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer: tensors whose memory begins at place 0."""

@@ -102,6 +102,7 @@ def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
         "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
         "retrieval": 50, "window": 9, "kv_share": 35, "compensation": "mean", "kv_dtype": "int8",
         "latent": LatentShape(kv_rank=32, rope=16, nope=16, v=16), "projections": "timed",
+        "query_rows": 2, "draft": "1 1",
     }  # fmt: skip
     assert changes.keys() == AttentionPoint.model_fields.keys()
     changed = {Case(point.model_copy(update={k: v}), "naive").key for k, v in changes.items()}

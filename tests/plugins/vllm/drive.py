@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from vllm import EngineArgs, LLMEngine, SamplingParams
 
-
 COUNTERS = {
     "preempted": "vllm:num_preemptions",
     "drafted": "vllm:spec_decode_num_draft_tokens",
