@@ -99,10 +99,8 @@ def main() -> None:
             other = sum(one != reference for one, reference in zip(tokens, seen["vLLM"][0], strict=True))
             share = f", {accepted / drafted:.0%} of {drafted:.0f} drafted tokens accepted" if drafted else ""
             each = [rate / base for rate, base in zip(rates[name], rates["vLLM"], strict=True)]
-            print(
-                f"  {name:22} {median(rates[name]):6.1f} tokens/s, {median(each):.2f}x ({min(each):.2f} to {max(each):.2f}) "
-                f"of vLLM's, {other} other answers{share}"
-            )
+            ratio = f"{median(each):.2f}x ({min(each):.2f} to {max(each):.2f}) of vLLM's"
+            print(f"  {name:22} {median(rates[name]):6.1f} tokens/s, {ratio}, {other} other answers{share}")
     for process in running.values():
         process.kill()
 

@@ -239,7 +239,7 @@ def test_a_failed_request_is_exit_code_3(served: Served) -> None:
         (["--rate", "1", "--clients", "2"], "give --rate for an open loop or --clients for a closed one, not both"),
         (["--rate", "1", "--n-s", "2000"], "2000 shared tokens do not fit into prompts of n_p = 1024 tokens"),
         (["--rate", "1", "--n-p", "5000"], "requests have up to 5064 tokens, tiny takes 2048"),
-        (["--rate", "1", "--texts", "no.jsonl"], "bundled sets are conversations, questions"),
+        (["--rate", "1", "--texts", "no.jsonl"], "bundled sets are conversations, edits, questions"),
         (["--rate", "1", "--texts", "questions", "--trace", __file__], "give --trace or --texts, not both"),
         (["--rate", "1", "--model", "other"], "serves tiny, not other"),
         (["--clients", "1,4,1"], "1,4,1 has a value twice; each step has its own"),

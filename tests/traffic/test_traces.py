@@ -163,7 +163,7 @@ def test_a_bad_line_is_refused_with_its_place(tmp_path: Path, line: Any, problem
 
 
 def test_a_file_that_is_not_there_or_empty(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"cannot be read.*bundled sets are conversations, questions"):
+    with pytest.raises(TraceError, match=r"cannot be read.*bundled sets are conversations, edits, questions"):
         read_texts(str(tmp_path / "no.jsonl"))
     with pytest.raises(TraceError, match="has no request"):
         read_texts(write(tmp_path / "t.jsonl", {"name": "only", "text": "a beginning"}))

@@ -31,7 +31,8 @@ def series(facts: Any, latencies: dict[tuple[int, str], float]) -> list[DecodeRe
             made.append(
                 facts(
                     name, experiment="query-rows", n_p=4096, n_s=0, n_c=2, batch_size=8, query_rows=rows, draft=draft,
-                    dtype="bfloat16", peaks=(PEAKS,) * 3, samples_us=tuple((took * f, took * f) for f in (0.99, 1, 1.01)),
+                    dtype="bfloat16", peaks=(PEAKS,) * 3,
+                    samples_us=tuple((took * f, took * f) for f in (0.99, 1, 1.01)),
                     unique_bytes=(20_000, 20_000), read_bytes=(20_000, 20_000), flops=(rows * 100_000,) * 2,
                 )
             )  # fmt: skip
@@ -80,7 +81,7 @@ def test_drafts() -> None:
     assert parents_of("1 2 4") == (-1, 0, 0, 1, 1, 2, 2)
     assert parents_of("3") == (-1, -1, -1)
     for wrong in ("", "0 1", "1 x", "chains", "1 256"):
-        with pytest.raises(ValueError, match="draft|256 at most"):
+        with pytest.raises(ValueError, match=r"draft|256 at most"):
             parents_of(wrong)
     assert seen_pairs(7, "1 2 4") == seen_in_draft(parents_of("1 2 4") or ()).sum() == 1 + 2 * 2 + 4 * 3
     assert seen_pairs(4, "chain") == 10
