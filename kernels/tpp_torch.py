@@ -55,7 +55,9 @@ class TppTorch:
         """Number of pieces (independent batches of matrix products) of the current plan."""
         return 0 if self._work is None else len(self._work.shared) + len(self._work.private)
 
-    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
+    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), *, window: int | None = None) -> None:
+        if window is not None:
+            raise ValueError(f"a window of {window} tokens needs kernel='native'")
         self._prompts = tuple(prompts)
         if len(plan.order) == 0:
             self._plan = self._work = None
@@ -74,8 +76,11 @@ class TppTorch:
             rows = torch.from_numpy(self._compensated(len(self._plan.order))).to(self.store.device)
             self._partials.reset(torch.cat([self._work.rows, rows]), len(self._plan.order))
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`."""
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, sinks: torch.Tensor | None = None) -> None:
+        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`. Raises
+        ValueError for sinks."""
+        if sinks is not None:
+            raise ValueError("attention sinks need kernel='native'")
         row = decoding = len(q) - sum(prompt.count for prompt in self._prompts)
         for prompt in self._prompts:
             rows = slice(row, row + prompt.count)

@@ -32,8 +32,8 @@ class Cache:
     def idle_kv_bytes(self) -> int:
         return (self.tree.pool.in_use - self.tree.live_chunks) * self.store.chunk_bytes
 
-    def join(self, tokens: Tokens, spare: int) -> Join:
-        return self.tree.join(tokens, spare)
+    def join(self, tokens: Tokens, spare: int, share: bool = True) -> Join:
+        return self.tree.join(tokens, spare, share)
 
     def extend(self, tokens: Tokens, sequences: Sequence[int] | None, counts: Tokens | None) -> Append:
         return self.tree.append(tokens, sequences, counts)
@@ -71,8 +71,8 @@ class HeadCache(Cache):
     def idle_kv_bytes(self) -> int:
         return self.store.bytes_in_use - self.kv_bytes
 
-    def join(self, tokens: Tokens, spare: int) -> Join:
-        joined = super().join(tokens, spare)
+    def join(self, tokens: Tokens, spare: int, share: bool = True) -> Join:
+        joined = super().join(tokens, spare, share)
         self._begin(joined.sequence, 0)
         return joined
 
@@ -88,15 +88,18 @@ class HeadCache(Cache):
         return forked
 
     def truncate(self, sequence: int, length: int) -> None:
+        chunk_size = self.tree.chunk_size
+        end = int(self._policy.end_of_dropped(np.array([length]), chunk_size)[0])
         if 1 <= length < self.tree.length(sequence):
-            last = self.tree.path(sequence)[(length - 1) // self.tree.chunk_size]
-            if self.store.pool.places[last] == NOWHERE:
+            last = (length - 1) // chunk_size
+            needed = self.tree.path(sequence)[max(0, end) if self._policy.exact else last : last + 1]
+            if (self.store.pool.places[needed] == NOWHERE).any():
                 raise WrongTokens(
                     f"sequence {sequence} cannot be cut to {length} tokens: window heads lost the last ones"
                 )
         super().truncate(sequence, length)
         # With fewer tokens the window begins earlier, so the sequence needs chunks that it did not need before.
-        slot, end = self.tree.slot(sequence), self._policy.end_of_dropped(np.array([length]), self.tree.chunk_size)[0]
+        slot = self.tree.slot(sequence)
         self._ends[slot] = min(self._ends[slot], end)
 
     def compress(self, sequences: Sequence[int] | None) -> None:

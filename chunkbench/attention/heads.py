@@ -35,7 +35,8 @@ class HeadKernel(Decode, Protocol):
     """A kernel for some adjacent heads of a store. The argument `layer` of `decode` is the index of the first of these
     heads."""
 
-    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None: ...
+    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), *, window: int | None = None) -> None: ...
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, sinks: torch.Tensor | None = None) -> None: ...
     def compensate(self, tokens: CompensationTokens) -> None:
         """Add a compensation token to each row of the current plan."""
 
@@ -113,7 +114,7 @@ class HeadStores:
         """`[entry, window heads of all layers, 2, d]` float32; without a compensation token the second size is 0."""
         share = max(0, self.windows.store.chunk_bytes - self.entry_bytes) / self.chunk_bytes
         rooms = self.full.store.grow, self.windows.store.grow, self._grow_sums
-        self.pool = WindowedPool(policy, limit, *rooms, share)
+        self.pool = WindowedPool(policy, limit, chunk_size, *rooms, share)
 
     @property
     def chunk_bytes(self) -> int:
@@ -213,17 +214,18 @@ class HeadDecode:
             all_entries[:] = NOWHERE
         lost_tokens = CompensationTokens(stores.sums, all_entries, np.concatenate(tokens), weighted)
         for kernel in self._kernels[1].values():
-            kernel.plan(seen.plan, rows)
+            kernel.plan(seen.plan, rows, window=policy.exact_window)
             kernel.compensate(lost_tokens)
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`."""
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, sinks: torch.Tensor | None = None) -> None:
+        """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`. `sinks`:
+        see `NativeDecode.decode`."""
         for kernels, heads in zip(self._kernels, (self._stores.full, self._stores.windows), strict=True):
             for run in heads.runs[layer]:
-                part = q[:, run.queries]
+                part, own = q[:, run.queries], None if sinks is None else sinks[run.queries]
                 if isinstance(run.queries, slice) and part.is_contiguous():  # all heads of the layer
-                    kernels[run.count].decode(part, out[:, run.queries], run.first)
+                    kernels[run.count].decode(part, out[:, run.queries], run.first, own)
                     continue
                 result = torch.empty(part.shape, dtype=q.dtype, device=q.device)
-                kernels[run.count].decode(part.contiguous(), result, run.first)
+                kernels[run.count].decode(part.contiguous(), result, run.first, own)
                 out[:, run.queries] = result

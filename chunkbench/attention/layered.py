@@ -44,7 +44,9 @@ class LayeredChunkAttention:
     - `share=False` gives every sequence chunks of its own.
     - `retain` keeps the full chunks of removed or cut sequences for later sequences, until their memory is needed.
     - `kv_dtype` says how K and V are stored: in `dtype`, or in 8 bits (`KvDtype`).
-    - `policy` lets some KV heads keep only a window (`HeadPolicy`). It needs a CPU.
+    - `policy` lets some KV heads keep only a window (`HeadPolicy`). It needs a CPU; exact windows need the native
+      kernel.
+    - `softcap`: a scaled score x becomes softcap * tanh(x / softcap); 0: it stays. It needs the native kernel.
     """
 
     _deferred = False
@@ -67,13 +69,14 @@ class LayeredChunkAttention:
         retain: bool = False,
         policy: HeadPolicy | None = None,
         kv_dtype: KvDtype = "same",
+        softcap: float = 0.0,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         # With a device index: "cuda" does not equal "cuda:0", the device of tensors made on "cuda".
         device = torch.empty(0, device=device).device
         kv_heads = heads if kv_heads is None else kv_heads
-        shape = CacheShape(heads, kv_heads, head_dim, chunk_size, dtype, device, layers, kv_dtype)
+        shape = CacheShape(heads, kv_heads, head_dim, chunk_size, dtype, device, layers, kv_dtype, softcap)
         shape.check()
         self.layers = layers
         self.heads = heads
@@ -85,6 +88,7 @@ class LayeredChunkAttention:
         self.kv_dtype = shape.kv_dtype
         self.kernel = choose(shape, kernel)
         self.policy = policy
+        self.softcap = softcap
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
         self._cache = assemble(
             *(shape, self.kernel, partition, policy, limit),
@@ -92,7 +96,8 @@ class LayeredChunkAttention:
         )
         self._tree, self._store, self._kernel = self._cache.tree, self._cache.store, self._cache.kernel
         # One native call checks and runs. With cold caches, checks in Python would take as long as a small step.
-        self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
+        native = self._kernel if isinstance(self._kernel, TppNative) and not softcap else None
+        self._decode_dense = None if native is None else native.decode_dense
         self._spec = TensorSpec(dtype, device)
         self._planned = False
         self._query_rows: QueryRows | None = None
@@ -151,14 +156,14 @@ class LayeredChunkAttention:
 
     # The structure, for all layers at once
 
-    def join(self, tokens: Tokens, spare: int = 0) -> Join:
+    def join(self, tokens: Tokens, spare: int = 0, share: bool = True) -> Join:
         """Add a sequence with its first tokens.
 
         The result holds the new sequence's id and the number of cached tokens. Pass it to `write` in each layer, with
         the K and V of the tokens that are not cached, before `attend` runs in that layer. Raises PoolExhausted also if
-        fewer than `spare` chunks would be left for sequences that grow.
+        fewer than `spare` chunks would be left for sequences that grow. Without `share`, all its chunks are new.
         """
-        joined = self._cache.join(tokens, spare)
+        joined = self._cache.join(tokens, spare, share)
         self._planned = False
         return joined
 
@@ -188,7 +193,7 @@ class LayeredChunkAttention:
 
         If the new end lies inside a chunk that other sequences cover, the sequence gets a copy of the chunk. Raises
         PoolExhausted if there is no room for the copy. With a policy, raises WrongTokens if window heads lost the chunk
-        in which the new end lies.
+        in which the new end lies, or with exact windows a chunk of the window before it.
         """
         self._cache.truncate(sequence, length)
         self._planned = False

@@ -173,19 +173,24 @@ class PrefixMatch(NamedTuple):
 
 
 def deepest_match(root: TreeNode, keys: list[bytes], shareable: Callable[[Sequence[int], int], int]) -> PrefixMatch:
-    """The longest path of full, shareable chunks whose token ids equal the first keys."""
+    """The longest path of full, shareable chunks whose token ids equal the first keys.
+
+    `shareable(path, n)`: how many of the first n chunks of a path can be shared.
+    """
     best, of_best, longest = root, 0, 0
-    level = [(root, 0)]
+    level = [(root, array("q"))]
     while level:
-        next_level: list[tuple[TreeNode, int]] = []
-        for node, depth in level:
+        next_level: list[tuple[TreeNode, array[int]]] = []
+        for node, path in level:
+            depth = len(path)
             for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
                 common = alike(child.keys, keys[depth : depth + len(child.keys)])
-                common = shareable(child.chunks, common)
-                if depth + common > longest:
-                    best, of_best, longest = child, common, depth + common
+                below = path + child.chunks
+                shared = shareable(below, depth + common)
+                if shared > max(depth, longest):
+                    best, of_best, longest = child, shared - depth, shared
                 if common == len(child.chunks):
-                    next_level.append((child, depth + common))
+                    next_level.append((child, below))
         level = next_level
     return PrefixMatch(best, of_best, longest)
 

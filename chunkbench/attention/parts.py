@@ -27,7 +27,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class CacheShape(NamedTuple):
-    """Sizes, dtype and device of K, V and q of a cache."""
+    """Sizes, dtype and device of K, V and q of a cache, and the soft-capping of its scores."""
 
     heads: int
     kv_heads: int
@@ -37,6 +37,7 @@ class CacheShape(NamedTuple):
     device: torch.device
     layers: int
     kv_dtype: KvDtype = "same"
+    softcap: float = 0.0
 
     def check(self) -> None:
         """Raise ValueError for a shape that no kernel supports."""
@@ -50,6 +51,8 @@ class CacheShape(NamedTuple):
             raise ValueError(f"layers must be at least 1, not {self.layers}")
         if self.kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype must be {', '.join(KV_DTYPES)}, not {self.kv_dtype!r}")
+        if self.softcap < 0:
+            raise ValueError(f"softcap cannot be negative: {self.softcap}")
 
 
 def choose(shape: CacheShape, kernel: Kernel) -> Chosen:
@@ -73,6 +76,11 @@ def assemble(
     make_tree: Callable[[ChunkPool], PrefixTree],
 ) -> Cache:
     """Make an empty cache for at most `limit` chunks. Raises ValueError."""
+    if kernel != "native" and (shape.softcap or (policy is not None and policy.exact)):
+        what = "softcap" if shape.softcap else "exact windows"
+        raise ValueError(
+            f"{what}: only kernel='native' can do this, not {kernel!r}; `chunkbench doctor` says why it is missing"
+        )
     # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
     if policy is None:
         store, decode = _store(shape, kernel, partition)
@@ -101,7 +109,7 @@ def _head_stores(
 
     def make_kernel(store: ChunkStore, heads: int) -> HeadKernel:
         if isinstance(store, PackedStore):
-            return TppNative(StoredHeads(store, heads), heads * group, planner)
+            return TppNative(StoredHeads(store, heads), heads * group, planner, softcap=shape.softcap)
         return TppTorch(store, group, planner)
 
     stores = HeadStores(policy, limit, shape.chunk_size, shape.head_dim, group, native, make_store)
@@ -113,7 +121,7 @@ def _store(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[Chu
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
     if kernel == "native":
         packed_store = PackedStore(*sizes, shape.layers, shape.kv_dtype)
-        return packed_store, TppNative(packed_store, shape.heads, planner)
+        return packed_store, TppNative(packed_store, shape.heads, planner, softcap=shape.softcap)
     if kernel == "triton":
         # Imported here because importing Triton takes a second and only a GPU needs it.
         from chunkbench.kernels.triton.decode import TppTriton

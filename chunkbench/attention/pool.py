@@ -67,7 +67,8 @@ class ChunkPool:
         return ids
 
     def shareable(self, chunks: Sequence[int], count: int) -> int:
-        """Number of chunks at the beginning of `chunks` that later sequences may share; at most `count`."""
+        """Number of chunks at the beginning of a path that later sequences may share; at most `count`. `chunks`: the
+        path, from the root."""
         return count
 
     def _grow(self, capacity: int) -> None:

@@ -12,6 +12,7 @@ from chunkbench.attention.errors import WrongTokens
 from chunkbench.attention.heads import HeadDecode
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition
+from chunkbench.attention.tensors import WrongTensor
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels.changes import Append
 from chunkbench.kernels.cpu.decode import TppNative
@@ -60,6 +61,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         retain: bool = False,
         policy: HeadPolicy | None = None,
         kv_dtype: KvDtype = "same",
+        softcap: float = 0.0,
     ) -> None:
         if kernel == "auto" and torch.device(device).type != "cpu":
             kernel = "torch"
@@ -68,6 +70,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         super().__init__(
             *(layers, heads, head_dim, kv_heads, chunk_size, dtype, device),
             *(max_tokens, partition, kernel, share, retain, policy, kv_dtype),
+            softcap=softcap,
         )
         assert isinstance(self._kernel, TppNative | TppTorch | HeadDecode)
         self._ragged = self._kernel
@@ -172,16 +175,24 @@ class RaggedChunkAttention(LayeredChunkAttention):
         if len(self._writing):
             self._store.append(self._places, k, v, layer)
 
-    def attend_selected(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def attend_selected(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute attention of the selected tokens in a layer, scaled by 1/sqrt(head_dim). Each token attends to all
         tokens up to itself.
 
-        q and out are `[rows, heads, head_dim]`. Without `out` a new tensor is made. Returns out.
+        q and out are `[rows, heads, head_dim]`. Without `out` a new tensor is made. Returns out. `sinks` `[heads]`: a
+        scaled score of each head that has no V, but counts in the softmax. Only the native kernel takes sinks; others
+        raise ValueError.
         """
         self._check_layer(layer)
         q, out = self._checked_q(q, out, self._rows)
+        if sinks is not None:
+            if sinks.shape != (self.heads,):
+                raise WrongTensor(f"sinks must have the shape ({self.heads},), not {tuple(sinks.shape)}")
+            sinks = sinks.detach().to(self.device, torch.float32).contiguous()
         if self._rows:
-            self._ragged.decode(q, out, layer)
+            self._ragged.decode(q, out, layer, sinks)
         return out
 
     def _fill(self, chunks: Ints) -> None:

@@ -151,8 +151,8 @@ class PrefixTree:
         count as written."""
         self._written[chunks] = written
 
-    def join(self, tokens: Tokens, spare: int = 0) -> Join:
-        """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted.
+    def join(self, tokens: Tokens, spare: int = 0, share: bool = True) -> Join:
+        """Add a sequence. Without `share` it matches nothing. Raises EmptySequence, WrongTokens, PoolExhausted.
 
         Also raises PoolExhausted, and changes nothing, if fewer than `spare` chunks would be left for live sequences.
         """
@@ -160,7 +160,7 @@ class PrefixTree:
         if len(ids) == 0:
             raise EmptySequence("a sequence needs at least one token")
         keys = self._keys(ids)
-        match = self._match(keys)
+        match = self._match(keys if share else [])
         needed = -(-len(ids) // self.chunk_size) - match.chunks
         chunks, node = self._allocate_beside(match, needed, spare)
         if chunks:

@@ -45,12 +45,28 @@ class HeadPolicy:
     compress: Compress = "own"
     """own: window heads lose only chunks that one sequence covers, and later sequences do not share these chunks. all:
     window heads also lose chunks of shared prefixes, so a later sequence with this prefix finds only what is left."""
+    exact: bool = False
+    """Whether window heads read exactly `window` tokens, the query's own included: layers with sliding windows. They
+    then have no sinks and no compensation, and `compress` is all. Later sequences share only what they read in full."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ValueError(f"a window holds at least 1 token, not {self.window}")
         if self.sinks < 0:
             raise ValueError(f"sinks cannot be negative: {self.sinks}")
+        if self.exact and (not self.window or self.sinks or (self.compensation, self.compress) != ("none", "all")):
+            raise ValueError("exact windows need window, sinks=0, compensation='none' and compress='all'")
+
+    @property
+    def exact_window(self) -> int | None:
+        """Number of tokens that window heads read, if windows are exact."""
+        return self.window if self.exact else None
+
+    @classmethod
+    def of_layers(cls, windowed: Sequence[bool], kv_heads: int, window: int) -> HeadPolicy:
+        """Exact windows in the layers for which `windowed` is true. The other layers keep all tokens."""
+        full = tuple((not one,) * kv_heads for one in windowed)
+        return cls(full, window, 0, "none", "all", exact=True)
 
     def heads(self, layer: int, full: bool) -> list[int]:
         """Indices of a layer's full KV heads if `full` is true, else indices of the layer's window heads."""
@@ -101,13 +117,14 @@ class WindowedPool(ChunkPool):
         self,
         policy: HeadPolicy,
         limit: int | None,
+        chunk_size: int,
         make_room: Callable[[int], None],
         make_windows: Callable[[int], None],
         make_entries: Callable[[int], None],
         saved: float,
     ) -> None:
         """`limit`: number of chunks that fit while window heads have lost none. `saved`: by how much the limit rises
-        with each lost chunk, a fraction of a chunk below 1. `make_room` makes room for a number of chunks,
+        with each lost chunk, a fraction of a chunk, at most 1. `make_room` makes room for a number of chunks,
         `make_windows` for a number of places, `make_entries` for a number of entries."""
         super().__init__(limit, make_room)
         self.places: Ints = np.empty(0, np.int64)
@@ -119,6 +136,7 @@ class WindowedPool(ChunkPool):
         self.changes = 0
         """Number of chunks that window heads have lost so far."""
         self._policy, self._whole, self._saved = policy, limit, saved
+        self._window_chunks = -(-(policy.window or 0) // chunk_size)
 
     def reserve(self, chunks: int) -> None:
         super().reserve(chunks)
@@ -139,10 +157,15 @@ class WindowedPool(ChunkPool):
         self._set_limit()
 
     def shareable(self, chunks: Sequence[int], count: int) -> int:
-        if self._policy.compress == "all" or not self.sums.in_use:
+        exact = self._policy.exact
+        if not self.sums.in_use or (self._policy.compress == "all" and not exact):
             return count
         lacking = np.flatnonzero(self.places[chunks[:count]] == NOWHERE)
-        return int(lacking[0]) if len(lacking) else count
+        if not exact:
+            return int(lacking[0]) if len(lacking) else count
+        # What follows a prefix reads the window before its end, or all of a shorter prefix.
+        stops, starts = np.append(lacking, count), np.append(-1 - self._window_chunks, lacking)
+        return int(stops[stops - starts > self._window_chunks][-1])
 
     def drop(self, chunk: int) -> int:
         """Let window heads lose a chunk. Returns the index of its entry, to which the caller writes the sums."""
@@ -159,8 +182,11 @@ class WindowedPool(ChunkPool):
 
         `ends` `[b]`, by row: index in the sequence of the first chunk of the row's window. The lost chunks of a path
         are consecutive, and new ones follow at their end. They begin after the sinks. With `own`, they also begin after
-        the chunks that other sequences covered at that time.
+        the chunks that other sequences covered at that time. Exact windows lose all chunks that no row needs, also
+        behind those that one needs.
         """
+        if self._policy.exact:
+            return [(chunk, NOWHERE) for chunk in self._outside(plan, ends)]
         drops: list[tuple[int, int]] = []
         sinks, own = self._policy.sink_chunks(plan.chunk_size), self._policy.compress == "own"
         needed = ends[plan.order]
@@ -187,6 +213,15 @@ class WindowedPool(ChunkPool):
                 before = chunk
             last[covering], ended[covering] = before, max(start, stays) < len(chunks)
         return drops
+
+    def _outside(self, plan: Plan, ends: Ints) -> list[int]:
+        """The held chunks that lie before the windows of all rows that cover them. `ends`: see `to_drop`."""
+        needed, found = ends[plan.order], list[int]()
+        columns = plan.begins, plan.ends, plan.starts[:-1], plan.starts[1:], plan.before
+        for begin, end, first, stop, before in zip(*(column.tolist() for column in columns), strict=True):
+            chunks = plan.chunks[first : min(stop, max(first, first + int(needed[begin:end].min()) - before))]
+            found += chunks[self.places[chunks] != NOWHERE].tolist()
+        return found
 
     def of_windows(self, plan: Plan) -> WindowPlan:
         """The plan of the chunks that window heads hold."""

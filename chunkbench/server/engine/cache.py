@@ -69,9 +69,12 @@ class EngineCache(Manager):
         return min(found, text.prompt - 1)
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+        policy = self._attention.policy
+        # The queries of a prompt that is computed again read tokens that its windows may have lost.
+        share = not (policy is not None and policy.exact and isinstance(text, GrowingText) and text.whole)
         try:
             with self.tree:
-                joined = self._attention.join(text.tokens(0, known), spare)
+                joined = self._attention.join(text.tokens(0, known), spare, share)
         except PoolExhausted:
             return None
         self._live[sequence] = _Live(joined.sequence, text)

@@ -121,7 +121,8 @@ class Engine:
     """
 
     def __init__(self, model: Model, options: EngineOptions | None = None) -> None:
-        """Raises ValueError if `kv_bytes` does not hold one chunk, or the model's shape has no kernel."""
+        """Raises ValueError if `kv_bytes` does not hold one chunk, the model's shape has no kernel, or `policy` is set
+        for a model with windows of its own."""
         self.model = model
         self.options = options = options or EngineOptions()
         self.token_bytes = model.token_bytes(options.kv_dtype)
@@ -131,6 +132,8 @@ class Engine:
         """Number of tokens for which the K/V memory has room."""
         if self.max_tokens == 0:
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
+        if model.policy is not None and options.policy is not None:
+            raise ValueError("heads: this model has sliding windows, which decide what its KV heads keep")
         self.max_length = min(self.max_tokens, model.max_length)
         """Maximum number of tokens of prompt and answer together."""
         self._attention = RaggedChunkAttention(
@@ -145,8 +148,9 @@ class Engine:
             partition="two-phase" if options.attention == "two-phase" else "sequence-first",
             share=options.attention != "no-sharing",
             retain=options.cache == "radix",
-            policy=options.policy,
+            policy=model.policy or options.policy,
             kv_dtype=options.kv_dtype,
+            softcap=model.softcap,
         )
         self._attention.reserve(self.max_tokens, touch=True)
         self._cache = EngineCache(self._attention, self.max_tokens)

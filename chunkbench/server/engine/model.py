@@ -14,6 +14,7 @@ from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.kv_dtype import KvDtype, kv_bytes
 from chunkbench.llama import WEIGHTS, LlamaShape
 from chunkbench.pins import SERVING_INSTALL
+from chunkbench.server.engine.attention import attention_of
 from chunkbench.server.engine.errors import ModelError
 from chunkbench.server.engine.llama import LlamaForward, fits, pack_linear_layers
 
@@ -26,7 +27,6 @@ transformers.utils.logging.disable_progress_bar()
 PART = 128
 INTERFACE = "chunkbench"
 """Name under which our attention function is registered in transformers."""
-_REFUSED = {"sliding_window": "a sliding window", "softcap": "soft-capping of scores", "s_aux": "attention sinks"}
 
 
 class ModelNumbers:
@@ -76,7 +76,8 @@ class Model(ModelNumbers):
     def __init__(self, module: Any) -> None:
         """`module`: a model from `load_module` or `random_module`, on its device. Raises ModelError."""
         super().__init__(module)
-        refuse_other_attention(module.config)
+        self.policy, self.softcap = attention_of(module.config)
+        """Windows and soft-capping of its layers: see `ModelAttention`."""
         self._llama = LlamaForward(module) if fits(module) else None
         self._module: Any = None
         if self._llama is None:
@@ -97,6 +98,7 @@ class Model(ModelNumbers):
     ) -> torch.Tensor:
         """Compute a step. Returns the logits `[len(rows), vocabulary]` of the tokens with the indices `rows`.
         `attention` must have planned the step."""
+        self._check(attention)
         if self._llama is not None:
             return self._llama.logits(tokens, positions, rows, attention)
         output = self._module(
@@ -115,16 +117,27 @@ class Model(ModelNumbers):
     ) -> Iterator[torch.Tensor]:
         """Like `logits`, but gives the rows in parts of at most `PART`, because the logits of a whole prompt take
         much memory."""
+        self._check(attention)
         if self._llama is None:
             yield from self.logits(tokens, positions, rows, attention).split(PART)
         else:
             yield from map(self._llama.head, self._llama.hidden(tokens, positions, rows, attention).split(PART))
 
+    def _check(self, attention: RaggedChunkAttention) -> None:
+        policy = attention.policy if attention.policy is not None and attention.policy.exact else None
+        if (policy, attention.softcap) != (self.policy, self.softcap):
+            raise ModelError("this cache was made for a model with other sliding windows or another soft-capping")
+
 
 def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:
-    """Load a causal language model of transformers from a local checkpoint folder. Raises ModelError."""
+    """Load a causal language model of transformers from a local checkpoint folder. Raises ModelError, before the
+    weights load if the engine cannot compute its attention."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: not a checkpoint, because it has no config.json")
+    with reading_with_transformers(folder):
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if attention == INTERFACE:
+        attention_of(config)
     with reading_with_transformers(folder):
         module, found = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -151,7 +164,10 @@ def reading_with_transformers(path: Path | str) -> Iterator[None]:
 
 def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, seed: int = 0) -> Any:
     """Make a causal language model of transformers with random weights. It is as fast as a trained model, but its
-    answers have no meaning. The same seed gives the same weights for every `attention`."""
+    answers have no meaning. The same seed gives the same weights for every `attention`. Raises ModelError if the engine
+    cannot compute its attention."""
+    if attention == INTERFACE:
+        attention_of(config)
     torch.manual_seed(seed)
     setattr(config, WEIGHTS, "")  # this key describes the weights of a checkpoint
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
@@ -176,15 +192,17 @@ def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int =
 
 
 def refuse_other_attention(config: Any) -> None:
-    """Raise ModelError unless the model uses full attention. The kernels compute no other."""
+    """Raise ModelError unless the model uses full attention, for callers that compute no other."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"}:
         other = ", ".join(sorted(kinds - {"full_attention"}))
-        raise ModelError(f"this model has layers of the kind {other}; the engine computes full attention only")
+        raise ModelError(f"this model has layers of the kind {other}; only full attention is possible here")
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise ModelError(f"this model has a sliding window of {config.sliding_window} tokens; the engine has none")
+        raise ModelError(
+            f"this model has a sliding window of {config.sliding_window} tokens; only full attention is possible here"
+        )
     if getattr(config, "attn_logit_softcapping", None):
-        raise ModelError("this model caps its attention scores (soft-capping); the engine does not")
+        raise ModelError("this model caps its attention scores (soft-capping), which is not possible here")
 
 
 def _attend(
@@ -202,17 +220,20 @@ def _attend(
     tokens, heads, d]`."""
     if chunk_attention is None:
         raise ModelError("this attention runs inside the engine only: it needs the argument chunk_attention")
-    for argument, what in _REFUSED.items():
-        if others.get(argument) is not None:
-            raise ModelError(f"this model's attention has {what} ({argument}); the engine computes full attention only")
-    layer = module.layer_idx
+    layer, policy = module.layer_idx, chunk_attention.policy
+    window = policy.exact_window if policy is not None and not any(policy.full[layer]) else None
+    if others.get("sliding_window") not in (None, window) or (others.get("softcap") or 0) != chunk_attention.softcap:
+        told = {name: others.get(name) for name in ("sliding_window", "softcap")}
+        raise ModelError(f"layer {layer}: transformers asks for {told}, which the model's configuration does not say")
+    if not getattr(module, "is_causal", True):
+        raise ModelError(f"layer {layer}: the attention is not causal")
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     usual = chunk_attention.head_dim**-0.5  # the kernels always use this scale
     if scaling is not None and abs(scaling / usual - 1) > 1e-6:
         q = q * (scaling / usual)
     chunk_attention.write_selected(layer, k, v)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    chunk_attention.attend_selected(layer, q, out)
+    chunk_attention.attend_selected(layer, q, out, others.get("s_aux"))
     return out[None], None
 
 

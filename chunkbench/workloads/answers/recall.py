@@ -41,9 +41,11 @@ class _Recorder(RaggedChunkAttention):
         self.values[layer].append(v.clone())
         super().write_selected(layer, k, v)
 
-    def attend_selected(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def attend_selected(
+        self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         self.queries[layer] = q.clone()
-        return super().attend_selected(layer, q, out)
+        return super().attend_selected(layer, q, out, sinks)
 
 
 def _cache(model: Model, kind: type[C], policy: HeadPolicy | None = None, kv_dtype: KvDtype = "same") -> C:

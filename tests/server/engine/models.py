@@ -17,7 +17,7 @@ from chunkbench.server.engine import Engine, EngineOptions, Model, Request
 from chunkbench.server.engine.model import INTERFACE
 
 VOCABULARY = 300
-SCALES = {"embed_tokens": 50, "q_proj": 15, "k_proj": 15, "v_proj": 10, "o_proj": 10, "lm_head": 20}
+SCALES = {"embed_tokens": 50, "q_proj": 15, "k_proj": 15, "v_proj": 10, "o_proj": 10, "lm_head": 20, "sinks": 200}
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -33,8 +33,36 @@ SIZES = {
 }
 
 
+WINDOWED: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "mistral-window": (transformers.MistralConfig, {"sliding_window": 32}),
+    "qwen2-window": (
+        transformers.Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    ),
+    "phi3": (transformers.Phi3Config, {"sliding_window": 24, "head_dim": 16}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {"sliding_window": 31, "attn_logit_softcapping": 4.0, "final_logit_softcapping": None},
+    ),
+    "gemma3": (transformers.Gemma3TextConfig, {"sliding_window": 48, "query_pre_attn_scalar": 20}),
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        {
+            "sliding_window": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+}
+"""Kind of model with sliding windows -> its configuration class and options."""
+
+
 def config(kind: str) -> Any:
-    """A configuration: llama, llama-grouped, qwen2, qwen3 or mistral."""
+    """A configuration: llama, llama-grouped, qwen2, qwen3, mistral, or one of `WINDOWED`."""
+    if kind in WINDOWED:
+        made, options = WINDOWED[kind]
+        return made(**SIZES | {"num_key_value_heads": 2, "num_hidden_layers": 3} | options)
     if kind == "llama":
         return transformers.LlamaConfig(**SIZES, num_key_value_heads=4)
     if kind == "llama-grouped":
