@@ -19,6 +19,7 @@ from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.plan import Plan
+from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kernels.tpp_torch import TppTorch
 from chunkbench.kv_dtype import KvDtype
 
@@ -74,7 +75,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         )
         assert isinstance(self._kernel, TppNative | TppTorch | HeadDecode)
         self._ragged = self._kernel
-        self._decoding: list[int] = []
+        self._decoding: list[tuple[int, int]] = []  # sequences, and the number of their last tokens
         self._prompts: list[PromptRows] = []
         self._writes: list[tuple[Ints, Ints, Ints]] = []  # chunks, slots and rows of new tokens, by prompt
         self._filled: list[Ints] = []  # chunks that the selected tokens fill, and that count as written
@@ -85,32 +86,38 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._places = Append(_NONE, _NONE, _NONE, every_row=False)
         self._subset: tuple[Plan, bytes, Plan] | None = None
 
+    @property
+    def drafts(self) -> bool:
+        """Whether the kernel can verify drafts: `select(draft=True)`."""
+        return isinstance(self._ragged, TppNative)
+
     def written(self, sequence: int) -> int:
         """Number of leading tokens of a sequence whose K and V are written, or will be written by a step that selected
         them. Only tokens of full chunks count. Raises UnknownSequence."""
         return self._tree.written_tokens(sequence)
 
-    def select(self, sequence: int, first: int, count: int) -> None:
+    def select(self, sequence: int, first: int, count: int, draft: bool = False) -> None:
         """Select tokens `first` to `first + count - 1` of a sequence for the next step. They become the next rows of
         the step's tensors.
 
-        First select the sequences that compute only their last token, in the order of `sequences`. Then select all
-        others. For another order, `plan_selected` raises WrongTokens. Raises UnknownSequence. Raises WrongTokens if the
-        sequence does not have these tokens.
+        First select the sequences that compute only their last token, or with `draft` their last tokens, in the order
+        of `sequences`. Then select all others. For another order, `plan_selected` raises WrongTokens. Raises
+        UnknownSequence. Raises WrongTokens if the sequence does not have these tokens.
         """
         length = self.length(sequence)
         if count < 1 or first < 0 or first + count > length:
             raise WrongTokens(
                 f"tokens {first} to {first + count - 1} of sequence {sequence}: it has tokens 0 to {length - 1}"
             )
-        if count == 1 and first == length - 1 and not self._prompts:
-            self._decoding.append(sequence)
+        if (count == 1 or draft) and first + count == length and not self._prompts:
+            self._decoding.append((sequence, count))
             return
         chunks = np.array(self._tree.path(sequence), np.int64)
         positions = np.arange(first, first + count)
         own = chunks[positions // self.chunk_size]
         new = ~self._tree.written(own)
-        rows = len(self._decoding) + sum(prompt.count for prompt in self._prompts) + np.flatnonzero(new)
+        before = sum(tokens for _, tokens in self._decoding) + sum(prompt.count for prompt in self._prompts)
+        rows = before + np.flatnonzero(new)
         self._writes.append((own[new], positions[new] % self.chunk_size, rows))
         self._prompts.append(PromptRows(chunks, first, count))
         self._fill(own[new & ((positions + 1) % self.chunk_size == 0)])
@@ -118,25 +125,44 @@ class RaggedChunkAttention(LayeredChunkAttention):
     def plan_selected(self) -> int:
         """Plan the step of the selected tokens, and return their number. The next `select` begins another step."""
         decoding = {sequence: row for row, sequence in enumerate(self._tree.sequences)}
-        rows = np.array([decoding[sequence] for sequence in self._decoding], np.int64)
+        rows = np.array([decoding[sequence] for sequence, _ in self._decoding], np.int64)
+        of_rows = QueryRows(np.array([count for _, count in self._decoding], np.int64))
         if (np.diff(rows) <= 0).any():
             raise WrongTokens("the sequences that compute their last token come first, by row, each once")
         plan = self._plan_of(rows)
         writes = self._writes
         if len(rows):
-            last, slots = plan.last_chunks, plan.last_tokens - 1
+            last, slots = of_rows.of_sequences(plan.last_chunks), of_rows.of_sequences(plan.last_tokens - 1)
+            if of_rows.total > len(rows):
+                last, slots = self._places_of_drafts(last, slots - of_rows.behind)
             new = ~self._tree.written(last)
             writes = [(last[new], slots[new], np.flatnonzero(new)), *writes]
             self._fill(last[new & (slots == self.chunk_size - 1)])
         columns = zip(*writes, strict=True) if writes else [()] * 3
         chunks, slots, self._writing = (np.concatenate([_NONE, *column]) for column in columns)
         self._places = Append(chunks, slots, chunks[slots == 0], every_row=False)
-        self._rows = len(rows) + sum(prompt.count for prompt in self._prompts)
-        self._ragged.plan(plan, self._prompts)
+        self._rows = of_rows.total + sum(prompt.count for prompt in self._prompts)
+        if of_rows.total > len(rows):
+            assert isinstance(self._ragged, TppNative)  # `drafts` says so
+            self._ragged.plan(plan, self._prompts, query_rows=of_rows)
+        else:
+            self._ragged.plan(plan, self._prompts)
         self._planned = False  # this is not the plan that `attend` needs
         self._planned_filled = self._filled
         self._decoding, self._prompts, self._writes, self._filled = [], [], [], []
         return self._rows
+
+    def _places_of_drafts(self, last: Ints, slots: Ints) -> tuple[Ints, Ints]:
+        """The chunk and the slot of each row. `last` `[rows]`: last chunks of the rows' sequences. `slots` `[rows]`:
+        slots counted from the first one of that chunk, negative in the chunks before it."""
+        back, row = slots // self.chunk_size, 0
+        last = last.copy()
+        for sequence, count in self._decoding:
+            if back[row] < 0:
+                path = np.array(self._tree.path(sequence)[int(back[row]) - 1 :], np.int64)
+                last[row : row + count] = path[back[row : row + count] - 1]
+            row += count
+        return last, slots % self.chunk_size
 
     def undo_planned(self) -> None:
         """Declare that the K and V of the planned step were not written in all layers. The caller must select the

@@ -96,6 +96,22 @@ Examples:
     " are computed exactly. all: also tokens of shared prefixes, so later prompts see only the kept tokens.",
 )
 @click.option(
+    "--draft",
+    type=click.Choice(["none", "ngram"]),
+    default="none",
+    show_default=True,
+    help="Our engine: whether several tokens of an answer are verified in one step. ngram: tokens that followed the"
+    " last ones when they occurred before in the prompt or the answer. Answers stay the same; it gains where answers"
+    " repeat their prompts and few clients ask at a time.",
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(1, 7),
+    default=4,
+    show_default=True,
+    help="With --draft ngram: largest number of tokens of a draft.",
+)
+@click.option(
     "--layers", type=click.IntRange(1), help="For a shape without checkpoint: number of layers.  [default: the shape's]"
 )
 @click.option(
@@ -201,6 +217,7 @@ def command(context: click.Context, options: ServeOptions) -> None:
         ("--cache", options.cache, "live"),
         ("--schedule", options.schedule, "fcfs"),
         ("--constrained", options.constrained, "mask"),
+        ("--draft", options.draft, "none"),
     ):
         shared = option == "--cache" and options.engine == "openvino"
         if options.engine != "chunk" and not shared and value not in (None, usual):

@@ -100,6 +100,8 @@ class Server:
         self._log.step(ended, report, load)
         self._metrics.steps.observe(report.seconds)
         self._metrics.preemptions.inc(report.preempted)
+        self._metrics.drafted_tokens.inc(report.drafted)
+        self._metrics.accepted_tokens.inc(report.accepted)
 
     def failed(self, error: BackendFailed) -> None:
         """Record that the engine broke. The event loop calls this method."""

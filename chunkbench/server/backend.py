@@ -185,6 +185,7 @@ class ChunkBackend:
             "max_batch": options.max_batch,
             "prompt_budget": options.prompt_budget,
             "chunk_size": options.chunk_size,
+            **({"draft_tokens": options.draft_tokens} if options.draft_tokens else {}),
             "kv_bytes": self._engine.max_tokens * self._engine.token_bytes,
             **model.facts(),
             "kv_dtype": model.facts()["dtype"] if options.kv_dtype == "same" else options.kv_dtype,

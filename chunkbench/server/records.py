@@ -32,6 +32,8 @@ VLLM = {
     "generated_tokens": "generation_tokens",
     "answers": "request_success",
     "preemptions": "num_preemptions",
+    "drafted_tokens": "spec_decode_num_draft_tokens",
+    "accepted_tokens": "spec_decode_num_accepted_tokens",
     "first_token_seconds": "time_to_first_token_seconds",
     "gap_seconds": "inter_token_latency_seconds",
     "request_seconds": "e2e_request_latency_seconds",
@@ -66,6 +68,8 @@ class Metrics:
         self.cached_tokens = counter("cached_tokens", "Tokens of prompts not computed")
         self.generated_tokens = counter("generated_tokens", "Tokens of answers")
         self.preemptions = counter("preemptions", "Requests that lost their K/V for a time")
+        self.drafted_tokens = counter("drafted_tokens", "Drafted tokens that were verified")
+        self.accepted_tokens = counter("accepted_tokens", "Drafted tokens that became tokens of answers")
         self.steps = histogram("step_seconds", "Time of an engine's step")
         self.first_tokens = histogram("first_token_seconds", "Time from a request to the first token of an answer")
         self.gaps = histogram("gap_seconds", "Time between two tokens of an answer")

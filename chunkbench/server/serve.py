@@ -121,6 +121,7 @@ def build(options: ServeOptions, say: Callable[[str], None]) -> tuple[Backend, S
         options.schedule,
         policy,
         options.kv_dtype,
+        options.draft_tokens if options.draft == "ngram" else 0,
     )
     backend, room = build_backend(choice, options.engine, limits, say, check)
     text = CheckpointTokenizer(choice.folder)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from chunkbench.attention.windows import Compress
     from chunkbench.server.build import EngineName
     from chunkbench.server.constrained import Method
-    from chunkbench.server.engine.engine import Attention, Cache, Schedule
+    from chunkbench.server.engine.engine import Attention, Cache, Draft, Schedule
 
 
 SERVED_FORMS: Mapping[EngineName, tuple[KvDtype, ...]] = {
@@ -38,6 +38,8 @@ class ServeOptions:
     heads: Path | None
     window: int | None
     compress: Compress
+    draft: Draft
+    draft_tokens: int
     layers: int | None
     vocabulary: int | None
     max_length: int | None

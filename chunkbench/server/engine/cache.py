@@ -54,6 +54,8 @@ class EngineCache(Manager):
         super().__init__(max_tokens, attention.chunk_size)
         self._attention = attention
         self.tree = Stopwatch()
+        self.drafts: dict[int, list[int]] = {}
+        """Tokens that the next `append` adds to sequences, in addition to their last token."""
 
     @property
     def slots_held(self) -> int:
@@ -98,17 +100,31 @@ class EngineCache(Manager):
 
     def append(self, sequences: Sequence[int]) -> bool:
         members = [self._live[sequence] for sequence in sequences]
+        drafts = [self.drafts.get(sequence, []) for sequence in sequences]
         try:
             with self.tree:
                 lengths = [self._attention.length(member.handle) for member in members]
                 tokens = [int(m.text.tokens(n, n + 1)[0]) for m, n in zip(members, lengths, strict=True)]
-                self._attention.extend(tokens, [member.handle for member in members])
+                handles, added = [member.handle for member in members], [1 + len(draft) for draft in drafts]
+                if any(drafts):
+                    listed = [token for last, draft in zip(tokens, drafts, strict=True) for token in (last, *draft)]
+                    self._attention.extend(listed, handles, added)
+                else:
+                    self._attention.extend(tokens, handles)
         except PoolExhausted:
-            return False
-        for member, length in zip(members, lengths, strict=True):
-            self._attention.select(member.handle, length, 1)
+            self.drafts = {}
+            return self.append(sequences) if any(drafts) else False
+        for member, length, count in zip(members, lengths, added, strict=True):
+            self._attention.select(member.handle, length, count, draft=True)
             member.reached = length + 1
         return True
+
+    def settle(self, sequence: int, tokens: int) -> None:
+        """After a draft: keep the first `tokens` tokens, which are right. Raises PoolExhausted as `truncate`."""
+        member = self._live[sequence]
+        if self._attention.length(member.handle) > tokens:
+            self.truncate(sequence, tokens)
+        member.reached = tokens
 
     def grow(self, sequence: int, tokens: int) -> bool:
         member = self._live[sequence]

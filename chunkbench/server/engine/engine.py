@@ -18,6 +18,7 @@ from chunkbench.kv_dtype import KvDtype
 from chunkbench.server.engine import beam_steps
 from chunkbench.server.engine.beams import Beam, BeamSearch
 from chunkbench.server.engine.cache import EngineCache
+from chunkbench.server.engine.drafts import MOST_ROWS
 from chunkbench.server.engine.errors import RequestFailed, RequestRefused
 from chunkbench.server.engine.logprobs import TokenLogprobs, logprobs_of
 from chunkbench.server.engine.model import Model
@@ -28,6 +29,7 @@ from chunkbench.server.scheduling import Piece, Rules, Scheduler
 Attention = Literal["two-phase", "sequence-first", "no-sharing"]
 Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
+Draft = Literal["none", "ngram"]
 
 _LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
 """After one of these errors the process can no longer use the GPU."""
@@ -56,11 +58,16 @@ class EngineOptions:
     """Says which KV heads keep only a window of tokens. None: all heads keep all tokens."""
     kv_dtype: KvDtype = "same"
     """How K and V are stored: in the model's dtype, or in 8 bits."""
+    draft_tokens: int = 0
+    """Largest number of tokens that are drafted for a sequence and verified in one step. The draft is what followed
+    the sequence's last tokens when they occurred in it before. 0: no drafts."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.draft_tokens < MOST_ROWS:
+            raise ValueError(f"draft_tokens must lie between 0 and {MOST_ROWS - 1}, not {self.draft_tokens}")
         if self.cache == "radix" and self.attention == "no-sharing":
             raise ValueError("the cache radix keeps chunks to share them; attention no-sharing does not share")
 
@@ -70,6 +77,8 @@ class Chosen(NamedTuple):
     logprobs: TokenLogprobs | None
     beam: Beam
     """The likeliest next tokens if the sequence is a beam; else empty."""
+    after_draft: tuple[int | None, ...] = ()
+    """The token that the model chooses after each token of a draft; None if its logits give none."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,10 @@ class StepReport:
     """Number of requests that were added to the engine since its start."""
     failed: tuple[RequestFailed, ...] = ()
     """Requests that ended in this step without a complete answer."""
+    drafted: int = 0
+    """Number of drafted tokens that the step verified."""
+    accepted: int = 0
+    """Number of drafted tokens that the model chose, too."""
     of_model: Mapping[str, float] = field(default_factory=dict)
     """Part of the model -> its seconds, within `forward_s`. Empty if the model does not tell them."""
 
@@ -152,6 +165,8 @@ class Engine:
             kv_dtype=options.kv_dtype,
             softcap=model.softcap,
         )
+        if options.draft_tokens and not self._attention.drafts:
+            raise ValueError("draft_tokens: drafts need the native kernel, and heads that keep all tokens")
         self._attention.reserve(self.max_tokens, touch=True)
         self._cache = EngineCache(self._attention, self.max_tokens)
         rules = Rules(options.max_batch, options.prompt_budget, order=options.schedule)
@@ -266,6 +281,8 @@ class Engine:
         engine are raised: a lost GPU, or a fault of the engine.
         """
         started, tree_s = perf_counter(), self._cache.tree.seconds
+        self._cache.drafts = self._drafts() if self.options.draft_tokens else {}
+        self._drafted = self._accepted = 0
         step = self._scheduler.schedule()
         self._cache.plan()
         pieces = [*(Piece(entry, entry.length - 1, 1) for entry in step.decoding), *step.prompts]
@@ -291,6 +308,8 @@ class Engine:
                     self._cache.forget(sequence.arrival)
                 self._end(sequence)
                 failed.append(outcome)
+            elif sequence.arrival in self._cache.drafts:
+                generated += self._take_draft(sequence, outcome)
             else:
                 generated += self._take(sequence, outcome)
         for group in groups:
@@ -308,8 +327,45 @@ class Engine:
             kv_bytes,
             self._arrivals,
             tuple(failed),
+            self._drafted,
+            self._accepted,
             self.model.seconds if pieces else {},
         )
+
+    def _drafts(self) -> dict[int, list[int]]:
+        """Arrival -> the draft of a running sequence, for the step that comes."""
+        room, drafts = MOST_ROWS - len(self._scheduler.running), dict[int, list[int]]()
+        for sequence in self._scheduler.running:
+            left = sequence.request.max_tokens - sequence.generated - 1
+            most = min(room, left, self.options.draft_tokens, self.max_length - sequence.length)
+            if most > 0 and sequence.may_draft and (draft := sequence.drafter.propose(sequence.tokens, most)):
+                drafts[sequence.arrival] = draft
+                room -= len(draft)
+        return drafts
+
+    def _take_draft(self, sequence: Sequence, chosen: Chosen) -> list[Generated]:
+        """Add the tokens that the model chose, as long as they are those of the draft, and the first other one."""
+        draft, generated = self._cache.drafts[sequence.arrival], self._take(sequence, chosen)
+        accepted = 0
+        for drafted, token in zip(draft, chosen.after_draft, strict=False):
+            if token is None or generated[-1].finish is not None or generated[-1].token != drafted:
+                break
+            accepted += 1
+            generated += self._take(sequence, Chosen(token, None, Beam()))
+        self._drafted, self._accepted = self._drafted + len(draft), self._accepted + accepted
+        sequence.drafter.tell(accepted)
+        if generated[-1].finish is None:
+            sequence.computed = sequence.length - 1
+            self._settle(sequence)
+        return generated
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Forget the K and V of drafted tokens that were rejected. Without room for the copy of a chunk that another
+        sequence shares, the sequence waits and begins again."""
+        try:
+            self._cache.settle(sequence.arrival, sequence.computed)
+        except PoolExhausted:
+            self._scheduler.put_back(sequence)
 
     def _outcomes(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, Chosen | RequestFailed]]:
         """Compute planned pieces. Returns, for each sequence whose last token is among them, the next token or why
@@ -323,6 +379,9 @@ class Engine:
             raise
         except Exception as error:
             self._cache.undo()
+            for sequence, _, _ in pieces:
+                if self._cache.drafts.pop(sequence.arrival, None):
+                    self._settle(sequence)
             if len(pieces) == 1:
                 return [(sequence, _failure(sequence, error)) for sequence in _answers(pieces[0].entry)]
         middle = len(pieces) // 2
@@ -337,9 +396,12 @@ class Engine:
         return outcomes
 
     def _compute(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, Chosen | RequestFailed]]:
-        sampled = _sampled(pieces)
-        tokens = [token for entry, first, count in pieces for token in entry.tokens[first : first + count]]
-        positions = [place for _, first, count in pieces for place in range(first, first + count)]
+        drafts = [self._cache.drafts.get(entry.arrival, []) for entry, _, _ in pieces]
+        sampled = _sampled(pieces, drafts)
+        tokens, positions = list[int](), list[int]()
+        for (entry, first, count), draft in zip(pieces, drafts, strict=True):
+            tokens += entry.tokens[first : first + count] + draft
+            positions += range(first, first + count + len(draft))
         rows = [row for row, _ in sampled]
         asked = _asked(pieces)
         if asked:
@@ -359,13 +421,17 @@ class Engine:
         if raw is not None:
             counts = [sequences[row].request.logprobs or 0 for row in told]
             found = dict(zip(told, logprobs_of(raw, [chosen[row] or 0 for row in told], counts), strict=True))
-        return [
-            (
-                sequence,
-                self._no_token(sequence) if token is None else Chosen(token, found.get(row), beams.get(row, Beam())),
-            )
-            for row, (sequence, token) in enumerate(zip(sequences, chosen, strict=True))
-        ]
+        outcomes = list[tuple[Sequence, Chosen | RequestFailed]]()
+        for row, (sequence, token) in enumerate(zip(sequences, chosen, strict=True)):
+            if outcomes and outcomes[-1][0] is sequence:  # a row of the draft of this sequence
+                outcome = outcomes[-1][1]
+                if isinstance(outcome, Chosen):
+                    outcomes[-1] = sequence, outcome._replace(after_draft=(*outcome.after_draft, token))
+            elif token is None:
+                outcomes.append((sequence, self._no_token(sequence)))
+            else:
+                outcomes.append((sequence, Chosen(token, found.get(row), beams.get(row, Beam()))))
+        return outcomes
 
     def _prompt_logprobs(
         self, tokens: list[int], positions: list[int], asked: list[tuple[int, Sequence, int]], sampled: list[int]
@@ -498,11 +564,13 @@ def _failure(sequence: Sequence, error: Exception) -> RequestFailed:
     return failure
 
 
-def _sampled(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence]]:
-    """Indices of the rows of a step whose logits choose the next token of a sequence."""
+def _sampled(pieces: Iterable[Piece[Sequence]], drafts: Iterable[list[int]]) -> list[tuple[int, Sequence]]:
+    """Indices of the rows of a step whose logits choose the next token of a sequence, or the token after a drafted
+    one. `drafts`: the tokens that follow each piece."""
     rows, row = [], 0
-    for piece in pieces:
+    for piece, draft in zip(pieces, drafts, strict=True):
         row += piece.tokens
         if piece.sampled:
-            rows.append((row - 1, piece.entry))
+            rows += [(row - 1 + n, piece.entry) for n in range(1 + len(draft))]
+        row += len(draft)
     return rows

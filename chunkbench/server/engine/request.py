@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from chunkbench.attention.text import TokenText
 from chunkbench.kernels.integers import Ints
 from chunkbench.server.engine.beams import Beam, BeamOptions, BeamSearch
+from chunkbench.server.engine.drafts import NgramDraft
 from chunkbench.server.engine.errors import RequestRefused
 from chunkbench.server.engine.logprobs import TokenLogprobs
 from chunkbench.server.scheduling import Entry
@@ -216,6 +217,16 @@ class Sequence(Entry):
 
     group: BeamGroup | None = field(default=None, repr=False)
     """The beam search of which this sequence is a beam."""
+
+    drafter: NgramDraft = field(default_factory=NgramDraft, repr=False)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether several tokens may be verified in one step. Constraints, log-probabilities and beams need the tokens
+        one by one."""
+        request = self.request
+        plain = request.matcher is None and request.logprobs is None and self.group is None
+        return plain and self.generated >= request.min_tokens and self.decoding
 
     @property
     def mates(self) -> Ordered[Entry]:
