@@ -57,7 +57,7 @@ def forking_requests() -> dict[str, Request]:
     branches = [system + text(50), system[:48] + text(40)]
     prompts = [chance.choice([system, *branches]) + text(chance.choice([1, 9, 30])) for _ in range(12)]
     prompts += [prompts[0] + text(20), prompts[1] + text(40), branches[0][:112], text(60)]
-    return {f"r{n}": Request(f"r{n}", prompt, chance.randrange(4, 20)) for n, prompt in enumerate(prompts)}
+    return {f"r{n}": Request(f"r{n}", prompt, chance.randrange(4, 14)) for n, prompt in enumerate(prompts)}
 
 
 def engine_of(model: Model, chunks: int = 100, **options: Any) -> Engine:
@@ -121,9 +121,9 @@ def test_control_each_of_them_decides_tokens(kind: str, what: str, tmp_path: Pat
     """A window of one token more, no soft-capping or no sinks: other tokens."""
     pair = Pair(kind, tmp_path)
     changed(pair.reference, what)
-    requests = dict(list(forking_requests().items())[:6])
+    requests = {name: replace(one, max_tokens=16) for name, one in list(forking_requests().items())[:6]}
     answers = answers_of(engine_of(pair.model), *requests.values())
-    assert pair.compare(requests, answers).different > 0
+    assert pair.compare(requests, answers).different > 1
 
 
 def test_a_lost_prefix_is_computed_again_and_a_held_one_is_found() -> None:
