@@ -58,7 +58,7 @@ class WindowContexts(Contexts):
         assert cache.kv_bytes == sizes * 2 * CHUNK * DIM * cache.dtype.itemsize
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(ACTIONS, max_size=16),
     st.sampled_from([1, 15, 16, 17, 33]),

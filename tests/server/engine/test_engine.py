@@ -16,7 +16,7 @@ from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.server.engine import Engine, EngineOptions, Model, ModelError, Request, Sampling
 from chunkbench.server.engine.llama import fits
-from chunkbench.server.engine.model import INTERFACE, random_module
+from chunkbench.server.engine.model import INTERFACE, random_module, refuse_other_attention
 from tests.pairs import pairs
 from tests.server.engine.models import (
     CHUNK_BYTES,
@@ -124,13 +124,17 @@ def test_a_soak_on_memory_that_forces_preemption(count: int, longest: int) -> No
     assert others <= count // 200
 
 
-def test_a_model_without_our_kind_of_attention_is_refused() -> None:
+def test_callers_that_compute_full_attention_only_refuse_other() -> None:
     window = transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=64)
     with pytest.raises(ModelError, match="sliding window of 64 tokens"):
-        Model(random_module(window, torch.float32))
+        refuse_other_attention(window)
     capped = transformers.Gemma2Config(**SIZES, num_key_value_heads=2)
-    with pytest.raises(ModelError, match=r"sliding_attention|soft-capping"):
-        Model(random_module(capped, torch.float32))
+    with pytest.raises(ModelError, match="layers of the kind sliding_attention"):
+        refuse_other_attention(capped)
+    capped.layer_types = ["full_attention"] * 2
+    capped.sliding_window = None
+    with pytest.raises(ModelError, match="soft-capping"):
+        refuse_other_attention(capped)
 
 
 def test_a_model_is_served_as_far_as_its_positions_depend_on_itself_alone() -> None:
