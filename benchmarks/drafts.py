@@ -4,9 +4,9 @@ vLLM.
     python benchmarks/drafts.py [CLIENTS ...]        default: 1 8 32; needs `make serving`; `make vllm-environment`
 
 The tasks are edits of short codes and texts (experiments/texts/edits.jsonl), whose answers repeat most of the prompt.
-The systems answer all tasks in turns, with CLIENTS requests at a time, greedily, in float32. Prints tokens per second of
-each, over that of the same system without drafts and over our engine's without drafts; the share of drafted tokens that
-were accepted; and how many answers differ from the system's own without drafts. Without vLLM only our engine is
+The systems answer all tasks in turns, with CLIENTS requests at a time, greedily, in float32. Prints tokens per second
+of each, over that of the same system without drafts and over our engine's without drafts; the share of drafted tokens
+that were accepted; and how many answers differ from the system's own without drafts. Without vLLM only our engine is
 measured.
 """
 
@@ -142,9 +142,8 @@ def main() -> None:
         base = rates["our engine", False]
         for (name, drafts), own in rates.items():
             answers, plain = last[name, drafts], last[name, False]
-            told = (
-                f"  {name + (', n-grams' if drafts else ''):30} {median(own):6.1f} tokens/s, {_over(own, base)} of ours"
-            )
+            label = name + (", n-grams" if drafts else "")
+            told = f"  {label:30} {median(own):6.1f} tokens/s, {_over(own, base)} of ours"
             if drafts:
                 other = sum(one != two for one, two in zip(answers.tokens, plain.tokens, strict=True))
                 share = answers.accepted / answers.drafted if answers.drafted else 0

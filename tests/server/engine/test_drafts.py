@@ -130,7 +130,7 @@ def test_a_step_that_fails_is_computed_again_without_drafts(monkeypatch: pytest.
 
 @pytest.mark.parametrize("count", [1000, pytest.param(20000, marks=pytest.mark.slow)])
 def test_sampled_answers_keep_the_distribution(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chi-square of the pairs of the first two tokens after a prompt, of drafts that are right in one of a few cases."""
+    """Chi-square of the second and third token of an answer, after drafts that are right in one of a few cases."""
     settings = Sampling(temperature=1.5, top_k=4)
     monkeypatch.setattr(engines, "MOST_ROWS", 64)
     counts = []
