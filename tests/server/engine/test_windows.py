@@ -131,6 +131,7 @@ def test_a_lost_prefix_is_computed_again_and_a_held_one_is_found() -> None:
     model = sharp_model("gemma3", 48)
     first = [n * 7 % VOCABULARY for n in range(200)]
     engine = engine_of(model, cache="radix")
+    assert engine.step().batch == 0
     grown = [*first, *answers_of(engine, Request("a", first, 30))["a"]]
     assert engine.idle_kv_bytes < 0.7 * model.token_bytes() * 224
     for prompt, cached in ((first[:150], 0), ([*grown[:-1], 5], 224), (grown, 224)):
