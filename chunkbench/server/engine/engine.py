@@ -42,7 +42,8 @@ class EngineOptions:
     prompt_budget: int = 2048
     """Maximum number of prompt tokens in a step. Tokens of decoding sequences do not count."""
     kv_bytes: int = 1 << 30
-    """Memory for the K and V of all layers, in bytes. The engine allocates it when it is created."""
+    """Memory for the K and V of all layers, in bytes. The engine allocates it when it is created. With windows, layers
+    that keep all tokens may later allocate more, because what windows lost makes room for other chunks."""
     chunk_size: int = 64
     attention: Attention = "two-phase"
     """two-phase: the prefix-aware cache with the two-phase partition kernel. sequence-first: the same cache, but
