@@ -134,7 +134,7 @@ class Engine:
         if self.max_tokens == 0:
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
         if model.policy is not None and options.policy is not None:
-            raise ValueError("heads: this model has sliding windows, which decide what its KV heads keep; leave out --heads")
+            raise ValueError("heads: this model's sliding windows decide what its KV heads keep; leave out --heads")
         self.max_length = min(self.max_tokens, model.max_length)
         """Maximum number of tokens of prompt and answer together."""
         self._attention = RaggedChunkAttention(

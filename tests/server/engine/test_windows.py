@@ -18,6 +18,7 @@ from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels import cpu
 from chunkbench.server.engine import Engine, EngineOptions, Model, ModelError, Request
 from chunkbench.server.engine.model import load_module, random_module
+from tests.attention.conftest import one_thread as one_thread
 from tests.server.engine.models import SCALES, SIZES, VOCABULARY, WINDOWED, answers_of, config, sharpen
 from tests.server.engine.test_against_transformers import Pair
 
@@ -229,7 +230,7 @@ def test_what_cannot_run_is_refused_before_weights_load(
 def test_windows_need_the_native_kernel_and_no_other_policy(
     gemma: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="heads: this model has sliding windows"):
+    with pytest.raises(ValueError, match="heads: this model's sliding windows"):
         engine_of(gemma, policy=HeadPolicy(((True, True),) * 3))
     with pytest.raises(ValueError, match="exact windows: only kernel='native', on a CPU"):
         RaggedChunkAttention(3, 4, 32, 2, policy=gemma.policy, kernel="torch")
