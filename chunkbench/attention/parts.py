@@ -79,7 +79,7 @@ def assemble(
     if kernel != "native" and (shape.softcap or (policy is not None and policy.exact)):
         what = "softcap" if shape.softcap else "exact windows"
         raise ValueError(
-            f"{what}: only kernel='native' can do this, not {kernel!r}; `chunkbench doctor` says why it is missing"
+            f"{what}: only kernel='native', on a CPU, can do this, not {kernel!r}; see `chunkbench doctor`"
         )
     # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
     if policy is None:

@@ -74,7 +74,10 @@ class HeadPolicy:
 
     def end_of_dropped(self, positions: Ints, chunk_size: int) -> Ints:
         """`[n]`: for a query at each of these positions, index in the sequence of the first chunk of the window. The
-        query does not see the chunks between the sinks and this chunk."""
+        query does not see the chunks between the sinks and this chunk.
+
+        With exact windows, these are the chunks that all queries from the beginning of the position's chunk on read,
+        because a step that failed computes the last chunk of a sequence again."""
         windows = np.maximum(_LEAST_WINDOW, -(-(positions + 1) // 5)) if self.window is None else self.window
         return positions // chunk_size + windows // -chunk_size
 

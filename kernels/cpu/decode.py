@@ -402,8 +402,9 @@ class TppNative(NativeDecode):
     def _sights(
         self, plan: Plan, several: QueryRows | None, window: int | None, prompts: Sequence[PromptRows] = ()
     ) -> npt.NDArray[np.int64] | None:
-        """`QueryRows.sights` of all rows, those of prompts last. None if all rows read all tokens up to their own."""
-        if several is None and window is None:
+        """`QueryRows.sights` of all rows, those of prompts last. None if there are no rows, or if all read
+        all tokens up to their own."""
+        if (several is None and window is None) or not (len(plan.order) or prompts):
             return None
         of_plan = several or QueryRows.alike(len(plan.order), 1)
         made = [of_plan.sights(chunks_of_rows(plan), window)] if len(plan.order) else []

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import transformers
-
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels import cpu
 from chunkbench.server.engine.errors import ModelError
@@ -47,7 +45,10 @@ def attention_of(config: Any) -> ModelAttention:
     for field in _SIZES:
         if type(getattr(config, field, None)) is not int:
             raise _refused(config, field, "the engine needs one number")
-    found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    # Imported here because `model` says what to install if transformers is missing.
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is not None and not (found[0] if isinstance(found, tuple) else found).is_backend_compatible():
         raise _refused(config, "model_type", "transformers gives its attention no other kernel")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -151,8 +151,8 @@ class EngineCache(Manager):
     def truncate(self, sequence: int, tokens: int) -> None:
         """Keep K and V of only the first `tokens` tokens of a sequence.
 
-        Raises PoolExhausted if there is no memory to copy a shared chunk, or if heads with a window have dropped the
-        chunk that would become the last.
+        Raises PoolExhausted if there is no memory to copy a shared chunk, or if heads with a window have dropped a
+        chunk that they would read again.
         """
         member = self._live[sequence]
         try:

@@ -44,7 +44,8 @@ class EngineOptions:
     prompt_budget: int = 2048
     """Maximum number of prompt tokens in a step. Tokens of decoding sequences do not count."""
     kv_bytes: int = 1 << 30
-    """Memory for the K and V of all layers, in bytes. The engine allocates it when it is created."""
+    """Memory for the K and V of all layers, in bytes. The engine allocates it when it is created. With windows, layers
+    that keep all tokens may later allocate more, because what windows lost makes room for other chunks."""
     chunk_size: int = 64
     attention: Attention = "two-phase"
     """two-phase: the prefix-aware cache with the two-phase partition kernel. sequence-first: the same cache, but
@@ -146,7 +147,7 @@ class Engine:
         if self.max_tokens == 0:
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
         if model.policy is not None and options.policy is not None:
-            raise ValueError("heads: this model has sliding windows, which decide what its KV heads keep")
+            raise ValueError("heads: this model's sliding windows decide what its KV heads keep; leave out --heads")
         self.max_length = min(self.max_tokens, model.max_length)
         """Maximum number of tokens of prompt and answer together."""
         self._attention = RaggedChunkAttention(

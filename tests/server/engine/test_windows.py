@@ -18,6 +18,7 @@ from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels import cpu
 from chunkbench.server.engine import Engine, EngineOptions, Model, ModelError, Request
 from chunkbench.server.engine.model import load_module, random_module
+from tests.attention.conftest import one_thread as one_thread
 from tests.server.engine.models import SCALES, SIZES, VOCABULARY, WINDOWED, answers_of, config, sharpen
 from tests.server.engine.test_against_transformers import Pair
 
@@ -131,6 +132,7 @@ def test_a_lost_prefix_is_computed_again_and_a_held_one_is_found() -> None:
     model = sharp_model("gemma3", 48)
     first = [n * 7 % VOCABULARY for n in range(200)]
     engine = engine_of(model, cache="radix")
+    assert engine.step().batch == 0
     grown = [*first, *answers_of(engine, Request("a", first, 30))["a"]]
     assert engine.idle_kv_bytes < 0.7 * model.token_bytes() * 224
     for prompt, cached in ((first[:150], 0), ([*grown[:-1], 5], 224), (grown, 224)):
@@ -228,9 +230,9 @@ def test_what_cannot_run_is_refused_before_weights_load(
 def test_windows_need_the_native_kernel_and_no_other_policy(
     gemma: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="heads: this model has sliding windows"):
+    with pytest.raises(ValueError, match="heads: this model's sliding windows"):
         engine_of(gemma, policy=HeadPolicy(((True, True),) * 3))
-    with pytest.raises(ValueError, match="exact windows: only kernel='native'"):
+    with pytest.raises(ValueError, match="exact windows: only kernel='native', on a CPU"):
         RaggedChunkAttention(3, 4, 32, 2, policy=gemma.policy, kernel="torch")
     cache = RaggedChunkAttention(3, 4, 32, 2)
     with pytest.raises(ModelError, match="made for a model with other sliding windows"):
