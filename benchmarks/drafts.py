@@ -1,7 +1,7 @@
 """Compares servers with and without drafts of n-grams (prompt look-up) on SmolLM2: our engine, vLLM, and our kernels in
 vLLM.
 
-    python benchmarks/drafts.py [CLIENTS ...]        default: 1 8 32; needs `make serving`; `make vllm-environment`
+    python benchmarks/drafts.py [CLIENTS ...]        default: 1 32; needs `make serving`; `make vllm-environment`
 
 The tasks are edits of short codes and texts (experiments/texts/edits.jsonl), whose answers repeat most of the prompt.
 The systems answer all tasks in turns, with CLIENTS requests at a time, greedily, in float32. Prints tokens per second
@@ -30,7 +30,7 @@ from chunkbench.server.engine.model import load_module
 from chunkbench.workloads.serving.servers.vllm import VLLM, vllm_variables
 
 TEXTS = Path(__file__).parents[1] / "experiments" / "texts" / "edits.jsonl"
-DRAFT_TOKENS, ROUNDS, MAX_TOKENS = 4, 3, 160
+DRAFT_TOKENS, ROUNDS, MAX_TOKENS = 4, 2, 96
 N_GRAMS = {
     "method": "ngram", "num_speculative_tokens": DRAFT_TOKENS, "prompt_lookup_max": 4, "prompt_lookup_min": 2,
 }  # fmt: skip
@@ -127,7 +127,7 @@ def main() -> None:
     else:
         systems["vLLM"] = InVllm("", False), InVllm("", True)
         systems["our kernels in vLLM"] = InVllm("chunkbench", False), InVllm("chunkbench", True)
-    for clients in map(int, sys.argv[1:] or ["1", "8", "32"]):
+    for clients in map(int, sys.argv[1:] or ["1", "32"]):
         asked = (prompts * -(-clients // len(prompts)))[: max(clients, len(prompts))]
         rates: dict[tuple[str, bool], list[float]] = {}
         last: dict[tuple[str, bool], Answers] = {}
