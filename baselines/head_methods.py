@@ -1,6 +1,7 @@
 """Defines methods whose KV heads keep different parts of a sequence, and counts their tokens. Does not import torch.
 
-The methods are RazorAttention (arXiv 2407.15891), DuoAttention (2410.10819) and StreamingLLM (2309.17453).
+The methods are RazorAttention (arXiv 2407.15891), DuoAttention (2410.10819), StreamingLLM (2309.17453), and layers with
+a sliding window, as models have them.
 `head_caches` runs them.
 """
 
@@ -30,6 +31,8 @@ class HeadMethod:
     """The compensation at points that name none. A method with `none` has no compensation token at any point."""
     share: bool = True
     compress: Compress = "all"
+    exact: bool = False
+    """Whether a query reads exactly the last `window` tokens, its own included, without sinks: a sliding window."""
 
     def full_heads(self, point: AttentionPoint) -> int:
         """Number of KV heads that keep everything. A point's `retrieval` counts only for methods with a compensation
@@ -46,6 +49,8 @@ class HeadMethod:
         compensation = self._compensation(point)
         window = point.window if point.kv_share is None else max(1, self._window(point, point.kv_share))
         heads = tuple(head < self.full_heads(point) for head in range(point.kv_heads))
+        if self.exact:
+            return HeadPolicy.of_layers([True], point.kv_heads, window or 1)
         return HeadPolicy((heads,), window, compensation=compensation, compress=self.compress)
 
     def obstacle(self, point: AttentionPoint) -> str:
@@ -54,6 +59,8 @@ class HeadMethod:
             return f"the kernel takes chunks of a multiple of 16 tokens, not {point.chunk_size}"
         if point.tree is not None or not isinstance(point.n_p, int):
             return "its heads lose parts of shared prefixes, which is exact for prompts of one length only"
+        if self.exact and point.window is None:
+            return "a sliding window needs the axis window"
         if point.kv_share is not None and self._window(point, point.kv_share) < point.chunk_size:
             heads = f"{self.full_heads(point)} of {point.kv_heads} KV heads keep everything"
             return f"{heads}: with one chunk for the others this is over {point.kv_share}% of the bytes"
@@ -62,6 +69,8 @@ class HeadMethod:
     def lost(self, point: AttentionPoint, step: int) -> slice:
         """Positions of the tokens that the window heads of each sequence have lost after `step` completion tokens."""
         assert isinstance(point.n_p, int)
+        if self.exact:
+            return slice(0, max(0, point.n_p + step - (point.window or 0)))
         shared = point.n_s or 0 if self.share and point.batch_size > point.prompts else 0
         return self.policy(point).lost(point.n_p + step, point.chunk_size, shared)
 
@@ -107,6 +116,8 @@ METHODS: Mapping[str, HeadMethod] = {
     "duo_attn": HeadMethod(25),
     "duo_attn_50": HeadMethod(50),
     "streaming_llm": HeadMethod(0),
+    "sliding_window": HeadMethod(0, exact=True),
+    "vllm_sliding_window": HeadMethod(0, exact=True),
 }
 """Id of an implementation -> its method."""
 

@@ -191,6 +191,15 @@ ROWS = (
         meaning="all heads keep only sinks and a window",
     ),
     Row(
+        "sliding_window", "head_caches:HeadCaches", "Sliding window", ("Sliding", "window"), 941, _CHUNK, "v",
+        meaning="ChunkAttn in a layer with a sliding window: all heads read the last tokens only",
+    ),
+    Row(
+        "vllm_sliding_window", "vllm_cpu:VllmSlidingWindow", "Sliding window", ("vLLM", "window"), 942, _VLLM, "v",
+        meaning="vLLM's kernel with a sliding window; block tables share the prompt's blocks", name="vLLM, window",
+        shares_storage=True,
+    ),
+    Row(
         "duo_attn_50", "head_caches:HeadCaches", "DuoAttn, 50%", ("Duo", "50%"), 944, _DUO, "d", "dashed",
         "50% of the heads keep all tokens, the others only sinks and a window",
     ),

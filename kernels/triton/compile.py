@@ -67,12 +67,14 @@ def build(
     chunk_size: int,
     tuning: Tuning,
     kv_dtype: KvDtype = "same",
+    drafts: int = 0,
 ) -> list[Built]:
-    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and `dtype` fp16 or bf16."""
+    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and `dtype` fp16 or bf16. `drafts`:
+    see `constants.partial_results`."""
     sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype], kv_dtype=kv_dtype)
     overlap = constants.overlaps(generation)
     merge_warps = constants.merge_warps(sizes, tuning)
-    wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) for wide in (True, False))
+    wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap, drafts) for wide in (True, False))
     return [
         _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),

@@ -55,6 +55,11 @@ IN_8_BITS: dict[str, dict[str, Any]] = {
     "fp8": {"kv_dtype": "fp8", "kv_heads": 2},
 }
 
+WINDOWS: dict[str, dict[str, Any]] = {
+    "window inside a chunk": {"window": 7, "n_c": 20},
+    "window over shared chunks, bfloat16": {"window": 50, "n_s": 70, "dtype": "bfloat16", "kv_heads": 2},
+}
+
 DRAFTS: dict[str, dict[str, Any]] = {
     "draft of 5 tokens": {"query_rows": 5, "kv_heads": 2},
     "draft of a tree, ragged": {"query_rows": 8, "draft": "1 2 2 3", "n_p": (50, 90)},

@@ -22,12 +22,14 @@ from chunkbench.baselines.chunk_attn_authors import ChunkAttnAuthors
 from chunkbench.baselines.registry import KV_DTYPES_OF, LATENT_FORMS, REGISTRY, ROWS, Row
 from chunkbench.baselines.segments import Requests, flat, levels
 from chunkbench.bench.contract import Answer
+from chunkbench.bench.experiment.sessions import TOLERANCE
 from chunkbench.bench.workers.heap import visible_storages
 from chunkbench.bench.workers.inputs import PooledInputs
 from chunkbench.draft import CHAIN, why_not_verified
 from chunkbench.kernels import cpu
 from chunkbench.kv_dtype import why_not_stored
-from tests.baselines.checked import DRAFTS, IN_8_BITS, check, importable, inputs_of, make_point, points
+from chunkbench.workloads.decode import DecodeWorkload
+from tests.baselines.checked import DRAFTS, IN_8_BITS, WINDOWS, check, importable, inputs_of, make_point, points
 
 ORDINARY = [name for name in REGISTRY.names() if name not in LATENT_FORMS]
 """Rows of latent attention have tests of their own (test_latent.py)."""
@@ -50,12 +52,32 @@ def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str,
     check(implementation.prepare(inputs), inputs)
 
 
+@pytest.mark.parametrize("axes", WINDOWS.values(), ids=WINDOWS.keys())
+@pytest.mark.parametrize("name", ["sliding_window", "vllm_sliding_window"])
+def test_rows_of_a_sliding_window_read_exactly_the_window(name: str, axes: dict[str, Any]) -> None:
+    implementation, inputs = REGISTRY.load(name), inputs_of(**axes)
+    if not implementation.availability("cpu").ok:
+        pytest.skip("unavailable")
+    session, work = implementation.prepare(inputs), DecodeWorkload()
+    for step in range(1, inputs.point.n_c + 1):
+        session.append(*inputs.completion(step))
+        session.plan()
+        check = work.check(inputs, name, step, step, False)
+        out = torch.full_like(check.q, float("nan"))
+        session.decode(check.q, out)
+        assert check.max_error(out) < TOLERANCE[inputs.point.dtype]
+    without = implementation.supports(make_point())
+    assert not without.ok
+    assert "needs the axis window" in without.reason
+
+
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_implementation_with_shares_storage_holds_a_shared_prefix_once(name: str) -> None:
     implementation = REGISTRY.load(name)
     if not implementation.availability("cpu").ok:
         pytest.skip("unavailable")
-    inputs = inputs_of(n_p=320, n_s=320, batch_size=8, n_c=2)
+    window = {"window": 400} if name.endswith("sliding_window") else {}
+    inputs = inputs_of(n_p=320, n_s=320, batch_size=8, n_c=2, **window)
     held = implementation.prepare(inputs).kv_bytes() / inputs.point.token_bytes
     if implementation.shares_storage:
         assert held < 2 * 320

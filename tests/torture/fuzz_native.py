@@ -142,13 +142,14 @@ class Chooser:
         chunks = [self.chunk_memory(shape) if fits else self.memory(0) for _ in range(count)]
         shared = self.chance.randint(0, len(chunks) - rows) if rows > 1 else 0
         heads = self.chance.randint(1, sizes[1] if fits and sizes[1] else 1)
-        items = [[0, shared, 0, rows, -1, 0, 0, 0, heads]] if shared else []
+        items = [[0, shared, 0, rows, -1, 0, 0, 0, 0, heads]] if shared else []
         bounds = sorted(self.chance.randint(shared, len(chunks)) for _ in range(rows - 1))
         for row, (first, end) in enumerate(zip([shared, *bounds], [*bounds, len(chunks)], strict=True)):
             tail = row if end > first else -1
-            items.append([first, end - first, rows + row, 1, tail, -1, row if shared else 0, bool(shared), heads])
+            folds = row if shared else 0, bool(shared)
+            items.append([first, end - first, rows + row, 1, tail, self.chance.randint(0, 3), -1, *folds, heads])
         for _ in range(self.chance.choice([0, 0, 0, 1, 2])):
-            self.chance.choice(items)[self.chance.randrange(9)] = self.wild([*SIZES[:8], *EDGES])
+            self.chance.choice(items)[self.chance.randrange(len(COLUMNS))] = self.wild([*SIZES[:8], *EDGES])
         table = np.array(items, np.int64)
         if self.chance.random() >= 0.95:
             table = self.chance.choice([table[:, :8], table.T, table[0], table[::-1]])
@@ -170,6 +171,16 @@ class Chooser:
         given, batch = arguments["chunks"], arguments["batch"]
         there = isinstance(given, np.ndarray) and {int(chunk) for chunk in given.flat} <= set(chunks)
         return arguments, fits and there and type(batch) is int and 0 <= batch < 100
+
+    def sights(self, rows: int) -> Any:
+        """Which tokens each row reads: chunks before the last one, a window, hidden tokens."""
+        made = np.zeros((max(0, min(rows, 100)), 7), np.int64)
+        for line in made:
+            line[:3] = self.chance.randint(0, 5), self.chance.choice([1, 7, 100, 1 << 40]), self.chance.randint(0, 256)
+            line[3:] = [self.chance.randint(-(2**63), 2**63 - 1) for _ in range(4)]
+            if self.chance.random() < 0.1:
+                line[self.chance.randrange(3)] = self.wild([*SIZES[:8], *EDGES])
+        return made if self.chance.random() < 0.95 else self.chance.choice([made[:, :6], made.T, made[:0]])
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A tensor of a shape, or another object."""
@@ -226,11 +237,14 @@ class Caller(Chooser):
         if not runs:
             return
         width = self.value_dim(arguments)
+        if self.chance.random() < 0.5:
+            self.call(plan.set_sights, self.sights(batch))
         count, floats = batch * heads * width, 2 * kv_heads * dim
         q, out, scale = self.memory(batch * heads * dim, dtype), self.memory(count, dtype), self.chance.choice(FLOATS)
         match self.chance.randrange(7):
             case 0:
-                self.call(plan.decode, q, out, scale, self.threads(), 0, 0, self.kv_scales(arguments))
+                changes = self.chance.choice([0.0, 3.0, *FLOATS]), self.chance.choice([0, self.memory(heads)])
+                self.call(plan.decode, q, out, scale, self.threads(), 0, 0, self.kv_scales(arguments), *changes)
             case 1:
                 entries, stride = self.number(2, 0.2), self.number(floats, 0.3)
                 kept = self.numbers([self.chance.randint(-1, 1) for _ in range(batch)])

@@ -203,7 +203,8 @@ _TABLE = (
     ),
     _counted(
         "window",
-        "tokens of the window of KV heads that do not keep everything",
+        "tokens of the window of KV heads that do not keep everything; for the rows *sliding_window, which need it, "
+        "the tokens that a query reads, its own included",
         "a fifth of the sequence, at least 4000",
         1,
         MAX_TOKENS,

@@ -221,16 +221,17 @@ kernels = []
 for generation, rows in read().items():
     number = int(generation.removeprefix("sm_"))
     for head_dim, tuning in rows.items():
-        shapes = [(32, 32, 64, "same"), (32, 8, 64, "same"), (32, 1, 64, "same")]
+        shapes = [(32, 32, 64, "same", 0), (32, 8, 64, "same", 0), (32, 1, 64, "same", 0)]
         if head_dim == 128:
-            shapes += [(heads, kv_heads, chunk, "same") for heads, kv_heads, chunk in
+            shapes += [(heads, kv_heads, chunk, "same", 0) for heads, kv_heads, chunk in
                        ((32, 4, 64), (64, 1, 64), (32, 32, 16), (32, 32, 128))]
-            shapes += [(32, kv_heads, 64, form) for form in ("int8", "uint8", "fp8") for kv_heads in (32, 8)]
+            shapes += [(32, kv_heads, 64, form, 0) for form in ("int8", "uint8", "fp8") for kv_heads in (32, 8)]
+            shapes += [(32, kv_heads, 64, "same", 160) for kv_heads in (32, 8)]  # drafts
         if sys.argv[1] == "few":
             shapes = shapes[:1] if head_dim == 128 else []
-        for heads, kv_heads, chunk, form in shapes:
+        for heads, kv_heads, chunk, form, drafts in shapes:
             dtype = "bf16" if kv_heads == 8 else "fp16"
-            for built in build(number, dtype, heads, kv_heads, head_dim, chunk, tuning, form):
+            for built in build(number, dtype, heads, kv_heads, head_dim, chunk, tuning, form, drafts):
                 case = {"generation": number, "head_dim": head_dim, "kv_heads": kv_heads, "chunk": chunk}
                 case["kv_dtype"] = form
                 assumed = tuning.narrow_blocks if built.kernel.endswith("narrow") else tuning.blocks
