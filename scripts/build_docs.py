@@ -27,6 +27,7 @@ REPORTS = {
     "epyc-zen4-2-cores": "AMD EPYC, Zen 4: vLLM with our kernels",
     "nvidia-h200": "NVIDIA H200: Table 3, the GPU kernels' bars, a part of Figure 4",
     "xeon-amx-2-cores": "Intel Xeon with AMX: servers under load (Table 4, Figure 5), the CPU kernels",
+    "xeon-avx512-bf16-2-cores": "Intel Xeon with AVX512-BF16: several query rows, sliding windows",
     "replays": "Cache managers on a virtual clock: replays, not measured",
 }
 """Folder of recorded runs -> title of its page."""

@@ -31,6 +31,7 @@ from chunkbench.report.numbers import NOTHING, megabytes, percent, significant, 
 from chunkbench.workloads.answers.metrics import METRICS as ANSWERS
 from chunkbench.workloads.decode.head_caches import head_caches
 from chunkbench.workloads.decode.latent_report import break_evens
+from chunkbench.workloads.decode.query_rows import facts_of, over_limit, over_single, single_rows
 from chunkbench.workloads.replay import metrics as replay
 from chunkbench.workloads.replay.printed import stated_by_paged_attention
 from chunkbench.workloads.serving.layout import saved_by_sharing
@@ -54,6 +55,7 @@ MACHINE_NAMES = {
     "AMD EPYC (Zen 5)": "EPYC Zen 5",
     "NVIDIA H200, Intel(R) Xeon(R) Processor (Emerald Rapids)": "NVIDIA H200",
     "Intel(R) Xeon(R) Processor, AMX": "Xeon, AMX",
+    "Intel(R) Xeon(R) Processor (Emerald Rapids)": "Xeon, AVX512-BF16",
 }
 AXES_OF_LIMITS = {
     "n_c": 1,
@@ -358,6 +360,41 @@ def test_the_pages_have_latent_attention(accept: bool) -> None:
             cells.append("" if figure is None else f"{times(figure.value)} ({span(figure.low, figure.high)})")
         lines.append(_line([str(axes["heads"]), f"{axes['n_s']:,}", str(axes["batch_size"]), *cells]))
     check_block("latent attention", [*lines, ""], accept, "beyond.md")
+
+
+def test_the_pages_have_query_rows(accept: bool) -> None:
+    """Latency over that of one query row, and of ChunkAttn over the machine's limit."""
+    heading = ["tokens, shared", "batch", "KV heads", "draft", "ChunkAttn", "over the limit", "vLLM*", "SDPA"]
+    lines = [_line(heading), _line(["---", "---:", "---:", "---", *["---:"] * 4])]
+    groups = build(open_run(RECORDED / "xeon-avx512-bf16-2-cores" / "query-rows")).groups
+    singles = single_rows(groups)
+    for group in groups:
+        facts = facts_of(group)
+        assert facts is not None
+        rows = [over_single(group, singles, one) for one in ("chunk_attn", "vllm_paged_attn_star", "flash_attn")]
+        own, *others = ["" if one is None or facts.query_rows == 1 else times(one) for one in rows]
+        limit = over_limit(group.rows["chunk_attn"])
+        draft = f"{facts.query_rows} rows" if facts.draft == "chain" else f"tree {facts.draft}"
+        axes = [f"{facts.n_p:,}, {facts.n_s:,}", str(facts.batch_size), str(facts.kv_heads), draft]
+        lines.append(_line([*axes, own, "" if limit is None else times(limit), *others]))
+    check_block("query rows", [*lines, ""], accept, "beyond.md")
+
+
+def test_the_pages_have_sliding_windows(accept: bool) -> None:
+    heading = ["tokens, shared", "batch", "KV heads", "window", "K/V", "time of full attention over it", "vLLM's"]
+    lines = [_line(heading), _line(["---", *["---:"] * 6])]
+    for group in build(open_run(RECORDED / "xeon-avx512-bf16-2-cores" / "windows")).groups:
+        caches = {cache.row.facts.implementation: cache for cache in head_caches([group])}
+        own, axes = caches["sliding_window"], group.axes
+        found = [f"{times(one.speedup)} ({span(one.low, one.high)})" for one in (own, caches["vllm_sliding_window"])]
+        place = [
+            f"{axes['n_p']:,}, {axes['n_s']:,}",
+            str(axes["batch_size"]),
+            str(axes["kv_heads"]),
+            str(axes["window"]),
+        ]
+        lines.append(_line([*place, percent(own.bytes), *found]))
+    check_block("sliding windows", [*lines, ""], accept, "beyond.md")
 
 
 def test_the_pages_have_k_and_v_in_8_bits(accept: bool) -> None:

@@ -192,7 +192,7 @@ def _notes(manifest: Manifest, rows: Sequence[Row], columns: Columns) -> list[st
 
 def _constants(group: Group, varying: Sequence[str]) -> str:
     named = [name for name in AXES if name not in (*varying, *_IN_OTHER_TOPICS)]
-    names = [name for name in named if group.axes.get(name) != AS_BEFORE.get(name)]
+    names = [name for name in named if group.axes.get(name) not in (None, AS_BEFORE.get(name))]
     return ", ".join(describe(group.axes, [name]) for name in names)
 
 
