@@ -12,6 +12,7 @@ from chunkbench.attention.tensors import TensorSpec, WrongTensor
 from chunkbench.attention.tokens import Tokens
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
+from chunkbench.draft import MOST_ROWS
 from chunkbench.kernels.changes import Append, Join
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.query_rows import QueryRows
@@ -211,7 +212,12 @@ class LayeredChunkAttention:
         else:
             if not isinstance(self._kernel, TppNative):
                 raise ValueError("several query rows of a sequence need kernel='native' and no policy")
-            if (self._tree.lengths < query_rows.counts).any():
+            counts = query_rows.counts
+            if len(counts) != len(self._tree) or (counts < 1).any() or (counts > MOST_ROWS).any():
+                raise WrongTokens(
+                    f"query rows: one number from 1 to {MOST_ROWS} for each of {len(self._tree)} sequences"
+                )
+            if (self._tree.lengths < counts).any():
                 raise WrongTokens("a sequence has fewer tokens than query rows")
             self._kernel.plan(self._tree.plan(), query_rows=query_rows)
         self._query_rows = query_rows

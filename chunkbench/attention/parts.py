@@ -23,6 +23,8 @@ from chunkbench.kv_dtype import KV_DTYPES, KvDtype
 Partition = Literal["two-phase", "sequence-first"]
 Kernel = Literal["auto", "native", "triton", "torch"]
 Chosen = Literal["native", "triton", "torch"]
+MOST_SOFTCAP = 1000
+"""Largest soft-capping. With a larger one the kernel's tanh would lose digits; models have 30 to 50."""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -51,8 +53,8 @@ class CacheShape(NamedTuple):
             raise ValueError(f"layers must be at least 1, not {self.layers}")
         if self.kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype must be {', '.join(KV_DTYPES)}, not {self.kv_dtype!r}")
-        if self.softcap < 0:
-            raise ValueError(f"softcap cannot be negative: {self.softcap}")
+        if not 0 <= self.softcap <= MOST_SOFTCAP:
+            raise ValueError(f"softcap must lie between 0 and {MOST_SOFTCAP}, not {self.softcap}")
 
 
 def choose(shape: CacheShape, kernel: Kernel) -> Chosen:

@@ -79,6 +79,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._prompts: list[PromptRows] = []
         self._writes: list[tuple[Ints, Ints, Ints]] = []  # chunks, slots and rows of new tokens, by prompt
         self._filled: list[Ints] = []  # chunks that the selected tokens fill, and that count as written
+        self._filling: list[Ints] = []  # those of them that decoding sequences fill
         # The next attributes describe the planned step.
         self._planned_filled: list[Ints] = []
         self._rows = 0
@@ -88,7 +89,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
 
     @property
     def drafts(self) -> bool:
-        """Whether the kernel can verify drafts: `select(draft=True)`."""
+        """Whether the kernel can verify drafts: `select(decoding=True)` of several tokens."""
         return isinstance(self._ragged, TppNative)
 
     def written(self, sequence: int) -> int:
@@ -96,21 +97,31 @@ class RaggedChunkAttention(LayeredChunkAttention):
         them. Only tokens of full chunks count. Raises UnknownSequence."""
         return self._tree.written_tokens(sequence)
 
-    def select(self, sequence: int, first: int, count: int, draft: bool = False) -> None:
+    def select(self, sequence: int, first: int, count: int, decoding: bool | None = None) -> None:
         """Select tokens `first` to `first + count - 1` of a sequence for the next step. They become the next rows of
         the step's tensors.
 
-        First select the sequences that compute only their last token, or with `draft` their last tokens, in the order
-        of `sequences`. Then select all others. For another order, `plan_selected` raises WrongTokens. Raises
-        UnknownSequence. Raises WrongTokens if the sequence does not have these tokens.
+        First select the sequences that decode: they compute only their last token, or with `decoding` their last
+        tokens, a draft. Select them in the order of `sequences`, and then all others. For another order,
+        `plan_selected` raises WrongTokens. `decoding`: whether the sequence decodes; None: if it computes one token and
+        no prompt was selected before. Raises UnknownSequence. Raises WrongTokens if the sequence does not have these
+        tokens.
         """
         length = self.length(sequence)
         if count < 1 or first < 0 or first + count > length:
             raise WrongTokens(
                 f"tokens {first} to {first + count - 1} of sequence {sequence}: it has tokens 0 to {length - 1}"
             )
-        if (count == 1 or draft) and first + count == length and not self._prompts:
+        if decoding is None:
+            decoding = count == 1 and first == length - 1 and not self._prompts
+        if decoding:
             self._decoding.append((sequence, count))
+            if length // self.chunk_size > first // self.chunk_size:
+                # A sequence that is selected later may share the chunks that become full, and must not write them.
+                path = self._tree.path(sequence)[first // self.chunk_size : length // self.chunk_size]
+                full = np.array(path, np.int64)
+                self._filling.append(full[~self._tree.written(full)])
+                self._fill(self._filling[-1])
             return
         chunks = np.array(self._tree.path(sequence), np.int64)
         positions = np.arange(first, first + count)
@@ -135,9 +146,8 @@ class RaggedChunkAttention(LayeredChunkAttention):
             last, slots = of_rows.of_sequences(plan.last_chunks), of_rows.of_sequences(plan.last_tokens - 1)
             if of_rows.total > len(rows):
                 last, slots = self._places_of_drafts(last, slots - of_rows.behind)
-            new = ~self._tree.written(last)
+            new = ~self._tree.written(last) | np.isin(last, np.concatenate([_NONE, *self._filling]))
             writes = [(last[new], slots[new], np.flatnonzero(new)), *writes]
-            self._fill(last[new & (slots == self.chunk_size - 1)])
         columns = zip(*writes, strict=True) if writes else [()] * 3
         chunks, slots, self._writing = (np.concatenate([_NONE, *column]) for column in columns)
         self._places = Append(chunks, slots, chunks[slots == 0], every_row=False)
@@ -149,7 +159,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
             self._ragged.plan(plan, self._prompts)
         self._planned = False  # this is not the plan that `attend` needs
         self._planned_filled = self._filled
-        self._decoding, self._prompts, self._writes, self._filled = [], [], [], []
+        self._decoding, self._prompts, self._writes, self._filled, self._filling = [], [], [], [], []
         return self._rows
 
     def _places_of_drafts(self, last: Ints, slots: Ints) -> tuple[Ints, Ints]:

@@ -114,7 +114,7 @@ class ChunkAttention(LayeredChunkAttention):
         `call`: `decode` runs a whole decode, `read` only its reads, `compute` only its arithmetic. After `compute`, out
         holds no result. q and out are `[b, heads, head_dim]`, and out is contiguous. Raises WrongTensor.
         """
-        rows = self._query_rows
+        rows = self._query_rows if self._planned else None
         q, out = self._checked_q(q, out, len(self._tree) if rows is None else rows.total)
         if not isinstance(self._kernel, NativeDecode) or not len(out):
             return None

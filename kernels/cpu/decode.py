@@ -350,6 +350,7 @@ class TppNative(NativeDecode):
         self._planner = planner or two_phase
         self._plan: Plan | None = None
         self._query_rows: QueryRows | None = None
+        self._window: int | None = None
 
     def plan(
         self,
@@ -380,9 +381,14 @@ class TppNative(NativeDecode):
                 order = np.argsort(rows)
                 tokens, sights = tokens[order], None if sights is None else sights[order]
             self._make(items, len(tokens), sights)
-        elif plan is not self._plan or self._threads != torch.get_num_threads() or not _same(several, self._query_rows):
+        elif (
+            plan is not self._plan
+            or self._threads != torch.get_num_threads()
+            or window != self._window
+            or not _same(several, self._query_rows)
+        ):
             self._make(self._items(plan, several), len(tokens), self._sights(plan, several, window))
-            self._plan, self._query_rows = plan, several
+            self._plan, self._query_rows, self._window = plan, several, window
         self.set_last_tokens(tokens)
 
     def _make(self, items: Items, batch: int, sights: npt.NDArray[np.int64] | None) -> None:

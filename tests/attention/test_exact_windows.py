@@ -137,7 +137,7 @@ def test_a_short_sequence_does_not_hold_what_a_long_one_lost() -> None:
 def test_exact_windows_are_what_they_are() -> None:
     with pytest.raises(ValueError, match="exact windows need window, sinks=0"):
         HeadPolicy(((False,),), 8, exact=True)
-    with pytest.raises(ValueError, match="softcap cannot be negative"):
+    with pytest.raises(ValueError, match="softcap must lie between 0 and 1000"):
         LayeredChunkAttention(1, 1, DIM, softcap=-1.0)
 
 

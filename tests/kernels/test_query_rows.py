@@ -49,7 +49,7 @@ def steps(draw: st.DrawFn) -> tuple[list[list[int]], list[int], tuple[int, ...] 
         count = draw(st.integers(1, min(most, 40)))
         parents = (-1, *(draw(st.integers(-1, token - 1)) for token in range(1, count)))
         return drawn, [count] * len(drawn), parents
-    return drawn, [draw(st.sampled_from([1, 1, 2, 5, most])) for _ in drawn], None
+    return drawn, [min(most, draw(st.sampled_from([1, 1, 2, 5, most]))) for _ in drawn], None
 
 
 @settings(max_examples=40)
@@ -131,12 +131,31 @@ def test_rows_follow_appends_and_new_counts_make_a_new_plan() -> None:
     assert cache.attend(0, contexts.normal(3, 2, 16)).shape == (3, 2, 16)
 
 
+def test_another_window_makes_a_new_plan() -> None:
+    cache = ChunkAttention(2, 16, chunk_size=16, kernel="native")
+    contexts = Contexts(cache)
+    (sequence,) = [contexts.add(range(40))]
+    store = cache._store
+    assert isinstance(store, PackedStore)
+    kernel, q = TppNative(store, 2), contexts.normal(1, 2, 16)
+    for window in (None, 5, 9):
+        kernel.plan(cache.forest, window=window)
+        out = torch.empty_like(q)
+        kernel.decode(q, out)
+        seen = seen_by(40, 1, None, window)
+        expected = attention(q, *contexts.kv[sequence][0], None, seen)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
+
+
 def test_a_draft_that_cannot_be() -> None:
     cache = ChunkAttention(2, 16, chunk_size=16, kernel="native")
     contexts = Contexts(cache)
     contexts.add([1, 2, 3])
     with pytest.raises(WrongTokens, match="fewer tokens than query rows"):
         cache.plan(QueryRows.alike(1, 4))
+    for wrong in (QueryRows.alike(2, 1), QueryRows.alike(1, 0), QueryRows.alike(1, 257)):
+        with pytest.raises(WrongTokens, match="one number from 1 to 256 for each of 1 sequences"):
+            cache.plan(wrong)
     cache.plan(QueryRows.alike(1, 2))
     with pytest.raises(WrongTensor, match=r"\(2, 2, 16\)"):
         cache.attend(0, contexts.normal(1, 2, 16))

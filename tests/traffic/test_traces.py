@@ -103,7 +103,11 @@ def user(text: str) -> dict[str, str]:
 def test_the_bundled_sets() -> None:
     """Every question is another one; conversations have several turns."""
     texts = {name: read_texts(name).lines for name in bundled_texts()}
-    assert {name: len({*map(str, lines)}) for name, lines in texts.items()} == {"conversations": 20, "questions": 200}
+    assert {name: len({*map(str, lines)}) for name, lines in texts.items()} == {
+        "conversations": 20,
+        "edits": 10,
+        "questions": 200,
+    }
     assert all(len(turns) >= 3 and all(delay > 0 for _, delay in turns[1:]) for turns in texts["conversations"])
 
 

@@ -27,7 +27,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from chunkbench.kv_dtype import KvDtype
-from chunkbench.plugins.vllm.plugin import obstacle
+from chunkbench.plugins.vllm.plugin import drafting_obstacles, obstacle
 from chunkbench.plugins.vllm.steps import Blocks, Steps
 
 logger = init_logger(f"vllm.{__name__}")
@@ -62,6 +62,7 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()
         impls = [cast(ChunkImpl, layer.impl) for layer in layers]
         obstacles = sorted({impl.obstacle for impl in impls if impl.obstacle})
+        obstacles += drafting_obstacles(vllm_config.speculative_config)
         if len({impl.kv_cache_dtype for impl in impls}) > 1:
             obstacles.append("layers whose K and V have different types")
         if obstacles:

@@ -29,11 +29,9 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 
 from chunkbench.kernels import triton
 from chunkbench.plugins.vllm.gpu_steps import DecodeSteps
-from chunkbench.plugins.vllm.plugin import obstacle
+from chunkbench.plugins.vllm.plugin import drafting_obstacles, obstacle
 
 logger = init_logger(f"vllm.{__name__}")
-_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")
-"""Methods of speculative decoding that draft without a model."""
 
 
 class ChunkTritonBackend(TritonAttentionBackend):
@@ -81,10 +79,8 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
         shape = self.num_heads_q, self.num_heads_kv, self.headdim, kv_cache_spec.block_size
         unsupported = triton.why_not(dtype, *shape)
         obstacles += [unsupported] if unsupported else []
-        speculative = vllm_config.speculative_config
-        self._drafts = speculative is not None
-        if speculative is not None and speculative.method not in _WITHOUT_MODEL:
-            obstacles.append(f"speculative decoding with the method {speculative.method}, which has layers of its own")
+        self._drafts = vllm_config.speculative_config is not None
+        obstacles += drafting_obstacles(vllm_config.speculative_config)
         obstacles += ["a window that begins after the prompt"] if self.rswa_window is not None else []
         self._ours = not obstacles
         if obstacles:

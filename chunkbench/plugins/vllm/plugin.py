@@ -101,3 +101,15 @@ def obstacle(attention: Any, quantized: bool) -> str:
         "K and V of another layer": attention.kv_sharing_target_layer_name is not None,
     }
     return next((name for name, present in found.items() if present), "")
+
+
+_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")
+"""Methods of vLLM's speculative decoding that draft without a model."""
+
+
+def drafting_obstacles(speculative: Any) -> list[str]:
+    """Why our kernels cannot verify the drafts of vLLM's `speculative_config`; empty if they can, or if it is None. A
+    model that drafts has layers of its own, which would write beside the planned step."""
+    if speculative is None or speculative.method in _WITHOUT_MODEL:
+        return []
+    return [f"speculative decoding with the method {speculative.method}, which drafts with a model"]

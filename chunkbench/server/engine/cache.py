@@ -71,9 +71,9 @@ class EngineCache(Manager):
         return min(found, text.prompt - 1)
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        policy = self._attention.policy
-        # The queries of a prompt that is computed again read tokens that its windows may have lost.
-        share = not (policy is not None and policy.exact and isinstance(text, GrowingText) and text.whole)
+        # A prompt that is computed again cannot read chunks that are full already: a row that ends inside sixteen
+        # tokens reads K in the order that it has until the last of them comes. Windows may also have lost them.
+        share = not (isinstance(text, GrowingText) and text.whole)
         try:
             with self.tree:
                 joined = self._attention.join(text.tokens(0, known), spare, share)
@@ -94,7 +94,7 @@ class EngineCache(Manager):
         # The sequence has had these chunks since the allocation.
         member = self._live[sequence]
         first = min(self.computed_tokens(sequence), tokens - 1)
-        self._attention.select(member.handle, first, tokens - first)
+        self._attention.select(member.handle, first, tokens - first, decoding=False)
         member.reached = tokens
         return True
 
@@ -115,7 +115,7 @@ class EngineCache(Manager):
             self.drafts = {}
             return self.append(sequences) if any(drafts) else False
         for member, length, count in zip(members, lengths, added, strict=True):
-            self._attention.select(member.handle, length, count, draft=True)
+            self._attention.select(member.handle, length, count, decoding=True)
             member.reached = length + 1
         return True
 

@@ -167,7 +167,7 @@ class Engine:
             softcap=model.softcap,
         )
         if options.draft_tokens and not self._attention.drafts:
-            raise ValueError("draft_tokens: drafts need the native kernel, and heads that keep all tokens")
+            raise ValueError("drafts need the native kernel, and heads and layers that keep all tokens (--draft)")
         self._attention.reserve(self.max_tokens, touch=True)
         self._cache = EngineCache(self._attention, self.max_tokens)
         rules = Rules(options.max_batch, options.prompt_budget, order=options.schedule)
@@ -340,6 +340,7 @@ class Engine:
             left = sequence.request.max_tokens - sequence.generated - 1
             most = min(room, left, self.options.draft_tokens, self.max_length - sequence.length)
             if most > 0 and sequence.may_draft and (draft := sequence.drafter.propose(sequence.tokens, most)):
+                sequence.before_draft = None if sequence.request.sampling.greedy else sequence.generator.get_state()
                 drafts[sequence.arrival] = draft
                 room -= len(draft)
         return drafts
@@ -348,12 +349,13 @@ class Engine:
         """Add the tokens that the model chose, as long as they are those of the draft, and the first other one."""
         draft, generated = self._cache.drafts[sequence.arrival], self._take(sequence, chosen)
         accepted = 0
-        for drafted, token in zip(draft, chosen.after_draft, strict=False):
+        for drafted, token in zip(draft, chosen.after_draft, strict=True):
             if token is None or generated[-1].finish is not None or generated[-1].token != drafted:
                 break
             accepted += 1
             generated += self._take(sequence, Chosen(token, None, Beam()))
         self._drafted, self._accepted = self._drafted + len(draft), self._accepted + accepted
+        sequence.drawn_only(1 + accepted)
         sequence.drafter.tell(accepted)
         if generated[-1].finish is None:
             sequence.computed = sequence.length - 1
@@ -383,6 +385,9 @@ class Engine:
             for sequence, _, _ in pieces:
                 if self._cache.drafts.pop(sequence.arrival, None):
                     self._settle(sequence)
+            pieces = [piece for piece in pieces if piece.entry in self._scheduler.running]
+            if not pieces:
+                return []
             if len(pieces) == 1:
                 return [(sequence, _failure(sequence, error)) for sequence in _answers(pieces[0].entry)]
         middle = len(pieces) // 2
@@ -404,7 +409,7 @@ class Engine:
             tokens += entry.tokens[first : first + count] + draft
             positions += range(first, first + count + len(draft))
         rows = [row for row, _ in sampled]
-        asked = _asked(pieces)
+        asked = _asked(pieces, drafts)
         if asked:
             logits = self._prompt_logprobs(tokens, positions, asked, rows)
         else:
@@ -543,14 +548,14 @@ class Engine:
         return "length" if sequence.generated == request.max_tokens else None
 
 
-def _asked(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence, int]]:
+def _asked(pieces: Iterable[Piece[Sequence]], drafts: Iterable[list[int]]) -> list[tuple[int, Sequence, int]]:
     """The rows of a step whose logits say how probable a token of a prompt is: each with its sequence, and the place of
-    the token."""
+    the token. `drafts`: the tokens that follow each piece."""
     asked, row = [], 0
-    for entry, first, count in pieces:
+    for (entry, first, count), draft in zip(pieces, drafts, strict=True):
         if entry.text.whole and entry.generated == 0:
             asked += [(row + n, entry, first + n + 1) for n in range(min(count, entry.length - first - 1))]
-        row += count
+        row += count + len(draft)
     return asked
 
 

@@ -219,6 +219,26 @@ class Sequence(Entry):
     """The beam search of which this sequence is a beam."""
 
     drafter: NgramDraft = field(default_factory=NgramDraft, repr=False)
+    before_draft: torch.Tensor | None = field(default=None, repr=False)
+    """State of `generator` before the step of a draft; None if nothing is drawn."""
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The random numbers of this answer, one for each token that is drawn."""
+        if self.random is None:
+            self.random = torch.Generator()
+            if self.request.sampling.seed is None:
+                self.random.seed()
+            else:
+                self.random.manual_seed(self.request.sampling.seed)
+        return self.random
+
+    def drawn_only(self, tokens: int) -> None:
+        """Take back the draws of a draft, but for its first `tokens` tokens. So the draws depend only on the seed."""
+        if self.before_draft is not None:
+            self.generator.set_state(self.before_draft)
+            for _ in range(tokens):
+                torch.rand((), generator=self.generator)
 
     @property
     def may_draft(self) -> bool:

@@ -104,7 +104,7 @@ def _draw(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
             logits[row] = torch.full_like(logits[row], _NEVER).scatter(0, best.indices, best.values)
     candidates = list(_candidates(logits.softmax(-1), [setting.top_p for setting in settings]))
     # Random numbers are drawn last, so a step that ran out of memory draws the same numbers when it is repeated.
-    draws = torch.tensor([torch.rand((), generator=_generator(s)).item() for s in sequences], device=logits.device)
+    draws = torch.tensor([torch.rand((), generator=s.generator).item() for s in sequences], device=logits.device)
     tokens = torch.empty(len(sequences), dtype=torch.int64)
     for rows, weights, ids in candidates:
         places = _places(weights, draws[rows])
@@ -152,13 +152,3 @@ def _places(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     whole = sums[:, -1:].contiguous()
     places = torch.searchsorted(sums, draws[:, None] * whole, right=True)
     return torch.minimum(places, torch.searchsorted(sums, whole))  # rounding must not lead past the last weight
-
-
-def _generator(sequence: Sequence) -> torch.Generator:
-    if sequence.random is None:
-        sequence.random = torch.Generator()
-        if sequence.request.sampling.seed is None:
-            sequence.random.seed()
-        else:
-            sequence.random.manual_seed(sequence.request.sampling.seed)
-    return sequence.random

@@ -104,8 +104,8 @@ def _headline(view: View, singles: Mapping[int, Group]) -> str:
         return "No point was measured with one query row and with several."
     _, value, facts = min(found, key=lambda each: each[0])
     return (
-        f"{view.columns.name(view.baseline)} takes {times(value)} of the time of one query row for {facts.query_rows} "
-        "rows of each sequence, at best."
+        f"With {view.columns.name(view.baseline)}, {facts.query_rows} query rows of each sequence take {times(value)} "
+        "the time of one: the least for each row."
     )
 
 

@@ -17,8 +17,11 @@ from chunkbench.server.engine.drafts import MOST_PATIENCE, SIZES, NgramDraft
 from tests.server.engine.models import CHUNK_BYTES, VOCABULARY, answers_of, small_engine, small_model
 
 
-def foretell(monkeypatch: pytest.MonkeyPatch, answers: Mapping[tuple[int, ...], Sequence[int]]) -> None:
-    """Draft what an engine without drafts answers, with a wrong token here and there. `answers`: prompt -> answer."""
+def foretell(
+    monkeypatch: pytest.MonkeyPatch, answers: Mapping[tuple[int, ...], Sequence[int]], right: float = 0.8
+) -> None:
+    """Draft what an engine without drafts answers, with a wrong token here and there. `answers`: prompt -> answer.
+    `right`: chance of a right token."""
     chance = random.Random(3)
 
     def propose(_: NgramDraft, tokens: Sequence[int], most: int) -> list[int]:
@@ -26,7 +29,7 @@ def foretell(monkeypatch: pytest.MonkeyPatch, answers: Mapping[tuple[int, ...], 
             known = len(tokens) - len(prompt)
             if known >= 0 and [*prompt, *answer[:known]] == tokens:
                 draft = answer[known : known + most]
-                return [token if chance.random() < 0.8 else token ^ 1 for token in draft]
+                return [token if chance.random() < right else token ^ 1 for token in draft]
         return []
 
     monkeypatch.setattr(NgramDraft, "propose", propose)
@@ -126,6 +129,56 @@ def test_a_step_that_fails_is_computed_again_without_drafts(monkeypatch: pytest.
     finally:
         monkeypatch.undo()
     assert calls["rows"] > 2
+
+
+def test_drawn_answers_are_those_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draws of rejected tokens are taken back, so an answer depends only on its seed."""
+    drawn = [Request(f"d{n}", [n, 5, 6], 30, sampling=Sampling(temperature=1.2, seed=n)) for n in range(4)]
+    without = answers_of(small_engine(chunks=64), *drawn)
+    foretell(monkeypatch, {tuple(one.prompt): without[one.id] for one in drawn})
+    assert answers_of(small_engine(chunks=64, draft_tokens=3), *drawn) == without
+
+
+def test_logits_of_a_prompt_are_found_beside_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Request("a", [1, 2, 3] * 9, 40), Request("b", [9, 8, 7, 6, 5, 4, 3] * 3, 4, prompt_logprobs=1)
+    alone = answers_of(small_engine(), first)["a"]
+    foretell(monkeypatch, {tuple(first.prompt): alone})
+    told = []
+    for drafts in (0, 4):
+        served = small_engine(draft_tokens=drafts)
+        served.add(first)
+        for _ in range(3):
+            served.step()
+        served.add(second)
+        while not served.idle:
+            told += [one.prompt_logprobs for one in served.step().generated if one.prompt_logprobs]
+    assert str(told[0]) == str(told[1])
+
+
+@pytest.mark.parametrize("drafts", [0, 5])
+@pytest.mark.parametrize("budget", [7, 20])
+def test_a_prompt_joins_in_the_step_that_fills_its_chunk(
+    budget: int, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt goes on with the tokens that another answer gets in this step, in the same chunk."""
+    prompt = [(7 * n * n + 3) % VOCABULARY for n in range(55)]
+    first = Request("a", prompt, 20)
+    alone = answers_of(small_engine(), first)["a"]
+    second = Request("b", prompt + alone[:15], 6)
+    expected = {"a": alone, "b": answers_of(small_engine(), second)["b"]}
+    foretell(monkeypatch, {tuple(prompt): alone}, right=1.0)
+    for after in range(3, 10):
+        served = small_engine(draft_tokens=drafts, prompt_budget=budget)
+        served.add(first)
+        answers: dict[str, list[int]] = {"a": [], "b": []}
+        joined = False
+        while not served.idle:
+            if len(answers["a"]) >= after and not joined:
+                served.add(second)
+                joined = True
+            for token in served.step().generated:
+                answers[token.request].append(token.token)
+        assert answers == expected
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(20000, marks=pytest.mark.slow)])

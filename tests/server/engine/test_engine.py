@@ -73,6 +73,20 @@ def test_one_call_for_all_layers_gives_the_answers_of_calls_for_each(monkeypatch
     assert {True, False} == set(calls)
 
 
+@pytest.mark.parametrize("budget", [7, 50])
+def test_log_probabilities_of_a_cached_prompt_in_pieces(budget: int) -> None:
+    """The pieces end inside sixteen tokens, whose K is stored in another order when they are full."""
+    prompt, told = [(7 * n * n + 3) % VOCABULARY for n in range(150)], []
+    for first in (Request("other", [1], 1), Request("same", prompt, 1)):
+        served = small_engine(prompt_budget=budget, cache="radix")
+        answers_of(served, first)
+        served.add(Request("b", prompt, 2, prompt_logprobs=1))
+        while not served.idle:
+            told += [one.prompt_logprobs for one in served.step().generated if one.prompt_logprobs]
+    values = [[one.chosen.logprob for one in each if one is not None] for each in told]
+    assert values[1] == pytest.approx(values[0], abs=1e-4)
+
+
 def test_one_call_for_all_layers_checks_what_it_gets() -> None:
     served = small_engine()
     served.add(Request("a", [1, 2, 3], 2))

@@ -115,3 +115,10 @@ def test_a_prompt_that_cannot_be_computed_fails_all_its_answers() -> None:
     assert served.idle
     assert served.kv_bytes == 0
     assert run_groups(served, [[replace(one, id=f"again {one.id}") for one in group]])
+
+
+def test_a_last_piece_of_one_token_beside_forks_that_joined_later() -> None:
+    served = small_engine(prompt_budget=7)
+    twins = [Request(f"a{n}", [1, 2, 3, 4, 5], 20) for n in range(2)]
+    answers, _ = run_groups(served, [twins, [Request("b", list(range(10, 20)), 5)]])
+    assert [len(answers[name]) for name in ("a0", "a1", "b")] == [20, 20, 5]

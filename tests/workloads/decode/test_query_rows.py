@@ -69,7 +69,7 @@ def test_report_and_figure(facts: Any, make_run: Any) -> None:
     run = make_run(series(facts, LATENCIES), figure="query_rows")
     report = build(run)
     text = render(report, "table")
-    assert "takes 4.25x of the time of one query row for 17 rows" in text
+    assert "17 query rows of each sequence take 4.25x the time of one" in text
     assert "Latency over the limit" in text
     figure = draw(report, run.manifest)
     assert figure is not None
