@@ -101,8 +101,7 @@ class MaskedSession(DenseSession):
         self._query_rows, self._group = point.query_rows, point.heads // point.kv_heads
         self._unseen: torch.Tensor | None = None  # [query_rows, query_rows + 1], by tokens that follow a token
         if self._query_rows > 1:
-            parents = parents_of(point.draft) or range(-1, self._query_rows - 1)
-            unseen = torch.from_numpy(~seen_in_draft(parents)).flip(1)
+            unseen = torch.from_numpy(~seen_in_draft(self._query_rows, parents_of(point.draft))).flip(1)
             self._unseen = torch.nn.functional.pad(unseen, (0, 1)).to(self._k.device)
         self._mask: torch.Tensor | None = None
         self.plan()

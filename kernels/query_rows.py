@@ -46,6 +46,11 @@ class QueryRows:
     def total(self) -> int:
         return int(self.counts.sum())
 
+    @property
+    def usual(self) -> int:
+        """Rows of a sequence, for planners, which take one number for all sequences."""
+        return max(1, round(self.total / max(1, len(self.counts))))
+
     @cached_property
     def behind(self) -> Ints:
         """`[rows]`: number of tokens of the sequence after the row's own one."""
@@ -89,15 +94,17 @@ class QueryRows:
 @lru_cache(maxsize=512)
 def _hidden(count: int, parents: tuple[int, ...] | None) -> npt.NDArray[np.uint64]:
     """`[count, 4]`: bit i of a row: the row does not read the token that i tokens follow."""
-    ancestors = np.tril(np.ones((count, count), np.bool_)) if parents is None else seen_in_draft(parents)
     bits = np.zeros((count, MOST_ROWS), np.uint8)
-    bits[:, :count] = ~ancestors[:, ::-1]
+    bits[:, :count] = ~seen_in_draft(count, parents)[:, ::-1]
     return np.packbits(bits, axis=1, bitorder="little").view(np.uint64)
 
 
-def seen_in_draft(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """`[k, k]`: whether row i reads token j of a draft: itself and its ancestors."""
-    seen = np.eye(len(parents), dtype=np.bool_)
+def seen_in_draft(count: int, parents: Sequence[int] | None) -> npt.NDArray[np.bool_]:
+    """`[count, count]`: whether row i reads token j of a draft: itself and its ancestors. `parents`: see
+    `QueryRows`."""
+    if parents is None:
+        return np.tri(count, dtype=np.bool_)
+    seen = np.eye(count, dtype=np.bool_)
     for token, parent in enumerate(parents):
         if parent >= 0:
             seen[token] |= seen[parent]

@@ -401,9 +401,7 @@ class TppNative(NativeDecode):
         group = self.heads // self.store.kv_heads
         if several is None:
             return items_of_forest(plan, self._planner(plan, group))
-        # The planner takes one number for all sequences.
-        usual = max(1, round(several.total / len(several.counts)))
-        return several.rows_of(items_of_forest(plan, self._planner(plan, group * usual)))
+        return several.rows_of(items_of_forest(plan, self._planner(plan, group * several.usual)))
 
     def _sights(
         self, plan: Plan, several: QueryRows | None, window: int | None, prompts: Sequence[PromptRows] = ()

@@ -255,8 +255,7 @@ class TppTriton(TritonDecode):
             grows = self._plan is not None and same_rows and rows.total == len(rows.counts)
             new = plan.growth_since(self._plan) if grows and self._plan is not None else None
             if new is None or not self.extend(*new):
-                usual = max(1, round(rows.total / max(1, len(rows.counts))))
-                items = items_of_forest(plan, self._planner(plan, self._shape.group * usual))
+                items = items_of_forest(plan, self._planner(plan, self._shape.group * rows.usual))
                 self.make(items if rows.total == len(rows.counts) else rows.rows_of(items), rows.total)
             self._plan, self._query_rows = plan, rows
         chunks, tokens = rows.of_sequences(plan.last_chunks), rows.of_sequences(plan.last_tokens)

@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 def seen_by(length: int, rows: int, parents: tuple[int, ...] | None, window: int | None) -> torch.Tensor:
     """`[rows, length]`: the definition of what each of the last rows of a sequence reads."""
-    draft = np.tri(rows, dtype=bool) if parents is None else seen_in_draft(parents)
+    draft = np.tri(rows, dtype=bool) if parents is None else seen_in_draft(rows, parents)
     seen = torch.ones(rows, length, dtype=torch.bool)
     seen[:, length - rows :] = torch.from_numpy(draft)
     if window is not None:

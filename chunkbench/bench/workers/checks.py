@@ -116,7 +116,6 @@ def _seen(point: AttentionPoint, tokens: int) -> torch.Tensor | None:
     rows = point.query_rows
     if rows == 1:
         return None
-    parents = parents_of(point.draft)
     seen = torch.ones(rows, tokens, dtype=torch.bool)
-    seen[:, tokens - rows :] = torch.from_numpy(seen_in_draft(range(-1, rows - 1) if parents is None else parents))
+    seen[:, tokens - rows :] = torch.from_numpy(seen_in_draft(rows, parents_of(point.draft)))
     return seen

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 SIZES = (4, 2)
 """Lengths of the n-grams that are looked up, the longest first."""
-MOST_ROWS = 8
+CHEAP_ROWS = 8
 """Rows of a step up to which drafted tokens cost little. With more rows, the arithmetic of linear layers takes longer
 than reading their weights: from about F/B rows on, in 2 bytes, F in FLOP/s and B in bytes/s of a CPU."""
 MOST_PATIENCE = 32

@@ -18,7 +18,7 @@ from chunkbench.kv_dtype import KvDtype
 from chunkbench.server.engine import beam_steps
 from chunkbench.server.engine.beams import Beam, BeamSearch
 from chunkbench.server.engine.cache import EngineCache
-from chunkbench.server.engine.drafts import MOST_ROWS
+from chunkbench.server.engine.drafts import CHEAP_ROWS
 from chunkbench.server.engine.errors import RequestFailed, RequestRefused
 from chunkbench.server.engine.logprobs import TokenLogprobs, logprobs_of
 from chunkbench.server.engine.model import Model
@@ -67,8 +67,8 @@ class EngineOptions:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 <= self.draft_tokens < MOST_ROWS:
-            raise ValueError(f"draft_tokens must lie between 0 and {MOST_ROWS - 1}, not {self.draft_tokens}")
+        if not 0 <= self.draft_tokens < CHEAP_ROWS:
+            raise ValueError(f"draft_tokens must lie between 0 and {CHEAP_ROWS - 1}, not {self.draft_tokens}")
         if self.cache == "radix" and self.attention == "no-sharing":
             raise ValueError("the cache radix keeps chunks to share them; attention no-sharing does not share")
 
@@ -335,7 +335,7 @@ class Engine:
 
     def _drafts(self) -> dict[int, list[int]]:
         """Arrival -> the draft of a running sequence, for the step that comes."""
-        room, drafts = MOST_ROWS - len(self._scheduler.running), dict[int, list[int]]()
+        room, drafts = CHEAP_ROWS - len(self._scheduler.running), dict[int, list[int]]()
         for sequence in self._scheduler.running:
             left = sequence.request.max_tokens - sequence.generated - 1
             most = min(room, left, self.options.draft_tokens, self.max_length - sequence.length)

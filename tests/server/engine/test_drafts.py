@@ -68,27 +68,33 @@ def requests() -> list[Request]:
     return made
 
 
+def finish(engine: Engine, *requests: Request) -> tuple[dict[str, list[int]], Counter[str]]:
+    """The tokens of requests that were added to the engine; numbers of drafted and accepted tokens, and of
+    preemptions."""
+    answers: dict[str, list[int]] = {one.id: [] for one in requests}
+    counts = Counter[str]()
+    while not engine.idle:
+        report = engine.step()
+        counts.update(drafted=report.drafted, accepted=report.accepted, preempted=report.preempted)
+        for token in report.generated:
+            answers[token.request].append(token.token)
+    return answers, counts
+
+
 @pytest.mark.parametrize("cache", ["live", "radix"])
 def test_greedy_answers_are_those_without_drafts(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also under preemption, beside a constraint, and with several answers of one prompt."""
     without = answers_of(small_engine(chunks=64, cache=cache), *requests())
     foretell(monkeypatch, {tuple(one.prompt): without[one.id] for one in requests()})
-    monkeypatch.setattr(engines, "MOST_ROWS", 32)
+    monkeypatch.setattr(engines, "CHEAP_ROWS", 32)
     served = small_engine(chunks=5, chunk_size=16, max_batch=8, prompt_budget=64, cache=cache, draft_tokens=5)
-    with_drafts: dict[str, list[int]] = {one.id: [] for one in requests()}
     for one in requests():
         served.add(one)
-    drafted = accepted = preempted = 0
-    while not served.idle:
-        report = served.step()
-        drafted, accepted = drafted + report.drafted, accepted + report.accepted
-        preempted += report.preempted
-        assert report.kv_bytes <= 5 * CHUNK_BYTES
-        for token in report.generated:
-            with_drafts[token.request].append(token.token)
+    with_drafts, counts = finish(served, *requests())
+    assert served.peak_kv_bytes <= 5 * CHUNK_BYTES
     assert with_drafts == without
-    assert 0.3 * drafted < accepted < drafted
-    assert preempted > 0
+    assert 0.3 * counts["drafted"] < counts["accepted"] < counts["drafted"]
+    assert counts["preempted"] > 0
     assert served.kv_bytes == 0
 
 
@@ -98,15 +104,9 @@ def test_several_answers_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     foretell(monkeypatch, {tuple(twins[0].prompt): alone})
     served = small_engine(chunks=64, draft_tokens=4)
     served.add(*twins)
-    answers: dict[str, list[int]] = {one.id: [] for one in twins}
-    accepted = 0
-    while not served.idle:
-        report = served.step()
-        accepted += report.accepted
-        for token in report.generated:
-            answers[token.request].append(token.token)
+    answers, counts = finish(served, *twins)
     assert list(answers.values()) == [alone] * 3
-    assert accepted > 0
+    assert counts["accepted"] > 0
 
 
 def test_a_step_that_fails_is_computed_again_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,24 +185,19 @@ def test_a_prompt_joins_in_the_step_that_fills_its_chunk(
 def test_sampled_answers_keep_the_distribution(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-square of the second and third token of an answer, after drafts that are right in one of a few cases."""
     settings = Sampling(temperature=1.5, top_k=4)
-    monkeypatch.setattr(engines, "MOST_ROWS", 64)
+    monkeypatch.setattr(engines, "CHEAP_ROWS", 64)
     counts = []
     for drafts in (0, 2):
         served = Engine(small_model(), EngineOptions(kv_bytes=64 * CHUNK_BYTES, max_batch=32, draft_tokens=drafts))
         likely = answers_of(served, Request("likely", [9, 8, 7], 3))["likely"]
         monkeypatch.setattr(NgramDraft, "propose", lambda self, tokens, most, said=likely: said[1 : 1 + most])
-        seen: dict[str, list[int]] = {}
+        drawn = []
         for n in range(count):
-            seen[str(n)] = []
             sampling = Sampling(settings.temperature, seed=1000 * drafts + n, top_k=settings.top_k)
-            served.add(Request(str(n), [9, 8, 7], 3, sampling=sampling))
-        accepted = 0
-        while not served.idle:
-            report = served.step()
-            accepted += report.accepted
-            for token in report.generated:
-                seen[token.request].append(token.token)
-        assert (accepted > 0) == (drafts > 0)
+            drawn.append(Request(str(n), [9, 8, 7], 3, sampling=sampling))
+            served.add(drawn[-1])
+        seen, told = finish(served, *drawn)
+        assert (told["accepted"] > 0) == (drafts > 0)
         counts.append(Counter(tuple(answer[1:]) for answer in seen.values()))
     cells = [pair for pair in counts[0] if counts[0][pair] + counts[1][pair] >= 10]
     statistic = sum((counts[0][pair] - counts[1][pair]) ** 2 / (counts[0][pair] + counts[1][pair]) for pair in cells)

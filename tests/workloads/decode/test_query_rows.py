@@ -83,7 +83,7 @@ def test_drafts() -> None:
     for wrong in ("", "0 1", "1 x", "chains", "1 256"):
         with pytest.raises(ValueError, match=r"draft|256 at most"):
             parents_of(wrong)
-    assert seen_pairs(7, "1 2 4") == seen_in_draft(parents_of("1 2 4") or ()).sum() == 1 + 2 * 2 + 4 * 3
+    assert seen_pairs(7, "1 2 4") == seen_in_draft(7, parents_of("1 2 4")).sum() == 1 + 2 * 2 + 4 * 3
     assert seen_pairs(4, "chain") == 10
     assert why_not_verified(1, "chain", "none") == why_not_verified(4, "1 3", "trees") == ""
     assert "no trees" in why_not_verified(4, "1 3", "chains")
