@@ -38,7 +38,7 @@ class Row:
         kv_dtype: KvDtype | None = None,
         **differing: object,
     ) -> None:
-        style = Style(
+        self.style = Style(
             heading=heading,
             name=name,
             meaning=meaning,
@@ -50,7 +50,7 @@ class Row:
         )
         self.id = id_
         self._file, self._class = adapter.split(":")
-        self._stated = {"id": id_, "label": label, "style": style}
+        self._stated = {"id": id_, "label": label, "style": self.style}
         self.differing = differing
         self.kv_dtype = kv_dtype
         """How it stores K and V, whatever the point says. None: as the point says."""

@@ -95,7 +95,9 @@ class Registry(Generic[ListedT]):
         """How reports show an implementation. If the implementation is not registered or does not load, the default
         style."""
         try:
-            style: Style = self._provider(implementation).style
+            entry = self._entries[implementation]
+            # Our rows state it, so that reports need not import the libraries of every implementation.
+            style: Style = (entry if hasattr(entry, "style") else self._provider(implementation)).style
         except Exception:
             return Style()
         return style

@@ -11,7 +11,6 @@ from chunkbench.cli.output import RUNS, fail, format_option, runs_in, show
 
 @click.command(
     "claims",
-    short_help="Judge the paper's claims by measured results.",
     epilog="""\b
     Examples:
       chunkbench claims

@@ -45,7 +45,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
         context.exit()
 
 
-@click.command("compare", epilog=_EXAMPLES, short_help="Compare two runs, case by case.")
+@click.command("compare", epilog=_EXAMPLES)
 @click.argument("base", metavar="BASE")
 @click.argument("head", metavar="[HEAD]", required=False)
 @judging_options

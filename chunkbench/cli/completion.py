@@ -8,7 +8,6 @@ from click.shell_completion import get_completion_class
 
 @click.command(
     "completion",
-    short_help="Print the completion script for a shell.",
     epilog="""\b
     Examples (put the line into the start-up file of the shell):
       bash, ~/.bashrc:   eval "$(chunkbench completion bash)"

@@ -3,7 +3,7 @@ K/V."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -48,7 +48,6 @@ class Answered:
 
 @click.command(
     "demo",
-    short_help="Answer sixteen users with and without sharing.",
     epilog="""\b
     Examples:
       chunkbench demo
@@ -61,7 +60,8 @@ class Answered:
 def command(user: int, form: str) -> None:
     """Answer sixteen questions under one long system prompt, first without sharing, then with it.
 
-    The model is smollm2-135m; set-up installs it. Takes about a minute on two cores.
+    The model is smollm2-135m; `make serving` installs it. Takes one or two minutes on two cores that do nothing else,
+    several times as long beside other work.
     """
     with serving_libraries():
         import torch
@@ -70,6 +70,7 @@ def command(user: int, form: str) -> None:
         from chunkbench.server.engine import Engine, EngineOptions, Model, Request
         from chunkbench.server.engine.model import load_module
         from chunkbench.server.text import CheckpointTokenizer
+    from chunkbench.bench.environment import NoiseMeter
     from chunkbench.traffic.request import Chat
     from chunkbench.traffic.texts import read_texts
 
@@ -86,18 +87,22 @@ def command(user: int, form: str) -> None:
     prompts = [text.encode_chat(chat) for chat in chats[:USERS]]
     room = sum(map(len, prompts)) + USERS * (MOST_TOKENS + 64)
     sides = []
+    noise = NoiseMeter()
+    noise.start()
     for name, attention in (("without sharing", "no-sharing"), ("with sharing", "two-phase")):
         options = EngineOptions(USERS, kv_bytes=room * model.token_bytes(), attention=attention, cache="live")  # type: ignore[arg-type]
         requests = [Request(str(number), prompt, MOST_TOKENS) for number, prompt in enumerate(prompts, 1)]
         sides.append(_answer(name, Engine(model, options), requests))
     status_line("")
-    show(_output(sides, prompts, chats[user - 1][-1]["content"], text.decode(sides[1].answers[str(user)])), form)
+    answer = text.decode(sides[1].answers[str(user)])
+    show(_output(sides, prompts, chats[user - 1][-1]["content"], answer, noise.stop()), form)
 
 
 def _answer(name: str, engine: Engine, requests: Sequence[Request]) -> Answered:
     """Answer all requests, which arrive at once."""
     side = Answered(name, answers={request.id: [] for request in requests})
     started = perf_counter()
+    most = sum(request.max_tokens for request in requests)
     for request in requests:
         engine.add(request)
     while not engine.idle:
@@ -109,12 +114,21 @@ def _answer(name: str, engine: Engine, requests: Sequence[Request]) -> Answered:
             side.first.setdefault(made.request, now)
         if not report.prompt_tokens:
             side.gaps.append(report.seconds)
-        status_line(f"{name}: {side.tokens} tokens answered, {now:.0f} s")
+        prompt = f"{side.computed_tokens:,} prompt tokens computed"
+        status_line(f"{name}: {prompt}, {side.tokens} of at most {most} tokens answered, {now:.0f} s")
     side.seconds, side.kv_bytes = perf_counter() - started, engine.peak_kv_bytes
     return side
 
 
-def _output(sides: Sequence[Answered], prompts: Sequence[Sequence[int]], question: str, answer: str) -> Output:
+def _output(
+    sides: Sequence[Answered],
+    prompts: Sequence[Sequence[int]],
+    question: str,
+    answer: str,
+    noise: Mapping[str, float],
+) -> Output:
+    from chunkbench.bench.analysis.noise import complaint
+    from chunkbench.bench.store.results import Noise
     from chunkbench.report.model import Column, Output, Table
     from chunkbench.report.numbers import megabytes, times
 
@@ -152,12 +166,21 @@ def _output(sides: Sequence[Answered], prompts: Sequence[Sequence[int]], questio
         for place, heading in enumerate(headings)
     )
     lengths = sorted(map(len, prompts))
+    noisy = complaint(Noise.model_validate(noise), 0.0)
     return Output(
         title=f"{USERS} users of smollm2-135m with one system prompt: prompts of {lengths[0]} to {lengths[-1]} tokens",
         headline=f"With sharing {times(gain)} the tokens per second; the same answers: {equal} of {USERS}.",
         tables=(Table("", columns, rows),),
+        warnings=(f"noisy: {noisy}. Run it again when the machine has nothing else to do",) if noisy else (),
         legend=(f"Question: {question}", f"Answer: {answer.strip()}", ABOUT),
-        data={"sides": facts, "same_answers": equal, "users": USERS, "question": question, "answer": answer},
+        data={
+            "sides": facts,
+            "noisy": noisy,
+            "same_answers": equal,
+            "users": USERS,
+            "question": question,
+            "answer": answer,
+        },
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from chunkbench.report.model import Emphasis
 
 _EMPHASIS: Mapping[str, Emphasis] = {"ok": "best", "warn": "noisy", "error": "failed"}
+
+_SERVING = ("aiohttp", "prometheus_client", "starlette", "transformers", "uvicorn")
+"""Modules of the extra `serving`."""
 
 EPILOG = """\b
 Examples:
@@ -37,7 +41,7 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
 
     findings = diagnose()
     if any(finding.title == "memory" for finding in findings):  # without PyTorch there is nothing more to check
-        findings += [*_plugin(), _table3()]
+        findings += [*_plugin(), _serving(), _table3()]
     shown = [finding for finding in findings if not quiet or finding.level != "ok"]
     columns: tuple[Column[Diagnosis], ...] = (
         Column("level", lambda finding: Cell(finding.level, _EMPHASIS[finding.level]), align="left"),
@@ -67,6 +71,23 @@ def _plugin() -> Iterator[Diagnosis]:
     fits = f"fits vLLM {version}; VLLM_PLUGINS={plugin.NAME} turns it on"
     detail = f"would not load: {obstacle}" if obstacle else fits
     yield Diagnosis(level="warn" if obstacle else "ok", title="plug-in for vLLM", detail=detail)
+
+
+def _serving() -> Diagnosis:
+    """Check whether `demo`, `serve` and `load` find their libraries and the small model."""
+    from chunkbench.bench.environment import Diagnosis
+    from chunkbench.pins import SERVING_INSTALL
+    from chunkbench.server import smollm2
+
+    title = "demo, serve, load"
+    if lacking := [name for name in _SERVING if find_spec(name) is None]:
+        detail = f"cannot run, because libraries are missing: {', '.join(lacking)}"
+        return Diagnosis(level="warn", title=title, detail=detail, remedy=SERVING_INSTALL)
+    try:
+        smollm2.source()
+    except smollm2.ModelMissing as error:
+        return Diagnosis(level="warn", title=title, detail="demo has no model", remedy=str(error))
+    return Diagnosis(level="ok", title=title, detail=f"can run, with {smollm2.NAME}")
 
 
 def _table3() -> Diagnosis:

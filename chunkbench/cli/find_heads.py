@@ -17,7 +17,7 @@ Examples:
 """
 
 
-@click.command("find-heads", epilog=_EXAMPLES, short_help="Find the retrieval heads of a model.")
+@click.command("find-heads", epilog=_EXAMPLES)
 @click.argument("model")
 @click.option(
     "--tokens",

@@ -30,7 +30,7 @@ Examples:
 """
 
 
-@click.command("history", epilog=_EXAMPLES, short_help="Show a figure over many runs, and where the figure changed.")
+@click.command("history", epilog=_EXAMPLES)
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @metric_option
 @threshold_option

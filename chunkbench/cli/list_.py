@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from functools import partial
+
 import click
 
 from chunkbench.bench import workload
@@ -52,13 +55,8 @@ def _implementations(kind: str) -> list[Row]:
 _SUBJECTS = {"experiments": _experiments, "implementations": _implementations, "axes": _axes}
 
 
-def _words(value: str | int | bool) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
 @click.command(
     "list",
-    short_help="List experiments, implementations or axes.",
     epilog="""\b
     Examples:
       chunkbench list
@@ -88,9 +86,22 @@ def command(subject: str, kind: str, form: str) -> None:
         )
         click.echo(lack, err=True)
 
-    def column(number: int, name: str) -> Column[Row]:
+    def table(title: str, shown: list[Row], left_out: Container[str] = ()) -> Table:
+        names = [name for name in (rows[0] if rows else ()) if name not in left_out]
         # Users copy the names, which are in the first column: do not wrap them.
-        return Column(name, lambda row: _words(row[name]), align="left", wrap=number > 0)
+        columns = [Column[Row](name, partial(_cell, name), align="left", wrap=name != names[0]) for name in names]
+        return Table(title, tuple(columns), shown)
 
-    columns = tuple(column(number, name) for number, name in enumerate(rows[0] if rows else ()))
-    show(Output(tables=(Table("", columns, rows),), data=rows), form)
+    if subject == "implementations":
+        usable, others = ([row for row in rows if row["available"] is state] for state in (True, False))
+        tables = [
+            table("Can run on this machine", usable, {"available", "reason", "remedy"}),
+            table("Cannot run on this machine", others, {"device", "available"}),
+        ]
+    else:
+        tables = [table("", rows)]
+    show(Output(tables=tuple(one for one in tables if one.items), data=rows), form)
+
+
+def _cell(name: str, row: Row) -> str:
+    return str(row[name])

@@ -65,7 +65,7 @@ class ObjectiveType(click.ParamType[Any]):
         return Objective(figure or "normalized", number if unit == "s" else number / 1e3)
 
 
-@click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
+@click.command("load", epilog=EPILOG)
 @click.argument("url")
 @click.option("--model", help="The model's name in requests.  [default: the server's only model]")
 @click.option(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from chunkbench.traffic.load.measurement import Measurement
 
 _MOST_REASONS = 5
+_FULL_CPU = 0.9
+"""CPUs that the client, which has one thread, may keep busy without a warning."""
 """At most this number of reasons of failures are printed."""
 
 
@@ -52,9 +54,14 @@ class Load:
     def warnings(self) -> tuple[str, ...]:
         hits, cpu = self.measured.cache_hits, self.measured.client_cpu
         doubt = hits.doubt(self.control) if hits else ""
-        late = self.numbers.client_late or cpu > 0.9
-        bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
-        return (*self.measured.plan.notes, *filter(None, (doubt, bottleneck if late else "")))
+        delay = self.numbers.sending_delay
+        late = full = ""
+        if self.numbers.client_late and delay:
+            late = f"The client sent requests late, by {significant(delay.mean * 1e3, 3)} ms on average"
+            late += f" and {significant(delay.p99 * 1e3, 3)} ms at p99: a part of these latencies is its own."
+        if cpu > _FULL_CPU:
+            full = f"The client used {percent(cpu)} of a CPU: it may be what limits these rates."
+        return (*self.measured.plan.notes, *filter(None, (doubt, late, full)))
 
 
 def missing_figures(objectives: Sequence[Objective], loads: Sequence[Load]) -> str:
@@ -164,7 +171,7 @@ def _hits(hits: CacheHits) -> Table:
     named = f"found in the server's cache ({hits.source or 'source unknown'})"
     lines: list[tuple[str, int | None, float | None]] = [
         (named, *part(hits.cached_tokens)),
-        ("found for one request, at most", hits.most_cached, None),
+        ("the most that was found for a single request", hits.most_cached, None),
         (f"shared by the requests themselves, and sent before ({hits.unit})", None, hits.shared),
         ("computed by this server", *part(hits.computed_tokens)),
         ("computed by a server that shares nothing", *part(hits.prompt_tokens)),

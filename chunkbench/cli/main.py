@@ -8,32 +8,34 @@ import os
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from chunkbench.version import __version__
 
-# Name -> module. A module is imported only for its command, and for the list of commands.
 _COMMANDS = {
-    "demo": "demo",
-    "quick": "quick",
-    "run": "run",
-    "reproduce": "reproduce",
-    "profile": "profile",
-    "report": "report",
-    "compare": "compare",
-    "regress": "regress",
-    "history": "history",
-    "claims": "claims",
-    "prompts": "prompts",
-    "traces": "traces",
-    "serve": "serve",
-    "find-heads": "find_heads",
-    "load": "load",
-    "tune": "tune",
-    "list": "list_",
-    "validate": "validate",
-    "doctor": "doctor",
-    "completion": "completion",
+    "demo": ("demo", "Answer sixteen users with and without sharing."),
+    "quick": ("quick", "Measure in a minute what shared prefixes gain on this machine."),
+    "run": ("run", "Measure an experiment and print its table."),
+    "reproduce": ("reproduce", "Measure everything of the paper that this machine can."),
+    "profile": ("profile", "Show what limits the speed of a case."),
+    "report": ("report", "Rebuild tables and figure of a run."),
+    "compare": ("compare", "Compare two runs, case by case."),
+    "regress": ("regress", "Measure this code beside another revision, or another Python."),
+    "history": ("history", "Show a figure over many runs, and where the figure changed."),
+    "claims": ("claims", "Judge the paper's claims by measured results."),
+    "prompts": ("prompts", "Count the shared prefixes of prompts (the paper's Table 2)."),
+    "traces": ("traces", "Describe lengths, rate and sharing of a trace of requests."),
+    "serve": ("serve", "Serve a model whose attention is ChunkAttn."),
+    "find-heads": ("find_heads", "Find the retrieval heads of a model."),
+    "load": ("load", "Measure a server that speaks OpenAI's protocol."),
+    "tune": ("tune", "Find the GPU kernels' tile sizes by measuring."),
+    "list": ("list_", "List experiments, implementations or axes."),
+    "validate": ("validate", "Check experiment files and count their points and cases."),
+    "doctor": ("doctor", "Check whether this machine can measure, and how well."),
+    "completion": ("completion", "Print the completion script for a shell."),
 }
+"""Name -> module, and what `chunkbench --help` says. A module is imported only for its command: some take half a second
+of a CPU."""
 
 
 class _Commands(click.Group):
@@ -43,8 +45,17 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"chunkbench.cli.{_COMMANDS[cmd_name]}").command
+        module, _ = _COMMANDS[cmd_name]
+        command: click.Command = importlib.import_module(f"chunkbench.cli.{module}").command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in _COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [CompletionItem(name, help=_COMMANDS[name][1]) for name in _COMMANDS if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -103,9 +114,7 @@ def _open_streams() -> None:
 
 
 def _main() -> None:
-    from chunkbench.bench.experiment import ExperimentError
     from chunkbench.cli.output import explain
-    from chunkbench.run_error import RunError
 
     try:
         # Without click's standalone mode, the call returns the exit code that a command set.
@@ -114,7 +123,12 @@ def _main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (ExperimentError, RunError) as error:
+    except ValueError as error:
+        from chunkbench.bench.experiment import ExperimentError
+        from chunkbench.run_error import RunError
+
+        if not isinstance(error, (ExperimentError, RunError)):
+            raise
         click.echo(f"chunkbench: {explain(error)}", err=True)
         sys.exit(2)
     except OSError as error:  # for example a full disk: a traceback would not help

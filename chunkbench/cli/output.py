@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("results/runs")
 """The folder of runs, in the current directory."""
+_EVERY_S = 10.0
 _REMEDY_OPTIONS: Mapping[Remedy, str] = {
     "resume": "--resume continues the run",
     "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
@@ -160,10 +162,26 @@ def colour_wanted() -> bool:
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def status_line(text: str) -> None:
-    """Replace the last line on a terminal by a text. An empty text removes the line."""
-    if colour_wanted():
-        click.echo(f"\r\033[K{text}", nl=False, err=True)
+class _StatusLine:
+    """Shows what a long command does. On a terminal each text replaces the last one. Elsewhere, as in a log, a text is
+    a line of its own, and there is at most one line in `_EVERY_S` seconds."""
+
+    def __init__(self) -> None:
+        self._printed_at: float | None = None
+
+    def __call__(self, text: str) -> None:
+        """Show a text. An empty text removes the line, at the end of the work."""
+        now = time.monotonic()
+        if colour_wanted():
+            click.echo(f"\r\033[K{text}", nl=False, err=True)
+        elif not text or self._printed_at is None:
+            self._printed_at = now if text else None
+        elif now - self._printed_at >= _EVERY_S:
+            self._printed_at = now
+            click.echo(text, err=True)
+
+
+status_line = _StatusLine()
 
 
 @contextmanager

@@ -23,7 +23,6 @@ PROFILES = Path("results/profiles")
 
 @click.command(
     "profile",
-    short_help="Show what limits the speed of a case.",
     epilog="""\b
     Examples:
       chunkbench profile cpu-kernels chunk_attn --where n_p=4096 --where n_s=3072 --where dtype=bfloat16

@@ -12,6 +12,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.status import Status
+from rich.table import Column
 
 from chunkbench.bench.experiment.point import Point
 from chunkbench.bench.store import MEASURED, Result
@@ -34,12 +35,13 @@ class RunProgress:
         if not self._quiet and self._console.is_terminal:
             self._bar = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.fields[point]}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.fields[left]}"),
-                TimeElapsedColumn(),
-                TextColumn("[dim]{task.fields[text]}"),
+                TextColumn("{task.fields[point]}", table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=10),
+                TextColumn("{task.percentage:>3.0f}%", table_column=Column(no_wrap=True)),
+                TimeElapsedColumn(table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
+                # A narrow terminal cuts this text, and nothing else.
+                TextColumn("[dim]{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
                 console=self._console,
                 transient=True,
                 expand=True,

@@ -27,7 +27,7 @@ Examples:
 """
 
 
-@click.command("prompts", epilog=_EXAMPLES, short_help="Count the shared prefixes of prompts (the paper's Table 2).")
+@click.command("prompts", epilog=_EXAMPLES)
 @click.argument("paths", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--tokenizer",

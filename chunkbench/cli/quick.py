@@ -12,7 +12,6 @@ from chunkbench.cli.output import command_line, fail, new_run, open_page, run_ex
 
 @click.command(
     "quick",
-    short_help="Measure in a minute what shared prefixes gain on this machine.",
     epilog="""\b
     Examples:
       chunkbench quick

@@ -52,7 +52,7 @@ class RegressOptions(ComparisonOptions):
         return experiment
 
 
-@click.command("regress", epilog=_EXAMPLES, short_help="Measure this code beside another revision, or another Python.")
+@click.command("regress", epilog=_EXAMPLES)
 @click.argument("experiment", metavar="[EXPERIMENT]", required=False)
 @click.option("--base", metavar="REV", help="Compare with this git revision: a branch, tag or commit.")
 @click.option(

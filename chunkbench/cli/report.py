@@ -42,7 +42,7 @@ _FIGURES = (".png", ".svg", ".pdf")
 """Suffixes of files with figures."""
 
 
-@click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")
+@click.command(name="report", help=_HELP, epilog=_EXAMPLES)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--format",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 @click.command(
     "reproduce",
-    short_help="Measure everything of the paper that this machine can.",
     epilog="""\b
     Examples:
       chunkbench reproduce

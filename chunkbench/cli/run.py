@@ -34,7 +34,7 @@ class Printing:
     quiet: bool
 
 
-@click.command("run", short_help="Measure an experiment and print its table.")
+@click.command("run")
 @click.argument("experiment", metavar="EXPERIMENT")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Use this device instead of the experiment's."

@@ -29,7 +29,7 @@ Examples:
 """
 
 
-@click.command("serve", epilog=EPILOG, short_help="Serve a model whose attention is ChunkAttn.")
+@click.command("serve", epilog=EPILOG)
 @click.argument("model")
 @click.option(
     "--engine",

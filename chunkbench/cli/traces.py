@@ -34,7 +34,7 @@ _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
 _TOKEN_S = 0.05
 
 
-@click.command("traces", epilog=_EXAMPLES, short_help="Describe lengths, rate and sharing of a trace of requests.")
+@click.command("traces", epilog=_EXAMPLES)
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--cache",

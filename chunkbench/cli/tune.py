@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 @click.command(
     "tune",
-    short_help="Find the GPU kernels' tile sizes by measuring.",
     epilog="""\b
     Examples:
       chunkbench tune                                            all head dimensions, into tuning.json

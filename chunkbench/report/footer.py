@@ -92,9 +92,11 @@ def _software(manifest: Manifest, rows: Sequence[Row]) -> str:
 
 def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
     drawn = "; inputs standard normal" if any(row.session for row in rows) else ""
+    computed = _list(row.facts.dtype for row in rows)
+    weights = dict.fromkeys(row.facts.axis("weights") for row in rows)
     parts = [
-        f"{_list(row.facts.dtype for row in rows)}{drawn}",
-        *(f"weights: {text}" for text in dict.fromkeys(row.facts.axis("weights") for row in rows) if text),
+        f"{computed}{drawn}",
+        *(f"weights: {text} to {computed}" for text in weights if text),
         f"seed {_list(row.facts.seed for row in rows)}",
     ]
     checked = [r.session for r in timed if r.session and r.session.max_error is not None and r.session.tolerance]
@@ -115,15 +117,11 @@ def _timing(results: Sequence[TimedResult], timed: Sequence[TimedResult]) -> str
         parts.append(f"protocol {protocol} ({_HOW[protocol]}), caches {caches}, mode {modes}")
     if timed:
         parts.append(f"rounds a point: {extent(len(result.samples_us) for result in timed)}")
-        steps = {(len(result.steps), result.axis("n_c")) for result in timed}
-        parts.append(
-            ", ".join(
-                f"all {n_c} steps timed"
-                if steps == n_c
-                else f"{steps} of {n_c} steps timed, evenly spread, the same for all"
-                for steps, n_c in sorted(steps)
-            )
-        )
+        for n_c in sorted({result.axis("n_c") for result in timed}):
+            steps = {len(result.steps) for result in timed if result.axis("n_c") == n_c}
+            every = "the only step timed" if n_c == 1 else f"all {n_c} steps timed"
+            some = f"{extent(steps)} of {n_c} steps timed, evenly spread, the same for all"
+            parts.append(every if steps == {n_c} else some)
         shared = {result.longest_n_c for result in timed if result.longest_n_c}
         if shared:
             parts.append(f"smaller n_c are the first steps of the pass to n_c = {_list(sorted(shared))}")

@@ -120,7 +120,7 @@ def build_backend(
     numbers = ModelNumbers(module)
     check(numbers)
     if weights := numbers.weights:
-        say(f"{choice.name}: weights: {weights}")
+        say(f"{choice.name}: weights: {weights} to {str(choice.dtype).removeprefix('torch.')}")
     say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
     if engine == "openvino":
         openvino = OpenVINOBackend(module.eval(), options)

@@ -87,7 +87,7 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
     torn.write_bytes(torn.read_bytes()[:-50])
     damaged.write_text("{" + damaged.read_text())
     for words, message in (
-        (("compare", base, other), "no case in common (dtype: None and bfloat16)"),
+        (("compare", base, other), "implementations and protocols. dtype: None and bfloat16."),
         (("compare", base, write(tmp_path / "nothing", [])), "no case was measured, there is nothing to compare"),
         (("compare", torn, base), "not fit for a BASE, since the last line of cases.jsonl is incomplete"),
         (("compare", base, damaged), "cases.jsonl:1: damaged"),

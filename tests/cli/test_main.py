@@ -45,6 +45,14 @@ def test_an_interrupt_also_of_an_import_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.strip()) == (130, "interrupted")
 
 
+@pytest.mark.parametrize(("words", "slow"), [("--help", {"numpy", "pydantic", "rich", "torch"}), ("list", {"torch"})])
+def test_small_commands_import_no_slow_library(words: str, slow: set[str]) -> None:
+    script = "import atexit, sys; from chunkbench.cli.main import main; atexit.register(lambda: print(*sys.modules))"
+    done = python("-c", f"{script}; main()", words, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    assert not slow & set(done.stdout.splitlines()[-1].split())
+
+
 def test_a_full_disk_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

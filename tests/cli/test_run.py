@@ -216,10 +216,14 @@ def test_both_sides_of_a_demo_give_the_same_answers_and_sharing_computes_less() 
         sides.append(_answer(name, Engine(small_model(), options), requests))
     assert [side.computed_tokens for side in sides] == [USERS * 130, 128 + USERS * 2]
     assert sides[0].kv_bytes > 2 * sides[1].kv_bytes
-    text = render(_output(sides, prompts, "why?", "because"), "table")
+    quiet = {"steal_fraction": 0.0, "foreign_cpus": 0.0, "load_average": 0.0}
+    text = render(_output(sides, prompts, "why?", "because", quiet), "table")
     assert f"the same answers: {USERS} of {USERS}" in text
     assert "prompt tokens computed              2,080           160  13.0x" in text
     assert "Question: why?" in text
+    assert "noisy" not in text
+    busy = _output(sides, prompts, "why?", "because", quiet | {"foreign_cpus": 1.2})
+    assert "other processes kept 1.2 CPUs busy" in render(busy, "table")
 
 
 @with_servers

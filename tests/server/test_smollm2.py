@@ -245,7 +245,7 @@ def test_servers_say_what_its_weights_are(folder: Path) -> None:
         options = EngineOptions(kv_bytes=4 << 20)
         backend, _ = build_backend(ModelChoice(str(choice), torch.bfloat16), "chunk", options, said.append)
         assert backend.facts().get("weights") == expected
-        assert said.count(f"{smollm2.NAME}: weights: {told}") == bool(expected)
+        assert said.count(f"{smollm2.NAME}: weights: {told} to bfloat16") == bool(expected)
 
 
 WIDTH, HEAD_DIM, WORD = 128, 64, 32

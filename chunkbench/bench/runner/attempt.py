@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from chunkbench.bench.runner.sessions import AnySessions
 
 
+_ROUNDS = 0.85
+"""Share of a memory group's progress that its rounds make. The checks after the rounds make the rest."""
+
+
 class Attempt(PointDriver[ExperimentT]):
     """Prepares and checks the implementations of a point, one by one, without timing.
 
@@ -110,7 +114,8 @@ class Attempt(PointDriver[ExperimentT]):
         cases = self._alive([case for case in self.cases if case.implementation in names])
         if cases:
             self.measure(cases, index, groups, names, time)
-        for name in names:
+        for place, name in enumerate(names):
+            self._budget.share_done = (index + _ROUNDS + (1 - _ROUNDS) * place / len(names)) / len(groups)
             if not self.states[name].failed:
                 self._announce(f"{self.survey[name].label}: checking again")
                 self.check(name, self.point.n_c, AFTER + index, sample=self.sampled_checks)
@@ -185,7 +190,8 @@ class TimedAttempt(Attempt[TimedExperiment]):
             cases = self._alive(cases)
             by_rounds = rounds_done / self._min_rounds(cases)
             by_time = time.spent_s / max(1e-9, time.seconds)
-            self._budget.share_done = (group + min(1.0, by_rounds, max(by_time, by_rounds / 2))) / groups
+            share = min(1.0, by_rounds, max(by_time, by_rounds / 2))
+            self._budget.share_done = (group + _ROUNDS * share) / groups
 
     def _round(self, cases: Sequence[Case], group: int, number: int) -> None:
         """One round: all cases and one probe of the peaks (None), in a seeded random order."""

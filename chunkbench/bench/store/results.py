@@ -118,6 +118,8 @@ class Result(Facts):
     """The verb of reports for a case of this kind: measured, replayed, ..."""
     REPEATED: ClassVar[str] = "round"
     """What reports call one entry of `rounds`: round, arrival seed, ..."""
+    TIMED: ClassVar[str] = "latency"
+    """What reports call the time of a round: latency, normalized latency, ..."""
 
     key: str
     experiment: str

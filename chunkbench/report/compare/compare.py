@@ -14,7 +14,6 @@ from chunkbench.report.compare.calibration import work_ratios
 from chunkbench.report.compare.case_verdicts import CaseJudge, Options
 from chunkbench.report.compare.environments import differences
 from chunkbench.report.compare.metrics import LATENCY, exact_of, has, metric_of, metrics_of
-from chunkbench.report.compare.ratios import FEWEST_PROCESSES
 from chunkbench.report.compare.verdicts import (
     VERDICTS,
     CaseVerdict,
@@ -27,6 +26,7 @@ from chunkbench.report.compare.verdicts import (
     comparison_exit_code,
     worst_first,
 )
+from chunkbench.report.numbers import count
 from chunkbench.run_error import RunError
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
     _check_complete(base)
     environment = differences(base[0].manifest, head[0].manifest)
     if not base_cases.keys() & head_cases.keys():
-        causes = "; ".join(f"{diff.what}: {diff.base} and {diff.head}" for diff in environment if diff.machine)
+        causes = "".join(f" {diff.what}: {diff.base} and {diff.head}." for diff in environment if diff.machine)
         raise NothingToCompare(
-            f"{base[0].path} and {head[0].path} have no case in common{f' ({causes})' if causes else ''}: "
-            "both have to measure the same points, implementations and protocols",
+            f"{base[0].path} and {head[0].path} have no case in common. Times are compared only where both sides "
+            f"measured the same points, implementations and protocols.{causes}",
             remedy="compare speed-ups",
         )
     common = [
@@ -88,6 +88,7 @@ def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Compa
     counts = Counter(case.verdict for case in verdicts)
     settings = Settings(
         metric=metric.name,
+        label=head[0].cases[0].TIMED if metric is LATENCY and head[0].cases else metric.label,
         unit=metric.unit.word,
         threshold=options.threshold,
         confidence=options.confidence,
@@ -217,9 +218,11 @@ def _warnings(
     if any(isinstance(case, TimedResult) and case.device == "cpu" and not case.calibration for case in cases):
         warnings.append("one side timed no calibration kernels (an older version measured it): raw ratios are judged")
     if any(case.unit == "round" and case.head_units for case in verdicts):
+        least, most = sorted((len(base), len(head)))
+        processes = count(most, "process") if least == most else f"{least} or {most} processes"
         warnings.append(
-            f"fewer than {FEWEST_PROCESSES} processes measured a side, so rounds are the unit: no interval covers the "
-            "differences between processes or between hours; `chunkbench regress` measures in many processes"
+            f"Each side was measured in {processes}. The intervals do not include differences between processes or "
+            "days. `chunkbench regress` measures in many processes"
         )
     return warnings
 

@@ -12,6 +12,7 @@ from chunkbench.report.compare.verdicts import (
     CaseVerdict,
     Comparison,
     FailOn,
+    Settings,
     SideSummary,
     Summary,
     Verdict,
@@ -55,7 +56,7 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
         warnings=(*_machine_line(comparison), *comparison.warnings),
         verdict=verdict_line(comparison),
         headline=_headline(comparison),
-        tables=(_case_table(shown, comparison.settings.unit), *summaries),
+        tables=(_case_table(shown, comparison.settings), *summaries),
         statuses=(*notes[:most_notes], *more),
         legend=_legend(comparison),
         footer=tuple(_footer(comparison)),
@@ -146,10 +147,10 @@ def change(case: CaseVerdict) -> str:
     return f"{case.ratio:.3f}x ({case.low:.3f}x to {case.high:.3f}x)"
 
 
-def _case_table(cases: Sequence[CaseVerdict], unit: str) -> Table:
+def _case_table(cases: Sequence[CaseVerdict], settings: Settings) -> Table:
     many_metrics = len({case.metric for case in cases}) > 1
     calibrated = any(case.calibration_low is not None for case in cases)
-    unit = "" if many_metrics else unit
+    unit = "" if many_metrics else settings.unit
 
     def side(name: str, value: Callable[[CaseVerdict], float | None]) -> Column[CaseVerdict]:
         full = f"{name} ({unit})" if unit else name
@@ -185,7 +186,8 @@ def _case_table(cases: Sequence[CaseVerdict], unit: str) -> Table:
             ("com-", "pared"),
         ),
     )
-    return Table("Cases, worst first", columns, cases, keys=len(names))
+    figure = "" if many_metrics else f": {settings.label}"
+    return Table(f"Cases, worst first{figure}", columns, cases, keys=len(names))
 
 
 def _summary_table(summaries: Sequence[Summary]) -> Table:
@@ -217,12 +219,11 @@ def _headline(comparison: Comparison) -> str:
 def _legend(comparison: Comparison) -> tuple[str, ...]:
     settings = comparison.settings
     calibrated = any(case.calibration_low is not None for case in comparison.cases)
-    quantity = "time" if settings.metric == "latency" else settings.metric.replace("_", " ")
     units = {"pair": "pairs of processes", "process": "processes", "round": "rounds"}
     compared = dict.fromkeys(units[case.unit] for case in comparison.cases if case.head_units)
     return (
-        f"BASE, HEAD: the median {quantity} over all rounds of that side; HEAD / BASE: the ratio, with an interval of "
-        f"{settings.case_confidence:.4%} confidence",
+        f"BASE, HEAD: the median {settings.label} over all rounds of that side; HEAD / BASE: the ratio, with an "
+        f"interval of {settings.case_confidence:.4%} confidence",
         f"compared: number of {' or '.join(compared) or 'processes'} of BASE:HEAD",
         *((_CALIBRATION,) if calibrated else ()),
         f"slower, faster: the whole interval lies beyond {settings.threshold:.1%}; same: the whole interval lies "

@@ -98,6 +98,8 @@ class SideSummary(_Frozen):
 
 class Settings(_Frozen):
     metric: str
+    label: str = ""
+    """Name of the figure in tables."""
     unit: str = ""
     threshold: float
     confidence: float

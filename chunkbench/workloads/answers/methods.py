@@ -9,9 +9,8 @@ from typing import Literal
 
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.bench.contract import YES, Answer
-from chunkbench.bench.experiment.terms import Style
+from chunkbench.bench.experiment.terms import Compensation, Style
 from chunkbench.bench.registry import Registry
-from chunkbench.kernels.compensation import Compensation
 from chunkbench.server.heads import HeadScores
 
 ALL, RETRIEVAL, RANDOM, NONE = "all_heads", "retrieval_heads", "random_heads", "no_heads"

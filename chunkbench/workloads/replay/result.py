@@ -112,6 +112,7 @@ class ReplayResult(ReplayPoint, Result):
 
     VERB = "replayed"
     REPEATED = "arrival seed"
+    TIMED = "normalized latency"
 
     us_per_token: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """[arrival seed] normalized latency on the virtual clock, in microseconds per token."""

@@ -14,8 +14,9 @@ from time import monotonic, sleep
 from typing import Any, Literal
 
 from chunkbench.bench.child import ChildProcess
+from chunkbench.workloads.ring.placement import Scheme
 from chunkbench.workloads.ring.rank import BEAT_S, END, SEAT, START_S, Answer, Seat, is_loopback, open_store
-from chunkbench.workloads.ring.task import Scheme, Task
+from chunkbench.workloads.ring.task import Task
 
 LOOPBACK = "127.0.0.1"
 _PROGRAM = (sys.executable, "-m", "chunkbench.workloads.ring.rank")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.terms import Line, Style
 from chunkbench.bench.registry import Registry
+from chunkbench.workloads.ring.placement import Scheme
 from chunkbench.workloads.ring.result import RingPoint
-from chunkbench.workloads.ring.schemes import missing
-from chunkbench.workloads.ring.task import Scheme
 
 _BALANCED = "balances the work of a causal mask; a full mask needs no balance"
 _PYTORCH = ("pytorch-ring", "pytorch-tree")
@@ -34,6 +33,9 @@ class RingMethod:
     def availability(self, device: str) -> Answer:
         if device != "cpu" and self.scheme.kernel not in ("flash", "torch-ring", "sdpa"):
             return Answer(False, "its kernel is for CPUs")
+        # This import loads torch.
+        from chunkbench.workloads.ring.schemes import missing
+
         lacking = missing(self.scheme)
         return Answer(False, lacking) if lacking else YES
 

@@ -13,8 +13,8 @@ import torch
 
 from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.ring.blocks import flash
-from chunkbench.workloads.ring.placement import positions
-from chunkbench.workloads.ring.task import ContextInputs, Scheme, Task
+from chunkbench.workloads.ring.placement import Scheme, positions
+from chunkbench.workloads.ring.task import ContextInputs, Task
 from chunkbench.workloads.ring.world import World
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -1,7 +1,8 @@
-"""Which tokens each rank holds, and which keys of a block a rank's queries see."""
+"""Schemes: which tokens each rank holds, how they move, and which keys of a block a rank's queries see."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,25 @@ Layout = Literal["contiguous", "striped", "zigzag"]
 contiguous: one block of consecutive tokens. striped: the tokens r, r + N, r + 2N and so on. zigzag: the blocks r and 2N
 - 1 - r of 2N blocks.
 """
+
+
+Movement = Literal["ring", "gather", "none", "merge"]
+"""How ranks get K and V that they do not hold.
+
+ring: K and V travel from rank to rank while they are used. gather: every rank first gathers all K and V. none: every
+rank holds all K and V from the start. merge: K and V stay, and partial results are merged.
+"""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to compute attention on several ranks. `ranks` is the number of ranks that compute, or None for all."""
+
+    layout: Layout
+    movement: Movement
+    kernel: str
+    """`native`, `flash`, or a name in `chunkbench.workloads.ring.peers`."""
+    ranks: int | None = None
 
 
 def positions(layout: Layout, tokens: int, ranks: int, rank: int) -> Ints:

@@ -238,8 +238,9 @@ def _run(device: str, job: Mapping[str, Any]) -> Answer:
     """
     import torch.distributed as dist
 
+    from chunkbench.workloads.ring.placement import Scheme
     from chunkbench.workloads.ring.schemes import open_session
-    from chunkbench.workloads.ring.task import Scheme, Task
+    from chunkbench.workloads.ring.task import Task
     from chunkbench.workloads.ring.world import World
 
     task, scheme = Task(**job["task"]), Scheme(**job["scheme"])
@@ -314,9 +315,10 @@ def _probe(device: str, job: Mapping[str, Any]) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
+    from chunkbench.workloads.ring.placement import Scheme
     from chunkbench.workloads.ring.running import Running
     from chunkbench.workloads.ring.schemes import kernel_of
-    from chunkbench.workloads.ring.task import Scheme, Task
+    from chunkbench.workloads.ring.task import Task
     from chunkbench.workloads.ring.world import World
 
     task = Task(**job["task"])

@@ -12,9 +12,9 @@ from chunkbench.kernels.cpu import why_missing
 from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.ring.blocks import BlockKernel, FlashBlocks, NativeBlocks
 from chunkbench.workloads.ring.peers import PEERS
-from chunkbench.workloads.ring.placement import positions, visible
+from chunkbench.workloads.ring.placement import Scheme, positions, visible
 from chunkbench.workloads.ring.running import Running
-from chunkbench.workloads.ring.task import ContextInputs, Scheme, Task
+from chunkbench.workloads.ring.task import ContextInputs, Task
 from chunkbench.workloads.ring.world import World
 
 

@@ -1,4 +1,4 @@
-"""The work of a ring: schemes, tasks, and the q, K and V of a context, which every rank draws for itself."""
+"""The work of a ring: tasks, and the q, K and V of a context, which every rank draws for itself."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ import torch
 
 from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.ring.blocks import Heads
-from chunkbench.workloads.ring.placement import Layout, pairs
-
-Movement = Literal["ring", "gather", "none", "merge"]
-"""How ranks get K and V that they do not hold.
-
-ring: K and V travel from rank to rank while they are used. gather: every rank first gathers all K and V. none: every
-rank holds all K and V from the start. merge: K and V stay, and partial results are merged.
-"""
+from chunkbench.workloads.ring.placement import Scheme, pairs
 
 _POOL = 1 << 22
 _STRIDE = 16
@@ -53,17 +46,6 @@ class ContextInputs:
         width = heads * self._shape.head_dim
         pool = self._pool.as_strided(((_POOL - width) // _STRIDE, width), (_STRIDE, 1))
         return pool.index_select(0, rows.to(pool.device)).view(len(rows), heads, self._shape.head_dim)
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """A way to compute attention on several ranks. `ranks` is the number of ranks that compute, or None for all."""
-
-    layout: Layout
-    movement: Movement
-    kernel: str
-    """`native`, `flash`, or a name in `chunkbench.workloads.ring.peers`."""
-    ranks: int | None = None
 
 
 @dataclass(frozen=True)

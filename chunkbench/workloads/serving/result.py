@@ -232,6 +232,7 @@ class ServingResult(ServingPoint, Result):
     """
 
     REPEATED = "arrival seed"
+    TIMED = "normalized latency"
 
     us_per_token: tuple[PositiveFloat, ...] = ()
     """`[measurement]`: normalized latency in microseconds. It is the mean over the requests of (time of the last token

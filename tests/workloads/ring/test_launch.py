@@ -16,9 +16,10 @@ from chunkbench.bench.experiment.sessions import TOLERANCE
 from chunkbench.workloads.ring.launch import LOOPBACK, RankLostError, Ranks, world_from_environment
 from chunkbench.workloads.ring.measure import task_of
 from chunkbench.workloads.ring.methods import CHOICES
+from chunkbench.workloads.ring.placement import Scheme
 from chunkbench.workloads.ring.rank import Answer
 from chunkbench.workloads.ring.result import RingPoint
-from chunkbench.workloads.ring.task import Scheme, Task
+from chunkbench.workloads.ring.task import Task
 
 LIMIT_S = 60
 OURS = ("ring", "striped", "zigzag", "all_gather", "tree_decode")

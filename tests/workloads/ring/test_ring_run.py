@@ -22,10 +22,11 @@ from chunkbench.workloads.ring import measure
 from chunkbench.workloads.ring.launch import GivenWorld, RankLostError, Ranks
 from chunkbench.workloads.ring.measure import RingMeasurer, _Tried
 from chunkbench.workloads.ring.methods import CHOICES
+from chunkbench.workloads.ring.placement import Scheme
 from chunkbench.workloads.ring.rank import Answer
 from chunkbench.workloads.ring.result import RingPoint, RingResult
 from chunkbench.workloads.ring.spec import RingExperiment
-from chunkbench.workloads.ring.task import Scheme, Task
+from chunkbench.workloads.ring.task import Task
 from tests.command import chunkbench
 from tests.workloads.made import ring_result
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from chunkbench.bench.experiment import load_experiment
 from chunkbench.workloads.ring.methods import CHOICES
-from chunkbench.workloads.ring.placement import Layout, pairs, positions, visible
+from chunkbench.workloads.ring.placement import Layout, Movement, Scheme, pairs, positions, visible
 from chunkbench.workloads.ring.rates import Device, Shape, break_even, ideal_share
 from chunkbench.workloads.ring.result import RingPoint
 from chunkbench.workloads.ring.spec import RingExperiment
-from chunkbench.workloads.ring.task import Movement, Scheme, Task
+from chunkbench.workloads.ring.task import Task
 from tests.workloads.made import ring_result
 
 ONE_CONTEXT = "has one context for all sequences, and as many K/V heads as query heads"
