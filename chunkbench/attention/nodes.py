@@ -177,22 +177,40 @@ def deepest_match(root: TreeNode, keys: list[bytes], shareable: Callable[[Sequen
 
     `shareable(path, n)`: how many of the first n chunks of a path can be shared.
     """
-    best, of_best, longest = root, 0, 0
-    level = [(root, array("q"))]
+    ends: list[tuple[TreeNode, int]] = []  # (node, matching chunks on the path to its end) where a path stops matching
+    level = [(root, 0)]
     while level:
-        next_level: list[tuple[TreeNode, array[int]]] = []
-        for node, path in level:
-            depth = len(path)
-            for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
+        next_level: list[tuple[TreeNode, int]] = []
+        for node, depth in level:
+            children = node.matches.get(keys[depth], ()) if depth < len(keys) else ()
+            if not children:
+                ends.append((node, depth))
+            for child in children:
                 common = alike(child.keys, keys[depth : depth + len(child.keys)])
-                below = path + child.chunks
-                shared = shareable(below, depth + common)
-                if shared > max(depth, longest):
-                    best, of_best, longest = child, shared - depth, shared
-                if common == len(child.chunks):
-                    next_level.append((child, below))
+                whole = common == len(child.chunks)
+                (next_level if whole else ends).append((child, depth + common))
         level = next_level
-    return PrefixMatch(best, of_best, longest)
+    best = PrefixMatch(root, 0, 0)
+    # More of a path never has less to share. So the nodes above these ends need no look of their own, which would make
+    # the time of a lookup grow with the square of the number of nodes on a path.
+    for node, count in sorted(ends, key=lambda end: end[1], reverse=True):
+        if count <= best.chunks:
+            break
+        nodes = path_to(node)
+        shared = shareable([chunk for above in nodes for chunk in above.chunks], count)
+        if shared > best.chunks:
+            best = _place(nodes, shared)
+    return best
+
+
+def _place(nodes: Sequence[TreeNode], chunks: int) -> PrefixMatch:
+    """Where a path of nodes has this number of chunks."""
+    before = 0
+    for node in nodes:
+        if chunks <= before + len(node.chunks):
+            return PrefixMatch(node, chunks - before, chunks)
+        before += len(node.chunks)
+    raise ValueError(f"the path has {before} chunks, not {chunks}")
 
 
 def path_to(node: TreeNode) -> list[TreeNode]:

@@ -307,28 +307,38 @@ class PrefixTree:
                 stack.extend(node.children.values())
         return once, covered
 
-    def _build_plan(self) -> Plan:
-        runs: list[array[int]] = []
-        total = 0
-        starts, begins, ends, order = [0], list[int](), list[int](), list[int]()
-        stack = list(reversed(self._root.children.values()))
+    def _nodes_in_order(self) -> list[TreeNode]:
+        """The nodes that live sequences cover, in depth-first order, without the root."""
+        nodes: list[TreeNode] = []
+        stack = [iter(self._root.children.values())]
         while stack:
-            node = stack.pop()
-            runs.append(node.chunks)
-            total += len(node.chunks)
-            starts.append(total)
-            # In depth-first order a node's sequences are contiguous, and its first one comes next.
-            begins.append(len(order))
-            ends.append(len(order) + node.references)
-            order.extend(sequence.slot for sequence in node.ends.values())
-            stack.extend(reversed(node.children.values()))
+            for node in stack[-1]:
+                nodes.append(node)
+                if node.children:
+                    stack.append(iter(node.children.values()))
+                    break
+            else:
+                stack.pop()
+        return nodes
+
+    def _build_plan(self) -> Plan:
+        nodes = self._nodes_in_order()
+        starts = np.zeros(len(nodes) + 1, np.int64)
+        runs = [node.chunks for node in nodes]
+        np.cumsum([*map(len, runs)], out=starts[1:])
+        # In depth-first order a node's sequences are contiguous, and those that end at the node come first.
+        ends = [node.ends for node in nodes]
+        own = np.array([*map(len, ends)], np.int64)
+        begins = np.cumsum(own) - own
+        covering = np.array([node.references for node in nodes], np.int64)
+        order = [sequence.slot for of_node in ends for sequence in of_node.values()]
         slots = self.slots
         return Plan(
             self.chunk_size,
             np.frombuffer(b"".join(runs), np.int64),
-            np.array(starts, np.int64),
-            np.array(begins, np.int64),
-            np.array(ends, np.int64),
+            starts,
+            begins,
+            begins + covering,
             self._slots.rows(np.array(order, np.int64)),
             self._slots.last_chunks,
             self._slots.last_tokens,

@@ -137,7 +137,9 @@ class NativeDecode:
         grain = Grain(self._threads, store.kv_heads, self.heads // store.kv_heads)
         flat = arrays(*cut(items, grain), batch)
         self._made = flat, batch
-        self._work = self._descriptors(store.chunk_addresses(flat.chunks))
+        before, self._work = self._work, self._descriptors(store.chunk_addresses(flat.chunks))
+        if before is not None:
+            self._work.take_memory(before)
         self.work_items = len(flat.items)
 
     def _descriptors(self, addresses: Ints) -> DecodePlan:

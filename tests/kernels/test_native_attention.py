@@ -21,6 +21,7 @@ from chunkbench import ChunkAttention
 from chunkbench.attention import Partition, WrongTensor
 from chunkbench.bench.measure.profiler import thread_count
 from chunkbench.kernels import cpu
+from chunkbench.kernels.changes import Append
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.linear import PackedWeights, can_pack
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
@@ -491,3 +492,25 @@ def test_a_thread_that_lacks_memory_gives_an_error() -> None:
             MODULE.linear(layer, x.data_ptr(), 1, y.data_ptr(), 2)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_tokens_are_written_as_few_are(dtype: torch.dtype) -> None:
+    """More than 4 MB at once are written past the caches. The slots are the first and the second of a pair, and the
+    last of a block."""
+    rows, heads, d = 2400, 4, 128
+    assert rows * 2 * heads * d * dtype.itemsize > 4 << 20
+    whole, parts = (PackedStore(16, heads, d, dtype) for _ in range(2))
+    chunks = np.arange(rows)
+    for store in (whole, parts):
+        store.grow(rows)
+    numbers = torch.Generator().manual_seed(0)
+    for slot in (*range(3), 15):
+        k, v = (torch.randn(rows, heads, d, generator=numbers).to(dtype) for _ in range(2))
+        slots = np.full(rows, slot)
+        whole.append(Append(chunks, slots, np.empty(0, np.int64), True), k, v)
+        for some in np.array_split(chunks, 8):
+            parts.append(Append(some, slots[some], np.empty(0, np.int64), True), k[some], v[some])
+    for chunk in (0, 1, rows // 2, rows - 1):
+        for one, other in zip(whole._stored(chunk), parts._stored(chunk), strict=True):
+            assert torch.equal(one.view(torch.int32), other.view(torch.int32))

@@ -112,8 +112,14 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadM
     scratch_of_thread_ = scratch_floats(shape_, states, queries);
     units_ = schedule(arrays_.items, arrays_.partial_items, shape_.kv_heads, threads);
     last_tokens_.assign(arrays_.batch, shape_.chunk_size);
-    partial_outputs_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * shape_.value_dim);
-    partial_stats_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * 2);
+}
+
+void DecodePlan::take_memory(DecodePlan& before) {
+    if (&before == this) return;
+    const std::scoped_lock both(mutex_, before.mutex_);
+    partial_outputs_.swap(before.partial_outputs_);
+    partial_stats_.swap(before.partial_stats_);
+    scratch_.swap(before.scratch_);
 }
 
 void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) {
@@ -266,8 +272,12 @@ void DecodePlan::run(Work work, int threads, Call call) {
     if (units == 0) return;
     if (threads > kMostThreads) threads = kMostThreads;
     if (threads > units) threads = static_cast<int>(units);  // no scratch for threads without work
-    const auto needed = static_cast<std::size_t>(scratch_of_thread_ * threads);
-    if (scratch_.size() < needed) scratch_.resize(needed);
+    const auto at_least = [](std::vector<float>& memory, std::int64_t floats) {
+        if (memory.size() < static_cast<std::size_t>(floats)) memory.resize(floats);
+    };
+    at_least(scratch_, scratch_of_thread_ * threads);
+    at_least(partial_outputs_, arrays_.partials * shape_.heads * shape_.value_dim);
+    at_least(partial_stats_, arrays_.partials * shape_.heads * 2);
     work.items = arrays_.items.data();
     work.units = units_.data();
     work.unit_count = units;

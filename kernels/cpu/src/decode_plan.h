@@ -49,7 +49,7 @@ class DecodePlan {
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
 
     // q and out [b][heads][d], out with the dimension of V; shift: bytes from the plan's addresses to the chunks of the
-    // requested layer. Allocates only if `threads` is larger than in every call before. sums: sums of the compensation
+    // requested layer. The first call allocates what `take_memory` did not bring; later ones only for more threads. sums: sums of the compensation
     // tokens in that layer, nullptr without such tokens. scales: those of fp8 in that layer.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr,
                 KvScales scales = {nullptr, nullptr}, ScoreChanges changes = {0.0f, nullptr});
@@ -70,6 +70,10 @@ class DecodePlan {
     // Throws std::invalid_argument for another number of rows, or an entry that does not exist.
     void set_compensation(Numbers entries, std::vector<float> shares, std::vector<float> biases, std::int64_t count,
                           std::int64_t stride);
+
+    // Takes the work memory of a plan that is not used any more: new memory for the partial results of thousands of
+    // rows takes longer than the plan.
+    void take_memory(DecodePlan& before);
 
     // Which tokens each row reads (attention.h). Throws std::invalid_argument for another number of rows, or numbers
     // that are negative or too large.

@@ -383,6 +383,8 @@ NB_MODULE(_native, m) {
              "cap"_a = 0, "sinks"_a = 0,
              "shift: bytes from the chunks' addresses to those of another layer; sums: address of the layer's sums; "
              "kv_scales: that of its scales of fp8; cap and sinks: see ScoreChanges in attention.h.")
+        .def("take_memory", &chunkbench::DecodePlan::take_memory, "before"_a,
+             "Take the work memory of a plan that is not used any more.")
         .def("set_sights", &set_sights, "sights"_a, "Which tokens each row reads: see Sight in attention.h.")
         .def("accumulate", &accumulate, "q"_a, "outputs"_a, "stats"_a, "scale"_a, "threads"_a,
              "`decode` of layer 0 that starts from running results and leaves the new ones: sums of V and statistics.")

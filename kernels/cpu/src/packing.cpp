@@ -4,6 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include "parallel.h"
 #include "transpose.h"
 
@@ -11,6 +15,7 @@ namespace chunkbench {
 namespace {
 
 constexpr float kInfinite = __builtin_inff();
+constexpr std::int64_t kStreamBytes = 4 << 20;  // of K and V in a call: less stays in the caches until it is read
 
 // A block of sixteen tokens of K, [16][d], to [d/step][16][step], or back.
 template <class T>
@@ -26,12 +31,40 @@ void transpose_block(const T* from, T* to, std::int64_t d, int step, bool back) 
     transpose_as(std::uint16_t());
 }
 
+// Whole lines of a token, written past the caches. A step of hundreds of sequences writes more than the caches hold, a
+// row here and a row there. Without this the memory would first read each line that is then written over.
+inline void stream_lane(void* to, const void* from) {
+#ifdef __SSE2__
+    _mm_stream_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
+#else
+    std::memcpy(to, from, 16);
+#endif
+}
+
+inline void put_row(void* to, const void* from, std::int64_t bytes, bool stream) {
+    if (!stream) {
+        std::memcpy(to, from, static_cast<std::size_t>(bytes));
+        return;
+    }
+    for (std::int64_t i = 0; i < bytes; i += 16) {
+        stream_lane(static_cast<char*>(to) + i, static_cast<const char*>(from) + i);
+    }
+}
+
+// Others may read what was streamed.
+inline void end_streams() {
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
 // V of one token and head as the first or the second number of each pair of a row of pairs. The first one gets zeros as
 // its partners: until they come, they are multiplied with weights of zero, and a NaN there would survive.
 //
 // All in registers: a buffer that is written word by word and read as a vector is read only when every store before it
 // has reached the cache, that is, memory; so appending took a quarter more time.
-inline void put_in_pairs(const std::uint16_t* from, std::uint16_t* pairs, std::int64_t count, bool second) {
+inline void put_in_pairs(const std::uint16_t* from, std::uint16_t* pairs, std::int64_t count, bool second,
+                         bool stream) {
     constexpr std::make_index_sequence<8> numbers;
     const Lane<std::uint16_t> none{};
     const Lane<std::uint32_t> lower = Lane<std::uint32_t>{} + 0xffffu;
@@ -51,7 +84,7 @@ inline void put_in_pairs(const std::uint16_t* from, std::uint16_t* pairs, std::i
         } else {
             halves[0] = interleave<std::uint16_t, false>(values, none, numbers);
             halves[1] = interleave<std::uint16_t, true>(values, none, numbers);
-            std::memcpy(pairs + 2 * i, halves, sizeof(halves));
+            put_row(pairs + 2 * i, halves, sizeof(halves), stream);
         }
     }
 }
@@ -72,19 +105,22 @@ inline void fetch_to_write(const void* from, std::int64_t bytes) {
 }
 
 // Pack `count` tokens of one head into the slots from `slot` on, all in one block of sixteen. In k tokens are `width`
-// apart, in v `value_width`. `ahead`: bytes to the head whose memory is asked for now, 0 for none.
+// apart, in v `value_width`. `ahead`: bytes to the head whose memory is asked for now, 0 for none. `stream`: write past
+// the caches where whole lines are written; for one token that does not fill its block.
 template <class T>
 void pack_head(const Shape& shape, const T* k, const T* v, std::int64_t width, std::int64_t value_width, T* chunk,
-               std::int64_t slot, std::int64_t count, int step, std::int64_t ahead) {
+               std::int64_t slot, std::int64_t count, int step, std::int64_t ahead, bool stream = false) {
     const std::int64_t size = static_cast<std::int64_t>(shape.chunk_size) * shape.head_dim, d = shape.head_dim;
     const bool has_values = shape.kv != Kv::latent;
     T rows[16 * kMaxHeadDim];  // a copy: tokens of k lie at distances that map to one cache set
     T *block = chunk + slot / 16 * 16 * d, *values = chunk + size;
     const bool full = slot % 16 + count == 16;
-    if (ahead > 0) {
+    const bool reads = step == 2 && slot % 2 == 1;  // the token before it lies in the same lines of V
+    stream = stream && count == 1 && !full;
+    if (ahead > 0 && !(stream && !reads)) {
         const std::int64_t begin = full ? 0 : slot % 16;
         const auto* const from = reinterpret_cast<const char*>(block + begin * d);
-        fetch_to_write(from + ahead, (slot % 16 + count - begin) * d * sizeof(T));
+        if (!stream) fetch_to_write(from + ahead, (slot % 16 + count - begin) * d * sizeof(T));
         const auto fetch_values = [&](std::int64_t, std::int64_t band, std::int64_t place) {
             const auto* const at = reinterpret_cast<const char*>(values + place);
             fetch_to_write(at + ahead, count * band * sizeof(T) * (count == 1 ? step : 1));
@@ -93,17 +129,17 @@ void pack_head(const Shape& shape, const T* k, const T* v, std::int64_t width, s
     }
     T* to = full ? rows : block;
     if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
-    for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
+    for (std::int64_t t = 0; t < count; ++t) put_row(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T), stream);
     if (full) transpose_block(rows, block, d, step, false);
     for (std::int64_t t = 0; has_values && t < count; ++t) {
         for_bands(shape, slot + t, step, [&](std::int64_t i, std::int64_t band, std::int64_t place) {
             const T* from = v + t * value_width + i;
             T* target = values + place;
             if (step == 1) {
-                std::memcpy(target, from, band * sizeof(T));
+                put_row(target, from, band * sizeof(T), stream);
             } else {
                 put_in_pairs(reinterpret_cast<const std::uint16_t*>(from), reinterpret_cast<std::uint16_t*>(target),
-                             band, (slot + t) % 2 == 1);
+                             band, (slot + t) % 2 == 1, stream);
             }
         });
     }
@@ -117,11 +153,11 @@ std::int64_t bytes_ahead(const Shape& shape, std::int64_t head) {
 
 template <class T>
 void pack_block(const Shape& shape, const T* k, const T* v, char* chunk, std::int64_t slot, std::int64_t count,
-                int step) {
+                int step, bool stream) {
     const std::int64_t d = shape.head_dim, d_v = shape.value_dim, heads = shape.kv_heads;
     for (std::int64_t head = 0; head < heads; ++head, chunk += shape.head_bytes) {
         pack_head(shape, k + head * d, v + head * d_v, heads * d, heads * d_v, reinterpret_cast<T*>(chunk), slot, count,
-                  step, bytes_ahead(shape, head));
+                  step, bytes_ahead(shape, head), stream);
     }
 }
 
@@ -274,11 +310,17 @@ void for_blocks(const std::int64_t* chunks, const std::int64_t* slots, std::int6
     const auto continues = [&](std::int64_t i) {
         return chunks[i] == chunks[i - 1] && slots[i] == slots[i - 1] + 1 && slots[i] % 16 != 0;
     };
-    share_out(tokens, threads, [&](std::int64_t i, int) {
-        if (i > 0 && continues(i)) return;  // already packed together with the token before it
-        std::int64_t end = i + 1;
-        while (end < tokens && continues(end)) ++end;
-        body(i, slots[i], end - i, reinterpret_cast<char*>(chunks[i]));
+    // A thread takes several neighbours: threads that take turns, token by token, wait for the same part of the memory.
+    const std::int64_t together = std::max<std::int64_t>(1, std::min<std::int64_t>(16, tokens / (8 * threads)));
+    share_out((tokens + together - 1) / together, threads, [&](std::int64_t part, int) {
+        const std::int64_t last = std::min(tokens, (part + 1) * together);
+        for (std::int64_t i = part * together; i < last; ++i) {
+            if (i > 0 && continues(i)) continue;  // already packed together with the token before it
+            std::int64_t end = i + 1;
+            while (end < tokens && continues(end)) ++end;
+            body(i, slots[i], end - i, reinterpret_cast<char*>(chunks[i]));
+        }
+        end_streams();
     });
 }
 
@@ -288,16 +330,20 @@ void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* 
           std::int64_t tokens, int threads, KvScales scales) {
     const std::int64_t width = static_cast<std::int64_t>(shape.kv_heads) * shape.head_dim;
     const std::int64_t value_width = static_cast<std::int64_t>(shape.kv_heads) * shape.value_dim;
+    const std::int64_t element = shape.dtype == Dtype::float32 ? 4 : 2;
+    const auto in_lines = [](std::int64_t bytes) { return bytes % 64 == 0; };
+    const bool stream = tokens * (width + value_width) * element > kStreamBytes && in_lines(shape.head_dim * element) &&
+                        in_lines(shape.value_dim * element) && std::all_of(chunks, chunks + tokens, in_lines);
     for_blocks(chunks, slots, tokens, threads, [&](std::int64_t i, std::int64_t slot, std::int64_t count, char* chunk) {
         const auto pack_as = [&](auto unit, int step) {
             using T = decltype(unit);
             pack_block(shape, static_cast<const T*>(k) + i * width, static_cast<const T*>(v) + i * value_width, chunk,
-                       slot, count, step);
+                       slot, count, step, stream);
         };
         if (shape.in_8_bits()) {
-            const std::int64_t bytes = shape.dtype == Dtype::float32 ? 4 : 2, first = i * width * bytes;
+            const std::int64_t first = i * width * element;
             return pack_block_in_8_bits(shape, static_cast<const char*>(k) + first, static_cast<const char*>(v) + first,
-                                        width, bytes, chunk, slot, count, scales);
+                                        width, element, chunk, slot, count, scales);
         }
         if (shape.dtype == Dtype::float32) return pack_as(float(), 1);
         pack_as(std::uint16_t(), shape.dtype == Dtype::bfloat16 ? 2 : 1);
