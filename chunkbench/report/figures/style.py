@@ -255,9 +255,14 @@ def sharing(most: bool) -> dict[str, Any]:
     return {"linewidth": 1.6} if most else {"linewidth": 0.8, "markerfacecolor": "white"}
 
 
+_MOST_TICKS = 20
+"""Labels of more ticks would cover each other, and draw slowly."""
+
+
 def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
-    """Put ticks at these values, and nowhere else."""
-    axis.set_major_locator(FixedLocator(sorted(set(values))))
+    """Put ticks at these values, or at every second, third, ... of many, and nowhere else."""
+    places = sorted(set(values))
+    axis.set_major_locator(FixedLocator(places[:: -(-len(places) // _MOST_TICKS) or 1]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}"))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
