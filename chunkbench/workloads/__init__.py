@@ -7,6 +7,7 @@ from __future__ import annotations
 from chunkbench.bench import workload
 from chunkbench.workloads.answers import AnswersWorkload
 from chunkbench.workloads.decode import DecodeWorkload
+from chunkbench.workloads.growth import GrowthWorkload
 from chunkbench.workloads.memory import MemoryWorkload
 from chunkbench.workloads.modules import ModulesWorkload
 from chunkbench.workloads.replay import ReplayWorkload
@@ -21,6 +22,7 @@ KINDS: tuple[workload.AnyWorkload, ...] = (
     ReplayWorkload(),
     AnswersWorkload(),
     RingWorkload(),
+    GrowthWorkload(),
 )
 """All kinds. The first one is the default of experiments."""
 

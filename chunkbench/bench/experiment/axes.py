@@ -315,6 +315,14 @@ _TABLE = (
         1 << 50,
         "link, bytes/s",
     ),
+    _counted(
+        "size",
+        "the size of an operation of `kind: growth`: tokens, sequences, rows, chunks, requests, runs or clients",
+        "required by kind: growth",
+        1,
+        10_000_000,
+        "size",
+    ),
     _counted("threads", "CPU threads", "the machine's default", 1, 4096, "threads"),
 )
 

@@ -1,0 +1,40 @@
+"""The operation `replay`: requests through a cache manager on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
+
+from chunkbench.server.scheduling import Rules
+from chunkbench.traffic.generated import GENERATED, Demand
+from chunkbench.workloads.growth.methods import Sample
+from chunkbench.workloads.replay.methods import KINDS, Memory
+from chunkbench.workloads.replay.simulate import replay
+from chunkbench.workloads.replay.step_time import StepShape
+
+_DEMAND = Demand(rate=40.0, count=0, n_p=192, n_s=128, n_c=8, prompts=16)
+_SLOTS, _LONGEST = 1 << 15, 256
+
+
+class _EqualSteps:
+    """Every step takes as long as any other."""
+
+    words = "20 ms a step"
+
+    def seconds(self, shape: StepShape) -> float:
+        return 0.02
+
+
+@contextmanager
+def replays(size: int) -> Iterator[Sample]:
+    requests = GENERATED["fixed"](replace(_DEMAND, count=size))
+
+    def sample() -> float:
+        manager = KINDS["radix_tree"].make(Memory(_SLOTS, 32, 64, _LONGEST))
+        begun = perf_counter()
+        replay(requests, manager, Rules(), _EqualSteps())
+        return perf_counter() - begun
+
+    yield sample
