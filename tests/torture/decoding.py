@@ -143,6 +143,8 @@ def rows(out: Path) -> Sequence[DecodeResult]:
 LIMITS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 MOMENTS = 42
 """About as many announcements does a run make."""
+NATIVE_BYTES = 512
+"""Smaller pieces are those of nanobind, too, which ends the process if it gets none."""
 EARLY = 4
 """Announcements before a worker has what it needs: from then on its heap has room within the addresses it has."""
 
@@ -177,8 +179,11 @@ def short_memory() -> Iterator[Harm]:
             workers: list[ForkedWorker] = []
 
             def act() -> None:
-                if kind in ("native", "large"):
-                    page.fail(kind == "native", 1 << chance.randrange(12, 20), chance.randrange(1, 40))
+                if kind == "native":
+                    page.fail(True, NATIVE_BYTES, chance.randrange(1, 12))
+                    return
+                if kind == "large":
+                    page.fail(False, 1 << chance.randrange(12, 20), chance.randrange(1, 40))
                     return
                 process = psutil.Process(workers[-1].pid)
                 if kind in LIMITS:

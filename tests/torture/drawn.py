@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -25,20 +25,34 @@ from chunkbench.bench.experiment.findings import ExperimentError
 ATTEMPTS = 200
 
 
-def value(schema: Mapping[str, Any], chance: Random) -> Any:
-    """A small value by a schema of an axis; None where the schema names none."""
-    if "anyOf" in schema:
-        return value(chance.choice(schema["anyOf"]), chance)
+def value(schema: Mapping[str, Any], chance: Random, words: Sequence[str] = (), parts: Mapping[str, Any] = {}) -> Any:
+    """A small value by a JSON schema; None where the schema names none. `words`: texts where any text is allowed.
+    `parts`: what the schema refers to."""
+    if "$ref" in schema:
+        return value(parts.get(schema["$ref"].rpartition("/")[2], {}), chance, words, parts)
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return value(chance.choice(schema[several]), chance, words, parts)
     for listed in ("enum", "examples"):
         if listed in schema:
             return chance.choice(schema[listed])
-    if schema.get("type") == "integer":
-        low, step = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1), schema.get("multipleOf", 1)
-        high = schema.get("maximum", 2**31)
-        # Bytes and slots of memory have large values: a run with a few of them would not end.
-        return high - chance.randrange(9) if high >= 2**40 else min(high, low + step * chance.choice((0, 1, 2, 3, 7)))
-    if schema.get("type") == "object" and "properties" in schema:
-        return {name: value(part, chance) for name, part in schema["properties"].items()}
+    match schema.get("type"):
+        case "integer":
+            low, step = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1), schema.get("multipleOf", 1)
+            high = schema.get("maximum", 2**31)
+            # Bytes and slots of memory have large values: a run with a few of them would not end.
+            few = min(high, low + step * chance.choice((0, 1, 2, 3, 7)))
+            return high - chance.randrange(9) if high >= 2**40 else few
+        case "object" if "properties" in schema:
+            return {name: value(part, chance, words, parts) for name, part in schema["properties"].items()}
+        case "array" if words:
+            return [value(schema.get("items", {}), chance, words, parts) for _ in range(chance.randint(0, 3))]
+        case "string" if words:
+            return chance.choice(words)
+        case "number":
+            return chance.choice((0.0, 0.5, 1.0, 2.0, -1.0))
+        case "boolean":
+            return chance.random() < 0.5
     return schema.get("const")
 
 
