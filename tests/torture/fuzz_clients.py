@@ -182,7 +182,19 @@ def honest_page(prompt: int, chance: random.Random) -> Pieces:
 
 
 Lie = Callable[[int, random.Random], Pieces]
-LIES: list[Lie] = [cut, ends, wrong_counts, other_answers, statuses, redirects, endless, packed, garbage, silent, mutated]
+LIES: list[Lie] = [
+    cut,
+    ends,
+    wrong_counts,
+    other_answers,
+    statuses,
+    redirects,
+    endless,
+    packed,
+    garbage,
+    silent,
+    mutated,
+]
 PAGE_LIES = (statuses, redirects, endless, packed, garbage, mutated, odd_page, odd_page, odd_page)
 """What /v1/models and /metrics answer."""
 

@@ -34,7 +34,7 @@ from tests.torture.trials import Harm, Trial
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 LINES = 24
-"""A run is cut to its first cases: what is tried is how they are read."""
+"""A run is cut to some of its cases: what is tried is how they are read."""
 VERSIONS = (0, -1, SCHEMA_VERSION + 1, 999, 2**70, "10", 3.5, True, None, [10])
 
 TRACES = {
@@ -80,7 +80,9 @@ def damaged_run(source: Path, trial: Trial) -> int:
     """Copy a run, with damage in the manifest, in a case, or in both, and let the commands read it."""
     chance, run, whole = trial.chance, trial.folder / "run", trial.folder / "whole"
     manifest = (source / "manifest.json").read_bytes()
-    lines = (source / "cases.jsonl").read_bytes().splitlines()[:LINES]
+    lines = (source / "cases.jsonl").read_bytes().splitlines()
+    first = chance.randrange(max(1, len(lines) - LINES + 1))
+    lines = lines[first : first + LINES]
     write_run(whole, manifest, lines)
     harmed = chance.choice(("manifest", "case", "case", "both", "version"))
     row = chance.randrange(len(lines))
