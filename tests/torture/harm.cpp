@@ -41,7 +41,8 @@ bool large_fails(std::size_t size) {
 }
 
 bool native_fails(std::size_t size, void* caller) {
-    if (!page || !page->native || page->until.load() <= 0 || static_cast<std::int64_t>(size) < page->least) return false;
+    if (!page || !page->native || page->until.load() <= 0 || static_cast<std::int64_t>(size) < page->least)
+        return false;
     Dl_info found{};
     return dladdr(caller, &found) && found.dli_fname && std::strstr(found.dli_fname, "/_native.") && fails();
 }
