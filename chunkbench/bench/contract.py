@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 from typing_extensions import TypeVar
 
 from chunkbench.bench.experiment.terms import Style
-from chunkbench.draft import Drafts
-from chunkbench.kv_dtype import KvDtype
-from chunkbench.latent import QueryForm
+from chunkbench.draft import CHAIN, Drafts, why_not_verified
+from chunkbench.kv_dtype import KvDtype, why_not_stored
+from chunkbench.latent import QueryForm, why_not_latent
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chunkbench.bench.experiment.point import AttentionPoint, SessionPoint
     from chunkbench.kernels.trace import Trace, TracedCall
 
-__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Session", "Style"]
+__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Session", "Style", "supported"]
 
 
 @dataclass(frozen=True)
@@ -169,3 +169,18 @@ class Implementation(ABC, Generic[PointT, InputsT]):
 
 
 AnyImplementation: TypeAlias = Implementation[Any, Any]
+
+
+def supported(implementation: Any, point: Any) -> Answer:
+    """Whether an implementation can compute a point: by its attributes, and by `supports`. Work of other kinds may lack
+    the attributes, and its points the axes."""
+    rows, draft = getattr(point, "query_rows", 1), getattr(point, "draft", CHAIN)
+    reasons = (
+        why_not_stored(getattr(point, "kv_dtype", "same"), getattr(implementation, "kv_dtypes", ("same",))),
+        why_not_latent(getattr(point, "latent", None), getattr(implementation, "latent", None)),
+        why_not_verified(rows, draft, getattr(implementation, "drafts", "none")),
+    )
+    answer: Answer = next((Answer(False, reason) for reason in reasons if reason), None) or implementation.supports(
+        point
+    )
+    return answer

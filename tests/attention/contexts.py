@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -13,7 +14,9 @@ from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.attention import Kernel
 from chunkbench.kernels import cpu
 from chunkbench.kernels.eight_bits import stored
+from chunkbench.kernels.query_rows import QueryRows, seen_in_draft
 from chunkbench.kernels.reference import attention
+from chunkbench.kv_dtype import kv_bytes
 
 KERNELS: list[Kernel] = ["torch", *(["native"] if cpu.native() is not None else [])]  # type: ignore[list-item]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -23,6 +26,17 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: f
     """Attention of the last tokens of a context, q `[n, h, d]`, each over all tokens up to itself; in float64."""
     first = len(k) - len(q) + 1
     return torch.stack([attention(row, k[: first + i], v[: first + i], scale) for i, row in enumerate(q)])
+
+
+def seen_by(length: int, rows: int, parents: tuple[int, ...] | None, window: int | None) -> torch.Tensor:
+    """`[rows, length]`: the definition of what each of the last rows of a sequence reads."""
+    draft = np.tri(rows, dtype=bool) if parents is None else seen_in_draft(rows, parents)
+    seen = torch.ones(rows, length, dtype=torch.bool)
+    seen[:, length - rows :] = torch.from_numpy(draft)
+    if window is not None:
+        positions = torch.arange(length - rows, length)[:, None]
+        seen &= torch.arange(length)[None] > positions - window
+    return seen
 
 
 class Contexts:
@@ -114,13 +128,16 @@ class Contexts:
 
     def expected(self, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """In float64, over the values that are stored."""
-        return torch.stack([attention(q[row], *self.kept(kv[layer])) for row, kv in enumerate(self.kv.values())])
+        kept, softcap = (self.kept(kv[layer]) for kv in self.kv.values()), self.attention.softcap
+        return torch.stack([attention(q[row], *kv, softcap=softcap) for row, kv in enumerate(kept)])
 
     def kept(self, kv: torch.Tensor) -> torch.Tensor:
         return kv if self.attention.kv_dtype == "same" else stored(kv, self.attention.kv_dtype)
 
-    def outputs(self, q: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
-        """Name of a kernel -> its output."""
+    def outputs(self, q: torch.Tensor, layer: int, rows: QueryRows | None = None) -> dict[str, torch.Tensor]:
+        """Name of a kernel -> its output. `rows`: the query rows of a draft."""
+        if rows is not None:
+            self.attention.plan(rows)
         out = torch.full_like(q, torch.nan)
         assert self.attention.attend(layer, q, out) is out
         return {"": out}
@@ -131,11 +148,32 @@ class Contexts:
         assert cache.sequences == list(self.tokens)
         for layer in range(cache.layers):
             q = self.normal(len(self.tokens), cache.heads, cache.head_dim) * scale
-            expected = self.expected(q, layer)
-            largest = expected.abs().amax((1, 2), keepdim=True)
-            for name, out in self.outputs(q, layer).items():
-                error = ((out.double() - expected).abs() / largest).max()
-                assert error <= self.tolerance[cache.dtype] * times, f"{name} layer {layer}: relative error {error}"
+            self.compare(self.outputs(q, layer), self.expected(q, layer), f"layer {layer}", times)
+
+    def check_draft(self, rows: QueryRows) -> None:
+        """Compare the outputs for several query rows of each sequence."""
+        cache, counts = self.attention, rows.counts.tolist()
+        for layer in range(cache.layers):
+            q = self.normal(rows.total, cache.heads, cache.head_dim)
+            of_sequences = zip(q.split(counts), self.kv.values(), strict=True)
+            expected = [
+                attention(part, *self.kept(kv[layer]), None, seen_by(kv.shape[2], len(part), rows.parents, None),
+                          cache.softcap)
+                for part, kv in of_sequences
+            ]  # fmt: skip
+            self.compare(self.outputs(q, layer, rows), torch.cat(expected), f"{rows} of layer {layer}")
+        cache.plan()
+
+    def compare(self, outputs: dict[str, torch.Tensor], expected: torch.Tensor, what: str, times: float = 1.0) -> None:
+        largest = expected.abs().amax((1, 2), keepdim=True)
+        for name, out in outputs.items():
+            error = ((out.double() - expected).abs() / largest).max()
+            assert error <= self.tolerance[self.attention.dtype] * times, f"{name} {what}: relative error {error}"
+
+
+def chunk_bytes(cache: LayeredChunkAttention) -> int:
+    """Of K and V of one KV head."""
+    return cache.chunk_size * kv_bytes(cache.head_dim, cache.dtype.itemsize, cache.kv_dtype)
 
 
 _ids, _tokens = st.integers(0, 9), st.integers(0, 1)
@@ -151,8 +189,10 @@ ACTIONS = st.one_of(
 """Names of actions and their arguments; a sequence is meant by its place, modulo how many there are."""
 
 
-def act_and_check(contexts: Contexts, history: list[tuple[Any, ...]]) -> None:
-    """Do what a history says, and compare after every action."""
+def act_and_check(
+    contexts: Contexts, history: list[tuple[Any, ...]], more: Callable[[Contexts], None] = lambda _: None
+) -> None:
+    """Do what a history says, and compare after every action; `more` compares something else."""
     contexts.add([0, 1, 0, 1, 0])
     for name, *arguments in history:
         ids = list(contexts.tokens)
@@ -161,6 +201,7 @@ def act_and_check(contexts: Contexts, history: list[tuple[Any, ...]]) -> None:
         _act(contexts, name, arguments, lambda which: ids[which % len(ids)])  # noqa: B023 - called at once
         if contexts.tokens:
             contexts.check()
+            more(contexts)
 
 
 def _act(contexts: Contexts, name: str, arguments: list[Any], named: Callable[[int], int]) -> None:
@@ -179,5 +220,8 @@ def _act(contexts: Contexts, name: str, arguments: list[Any], named: Callable[[i
         case "truncate", (which, share):
             sequence = named(which)
             contexts.truncate(sequence, max(1, round(share * len(contexts.tokens[sequence]))))
+        case "cut", (which, count):
+            sequence = named(which)
+            contexts.truncate(sequence, max(1, len(contexts.tokens[sequence]) - count))
         case "remove", (which,):
             contexts.remove(named(which))

@@ -18,7 +18,7 @@ from chunkbench.attention.heads import HeadStores
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.kernels import cpu
 from chunkbench.kernels.reference import attention
-from tests.attention.contexts import ACTIONS, Contexts, act_and_check
+from tests.attention.contexts import ACTIONS, Contexts, act_and_check, chunk_bytes
 
 if cpu.native() is None:
     pytest.skip(cpu.why_missing(), allow_module_level=True)
@@ -32,7 +32,7 @@ class WindowContexts(Contexts):
     def expected(self, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
         policy = self.attention.policy
         first = 0 if policy is None or policy.full[layer][0] else -(policy.window or 0)
-        kept = [kv[layer][:, first:] for kv in self.kv.values()]
+        kept = [self.kept(kv[layer])[:, first:] for kv in self.kv.values()]
         return torch.stack([attention(q[row], *kv, softcap=self.attention.softcap) for row, kv in enumerate(kept)])
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -50,12 +50,13 @@ class WindowContexts(Contexts):
         for sequence, tokens in self.tokens.items():
             path = cache._tree.path(sequence)
             covered |= set(path)
-            needed |= set(path[max(0, len(tokens) // CHUNK - -(-policy.window // CHUNK)) :])
+            size = cache.chunk_size
+            needed |= set(path[max(0, len(tokens) // size - -(-policy.window // size)) :])
         held = {chunk for chunk in covered if store.pool.places[chunk] >= 0}
         assert needed <= held
         full = sum(map(sum, policy.full))
-        sizes = full * len(covered) + (cache.layers * KV_HEADS - full) * len(held)
-        assert cache.kv_bytes == sizes * 2 * CHUNK * DIM * cache.dtype.itemsize
+        sizes = full * len(covered) + (cache.layers * cache.kv_heads - full) * len(held)
+        assert cache.kv_bytes == sizes * chunk_bytes(cache)
 
 
 @settings(max_examples=40)

@@ -19,7 +19,7 @@ from chunkbench.attention.heads import HeadStores
 from chunkbench.attention.windows import Compress, HeadPolicy
 from chunkbench.kernels.compensation import Compensation
 from chunkbench.kernels.reference import attention, head_attention
-from tests.attention.contexts import ACTIONS, KERNELS, Contexts, act_and_check
+from tests.attention.contexts import ACTIONS, KERNELS, Contexts, act_and_check, chunk_bytes
 from tests.pairs import pairs
 
 HEADS, KV_HEADS, DIM, CHUNK = 4, 2, 16, 16
@@ -39,7 +39,7 @@ class HeadContexts(Contexts):
             return slice(0, 0)
         first, end = int(lacking[0]), int(lacking[-1]) + 1
         assert (first >= 1, end - first) == (True, len(lacking))
-        return slice(first * CHUNK, end * CHUNK)
+        return slice(first * self.attention.chunk_size, end * self.attention.chunk_size)
 
     def expected(self, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
         policy = self.attention.policy
@@ -66,13 +66,12 @@ class HeadContexts(Contexts):
         for sequence in self.tokens:
             lost = self.lost(sequence)
             path = enumerate(cache._tree.path(sequence))
-            places |= {chunk: lost.start <= number * CHUNK < lost.stop for number, chunk in path}
+            places |= {chunk: lost.start <= number * cache.chunk_size < lost.stop for number, chunk in path}
         heads = sum(map(sum, policy.full)), sum(map(len, policy.full))
-        chunk_bytes = 2 * CHUNK * DIM * cache.dtype.itemsize
-        sums = 2 * DIM * 4 if policy.compensation != "none" else 0
+        sums = 2 * cache.head_dim * 4 if policy.compensation != "none" else 0
         full, windows = heads[0] * len(places), (heads[1] - heads[0]) * sum(not lost for lost in places.values())
         lost_heads = (heads[1] - heads[0]) * sum(places.values())
-        assert cache.kv_bytes == (full + windows) * chunk_bytes + lost_heads * sums
+        assert cache.kv_bytes == (full + windows) * chunk_bytes(cache) + lost_heads * sums
 
 
 def contexts_of(

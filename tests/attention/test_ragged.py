@@ -11,6 +11,7 @@ import torch
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.attention.errors import UnknownSequence, WrongTokens
+from chunkbench.kernels.eight_bits import stored
 from tests.attention.contexts import KERNELS, causal_attention
 from tests.pairs import pairs
 
@@ -35,14 +36,14 @@ class Live:
 
 
 class Server:
-    """Drives the class as an engine does, and checks every row of every step."""
+    """Drives the class as an engine does, and checks every row of every step. `seed`: of the tokens it decodes."""
 
-    def __init__(self, kernel: Any, kv_heads: int = HEADS, **options: Any) -> None:
+    def __init__(self, kernel: Any, kv_heads: int = HEADS, seed: int = 0, **options: Any) -> None:
         self.kv_heads = kv_heads
         self.attention = RaggedChunkAttention(LAYERS, HEADS, DIM, kv_heads, 16, kernel=kernel, **options)
         self.live: dict[int, Live] = {}
         self.computed_tokens = 0
-        self.tokens = random.Random(0)
+        self.tokens = random.Random(seed)
 
     def join(self, tokens: list[int]) -> int:
         sequence = self.attention.join(tokens).sequence
@@ -63,16 +64,19 @@ class Server:
         live = self.live[sequence]
         self.live[self.attention.fork(sequence)] = Live(list(live.tokens), live.computed)
 
-    def step(self, budget: int = 1000) -> list[tuple[int, int, int]]:
+    def step(self, budget: int = 1000, drafted: int = 0) -> list[tuple[int, int, int]]:
+        """`drafted`: most tokens of a draft, which a decoding sequence computes behind its next token. Some are cut off
+        again, as an engine rejects them."""
         done = [s for s, live in self.live.items() if live.computed == len(live.tokens)]
+        counts = [1 + self.tokens.randint(0, drafted) for _ in done]
+        parts = [(s, len(self.live[s].tokens), count) for s, count in zip(done, counts, strict=True)]
         if done:
-            new = [self.tokens.randrange(50) for _ in done]
-            self.attention.extend(new, done)
-            for sequence, token in zip(done, new, strict=True):
-                self.live[sequence].tokens.append(token)
-        parts = [(s, len(self.live[s].tokens) - 1, 1) for s in done]
+            new = [[self.tokens.randrange(50) for _ in range(count)] for count in counts]
+            self.attention.extend([token for tokens in new for token in tokens], done, counts)
+            for sequence, tokens in zip(done, new, strict=True):
+                self.live[sequence].tokens += tokens
         for part in parts:
-            self.attention.select(*part)
+            self.attention.select(*part, decoding=True)
         for sequence, live in self.live.items():
             if sequence in done or budget == 0:
                 continue
@@ -87,6 +91,9 @@ class Server:
             self.live[sequence].computed = first + count
         for layer in range(LAYERS):
             self._check(layer, parts)
+        for sequence, first, count in parts if drafted else ():
+            if sequence in done:
+                self.truncate(sequence, first + self.tokens.randint(1, count))
         return parts
 
     def _check(self, layer: int, parts: list[tuple[int, int, int]]) -> None:
@@ -99,7 +106,8 @@ class Server:
         for sequence, first, count in parts:
             live = self.live[sequence]
             k, v = (live.rows(w, layer, self.kv_heads, 0, first + count) for w in "kv")
-            expected = causal_attention(live.rows("q", layer, HEADS, first, count), k, v)
+            kv = stored(torch.stack([k, v]), self.attention.kv_dtype)
+            expected = causal_attention(live.rows("q", layer, HEADS, first, count), *kv)
             torch.testing.assert_close(out[row : row + count].double(), expected, rtol=1e-4, atol=1e-5)
             row += count
 
@@ -147,13 +155,11 @@ def test_a_sequence_that_leaves_half_way_leaves_the_rest_to_those_that_share_it(
     assert server.computed_tokens == 20 + (64 - 16) + 2 + 2
 
 
-@pytest.mark.parametrize(("kernel", "share", "retain"), pairs(KERNELS, [True, False], [False, True]))
-def test_sequences_are_cut_anywhere_and_forked_while_others_go_on(kernel: Any, share: bool, retain: bool) -> None:
-    server = Server(kernel, share=share, retain=retain, max_tokens=640)
-    chance = random.Random(5)
+def cut_and_fork(server: Server, chance: random.Random, steps: int, drafted: int = 0) -> int:
+    """Sequences that are cut anywhere and forked while others go on. How often a cut was inside of a chunk."""
     system = [chance.randrange(50) for _ in range(70)]
     cut_inside = 0
-    for step in range(60):
+    for step in range(steps):
         if len(server.live) < 5:
             shared = chance.choice([20, 32, 50, 64, 70])
             server.join(system[:shared] + [chance.randrange(50) for _ in range(chance.choice([0, 1, 16, 20]))])
@@ -166,8 +172,16 @@ def test_sequences_are_cut_anywhere_and_forked_while_others_go_on(kernel: Any, s
             server.leave(chance.choice(list(server.live)))
         if step % 7 == 3:
             server.fork(chance.choice(list(server.live)))
-        server.step(budget=chance.choice([1, 7, 16, 30, 200]))
-    assert cut_inside > 20
+        server.step(chance.choice([1, 7, 16, 30, 200]), drafted)
+    return cut_inside
+
+
+@pytest.mark.parametrize(("kernel", "share", "retain"), pairs(KERNELS, [True, False], [False, True]))
+def test_sequences_are_cut_anywhere_and_forked_while_others_go_on(kernel: Any, share: bool, retain: bool) -> None:
+    """Many more, with drafts: `make torture PART=forests`."""
+    server = Server(kernel, share=share, retain=retain, max_tokens=640)
+    drafted = 4 if server.attention.drafts else 0
+    assert cut_and_fork(server, random.Random(5), 60, drafted) > 20
 
 
 def test_nothing_may_be_selected_and_what_is_wrong_is_refused() -> None:

@@ -27,6 +27,7 @@ from chunkbench.kernels.cpu.linear import PackedWeights, can_pack
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.eight_bits import stored
 from chunkbench.kernels.planners import Planner, flat, node_wise, two_phase
+from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kernels.reference import attention
 from chunkbench.kernels.trace import PARTS, Trace, TracedCall
 from chunkbench.kv_dtype import KvDtype
@@ -56,23 +57,25 @@ class Checked(Contexts):
         planner: Planner = node_wise,
         seed: int = 0,
         kv_dtype: KvDtype = "same",
+        softcap: float = 0.0,
     ) -> None:
         cache = ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native", kv_dtype=kv_dtype)
+        cache.softcap = softcap  # of the kernels below, which are those that are compared
         super().__init__(cache, seed=seed)
         store = self.attention._store
         assert isinstance(store, PackedStore)
         self.kernels: dict[str, TppNative] = {}
         for isa in ISAS:
             with instruction_set(isa):
-                self.kernels[isa] = TppNative(store, heads, planner)
+                self.kernels[isa] = TppNative(store, heads, planner, softcap=softcap)
 
-    def plan(self) -> None:
+    def plan(self, rows: QueryRows | None = None) -> None:
         plan = self.attention._tree.plan()
         for kernel in self.kernels.values():
-            kernel.plan(plan)
+            kernel.plan(plan, query_rows=rows)
 
-    def outputs(self, q: torch.Tensor, layer: int = 0) -> dict[str, torch.Tensor]:
-        self.plan()
+    def outputs(self, q: torch.Tensor, layer: int = 0, rows: QueryRows | None = None) -> dict[str, torch.Tensor]:
+        self.plan(rows)
         outputs = {isa: torch.full_like(q, float("nan")) for isa in ISAS}
         for isa, kernel in self.kernels.items():
             kernel.decode(q, outputs[isa])

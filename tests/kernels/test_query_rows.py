@@ -17,9 +17,9 @@ from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.planners import Planner, flat, node_wise, two_phase
-from chunkbench.kernels.query_rows import QueryRows, seen_in_draft
+from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kernels.reference import attention
-from tests.attention.contexts import Contexts
+from tests.attention.contexts import Contexts, seen_by
 from tests.kernels.pieces import instruction_set, prompts
 
 if cpu.native() is None:
@@ -27,17 +27,6 @@ if cpu.native() is None:
 
 ISAS = cpu.required().isas()
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-
-
-def seen_by(length: int, rows: int, parents: tuple[int, ...] | None, window: int | None) -> torch.Tensor:
-    """`[rows, length]`: the definition of what each of the last rows of a sequence reads."""
-    draft = np.tri(rows, dtype=bool) if parents is None else seen_in_draft(rows, parents)
-    seen = torch.ones(rows, length, dtype=torch.bool)
-    seen[:, length - rows :] = torch.from_numpy(draft)
-    if window is not None:
-        positions = torch.arange(length - rows, length)[:, None]
-        seen &= torch.arange(length)[None] > positions - window
-    return seen
 
 
 @st.composite

@@ -83,6 +83,18 @@ def wrong_counts(prompt: int, chance: random.Random) -> Pieces:
     yield HEAD + chance.choice((body, stream(prompt + 1), stream(10**400), stream(prompt, 0), stream(prompt, 1)))
 
 
+def other_answers(prompt: int, chance: random.Random) -> Pieces:
+    """Answers that nobody asked for: one more, or in place of the one that was."""
+    index = chance.choice((1, 2, 7, 2**31, 2**63, -1, "0", None))
+    more = event(choices=[{"index": index, "text": "x", "finish_reason": "length"}])
+    body = stream(prompt)
+    if chance.random() < 0.5 and index is not None:
+        body = body.replace(b'"index": 0', f'"index": {json.dumps(index)}'.encode())
+    else:
+        body = more + body
+    yield HEAD + body
+
+
 def statuses(prompt: int, chance: random.Random) -> Pieces:
     """An error, whose text nobody can read."""
     kind = chance.choice(("text/plain", "text/plain; charset=x-unknown", "a; charset=hex", "a; charset=idna", ""))
@@ -170,7 +182,19 @@ def honest_page(prompt: int, chance: random.Random) -> Pieces:
 
 
 Lie = Callable[[int, random.Random], Pieces]
-LIES: list[Lie] = [cut, ends, wrong_counts, statuses, redirects, endless, packed, garbage, silent, mutated]
+LIES: list[Lie] = [
+    cut,
+    ends,
+    wrong_counts,
+    other_answers,
+    statuses,
+    redirects,
+    endless,
+    packed,
+    garbage,
+    silent,
+    mutated,
+]
 PAGE_LIES = (statuses, redirects, endless, packed, garbage, mutated, odd_page, odd_page, odd_page)
 """What /v1/models and /metrics answer."""
 

@@ -8,10 +8,16 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from chunkbench import workloads
+from chunkbench.bench import workload
 from chunkbench.bench.store.run_directory import SCHEMA_VERSION
 from chunkbench.report.formats import names
 from tests.command import Done
+from tests.torture.drawn import schemas, value
 from tests.torture.fuzz import (
     CHECKS,
     MARKUP,
@@ -23,11 +29,12 @@ from tests.torture.fuzz import (
     damage_json,
     dumped,
 )
+from tests.torture.runs import EXPERIMENTS as TINY
 from tests.torture.trials import Harm, Trial
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 LINES = 24
-"""A run is cut to its first cases: what is tried is how they are read."""
+"""A run is cut to some of its cases: what is tried is how they are read."""
 VERSIONS = (0, -1, SCHEMA_VERSION + 1, 999, 2**70, "10", 3.5, True, None, [10])
 
 TRACES = {
@@ -73,7 +80,9 @@ def damaged_run(source: Path, trial: Trial) -> int:
     """Copy a run, with damage in the manifest, in a case, or in both, and let the commands read it."""
     chance, run, whole = trial.chance, trial.folder / "run", trial.folder / "whole"
     manifest = (source / "manifest.json").read_bytes()
-    lines = (source / "cases.jsonl").read_bytes().splitlines()[:LINES]
+    lines = (source / "cases.jsonl").read_bytes().splitlines()
+    first = chance.randrange(max(1, len(lines) - LINES + 1))
+    lines = lines[first : first + LINES]
     write_run(whole, manifest, lines)
     harmed = chance.choice(("manifest", "case", "case", "both", "version"))
     row = chance.randrange(len(lines))
@@ -187,13 +196,17 @@ DEEP = 10_000
 
 @contextmanager
 def odd_experiments() -> Iterator[Harm]:
-    """Each trial writes an experiment: three in four are damaged ones of ours, the others are hostile."""
+    """Each trial writes an experiment: damaged ones of ours, tiny ones with odd axes, or hostile ones."""
     sources = sorted(EXPERIMENTS.glob("*.yaml"))
 
     def harm(trial: Trial) -> int:
         chance, path = trial.chance, trial.folder / "experiment.yaml"
-        if chance.random() < 0.75:
+        kind = chance.random()
+        if kind < 0.5:
             path.write_bytes(damaged(chance.choice(sources).read_text(), chance))
+            refused = False
+        elif kind < 0.75:
+            path.write_text(odd_axes(chance.choice(list(TINY.values())), chance))
             refused = False
         else:
             path.write_text(chance.choice(HOSTILE)(chance, trial.folder))
@@ -233,6 +246,27 @@ def damaged(text: str, chance: random.Random) -> bytes:
         lines[row] = chance.choice((" ".join(words), " ".join(words), "", lines[row] + "\n" + lines[row]))
     data = ("\n".join(lines) + "\n").encode(errors="surrogatepass")
     return damage_bytes(data, chance) if chance.random() < 0.15 else data
+
+
+def odd_axes(text: str, chance: random.Random) -> str:
+    """Axes of the kind with values at the edges of what they take, or with values of other axes."""
+    workloads.register()
+    made = yaml.safe_load(text)
+    kind = made.get("kind", workload.default())
+    for name, schema in chance.sample(list(schemas(kind).items()), chance.choice((1, 1, 2, 3))):
+        numbers = integers(schema) or [1]
+        low, high = numbers[0], numbers[-1]
+        values = [low, low - 1, high, high + 1, 0, 17, 257, "1 2 4", "1 2 x", "0", "4 " * 300, "n_p", "2 n_p", None]
+        values += [value(chance.choice(list(schemas(kind).values())), chance), {"low": high, "high": low}, VALUES[10]]
+        values += [dict.fromkeys(("kv_rank", "rope", "nope", "v"), chance.choice((0, 16, 24, 2**31)))]
+        made["defaults"][name] = chance.choice((chance.choice(values), chance.sample(values, 3)))
+    return yaml.safe_dump(made)
+
+
+def integers(schema: Any) -> list[int]:
+    """All whole numbers in a schema."""
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    return sorted(number for part in parts for number in ([part] if type(part) is int else integers(part)))
 
 
 def aliases(chance: random.Random, _: Path) -> str:

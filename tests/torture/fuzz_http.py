@@ -7,15 +7,26 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
+from chunkbench.cli.serve import command
+from chunkbench.server.protocol import ChatBody, CompletionBody, DetokenizeBody, Fields, TokenizeBody
 from tests.server.processes import Served, resident_bytes, serve_small
+from tests.torture.drawn import value
 from tests.torture.judged import choice, odd_value, regex, schema
 from tests.torture.trials import Harm, Trial
 
 MOST_SENT = 24 << 20
+BODIES: dict[str, type[Fields]] = {
+    "/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody,
+}  # fmt: skip
+WORDS = ("text", "", "user", '{"type": "object"}', "[a-c]+")
+FIELDS = sorted({name for kind in BODIES.values() for name in (*kind.model_fields, *kind._neutral)} - {"model"})
 
 
 @dataclass(frozen=True)
@@ -42,20 +53,36 @@ class Attack:
 def post(body: bytes, route: str = "completions", length: bytes | None = None) -> bytes:
     """A request, which ends the connection."""
     size = str(len(body)).encode() if length is None else length
-    first = b"POST /v1/%s HTTP/1.1" % route.encode()
+    first = b"POST %s HTTP/1.1" % (route if route[0] == "/" else f"/v1/{route}").encode()
     return b"\r\n".join([first, b"Host: x", b"Connection: close", b"Content-Length: " + size, b"", body])
 
 
 def good_body(chance: random.Random, route: str) -> dict[str, Any]:
-    """A short request with most fields."""
-    asked: dict[str, Any] = {"prompt": chance.choice(["some text", [1, 2, 3], [[4, 5]]])}
+    """A short request with most fields. Some ask for several prompts, answers or beams."""
+    prompts = ["some text", [1, 2, 3], [[4, 5]], ["some text", "more"], [[4, 5], [4, 5, 6]]]
+    asked: dict[str, Any] = {"prompt": chance.choice(prompts), "logprobs": 2, "echo": False}
     if route != "completions":
         messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-        asked = {"messages": messages, "max_completion_tokens": 3}
+        asked = {"messages": messages, "max_completion_tokens": 3, "logprobs": True}
     fields = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1, "stream": False, "stop": ["xx"]}
     fields |= {"stop_token_ids": [7], "stream_options": {"include_usage": True}, "user": "me", "ignore_eos": False}
-    kept = {name: value for name, value in fields.items() if name == "max_tokens" or chance.random() < 0.6}
+    fields |= {"n": chance.choice([1, 2, 3]), "prompt_logprobs": 1, "cache_salt": "mine", "min_tokens": 1}
+    if chance.random() < 0.2:
+        del asked["logprobs"], fields["prompt_logprobs"]
+        fields |= {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": True}
+    always = ("max_tokens", "use_beam_search")
+    kept = {name: value for name, value in fields.items() if name in always or chance.random() < 0.6}
     return {"model": "sharp", **asked, **kept}
+
+
+def drawn_body(chance: random.Random) -> Attack:
+    """Fields of a body, each with a value of its type, whatever the others are."""
+    route, kind = chance.choice(list(BODIES.items()))
+    made = kind.model_json_schema()
+    drawn = {name: value(part, chance, WORDS, made.get("$defs", {})) for name, part in made["properties"].items()}
+    needed = ("max_tokens", *made.get("required", ()))
+    body = {name: one for name, one in drawn.items() if name in needed or chance.random() < 0.4} | {"model": "sharp"}
+    return Attack("drawn", post(json.dumps(body).encode(), route), refused=False)
 
 
 def noise(chance: random.Random) -> Attack:
@@ -131,7 +158,7 @@ def changed(chance: random.Random) -> Attack:
     if chance.random() < 0.6:
         inside = [body, *body.get("messages", []), *body.get("messages", [{}])[0].get("content", [])]
         changed_in = chance.choice(inside)
-        more = ["logit_bias", "tools", "n", "metadata", "response_format", "odd", ""]
+        more = [*FIELDS, "metadata", "odd", ""]
         changed_in[chance.choice([*changed_in, *more])] = odd_value(chance)
         data = json.dumps(body).encode()
     else:
@@ -172,7 +199,7 @@ def constraint(chance: random.Random) -> Attack:
 
 
 KINDS: list[Callable[[random.Random], Attack]] = [noise, head, chunked, cut_off, slow, large, promised]
-KINDS += [changed, changed, nested, constraint, constraint]
+KINDS += [changed, changed, nested, constraint, constraint, drawn_body, drawn_body]
 
 
 ATTACKS = 6
@@ -185,10 +212,37 @@ GOOD = {"model": "sharp", "prompt": list(range(40, 120)), "max_tokens": 60, "tem
 GOOD |= {"return_token_ids": True}
 
 
+EACH = 40
+"""Trials with one server; the next ones have a server with other options."""
+FIXED = ("engine", "dtype", "compress")
+"""Options with a choice that are not drawn: others' engines, a dtype in which company may change an answer, and what
+needs a file of heads."""
+
+
+def options(chance: random.Random) -> list[str]:
+    """A value of each option of `chunkbench serve` that has a choice, such as drafts or how answers are constrained."""
+    made = []
+    for option in command.params:
+        if isinstance(option.type, click.Choice) and option.name not in FIXED:
+            made += [option.opts[0], chance.choice([*option.type.choices])]
+    return made
+
+
 @contextmanager
 def attacked() -> Iterator[Harm]:
-    with serve_small("--kv-memory", "4MiB") as server:
-        yield Fuzz(server)
+    with ExitStack() as opened:
+        fuzz: dict[int, Fuzz] = {}
+
+        def harm(trial: Trial) -> int:
+            number = trial.number // EACH
+            if number not in fuzz:
+                fuzz.clear()
+                opened.close()
+                words = options(random.Random(number))
+                fuzz[number] = Fuzz(opened.enter_context(serve_small("--kv-memory", "4MiB", *words)))
+            return fuzz[number](trial)
+
+        yield harm
 
 
 class Fuzz:

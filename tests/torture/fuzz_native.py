@@ -44,10 +44,8 @@ NAMES += ["\ud800", None, 3]
 FLOATS = [0.25, 0.0, 1e-30, 1e30, math.inf, math.nan, 1e300, -0.0]
 MOST_NUMBERS = 2**21
 """Larger calls would only wait for memory."""
-ENOUGH_CALLS = 1000
-"""So many calls make and run something of each kind, unless what this file passes is no longer what a call takes."""
-WORKS = {"DecodePlan", "set_last_tokens", "decode", "accumulate", "decode_beside", "read", "trace", "pack", "cut"}
-WORKS |= {"linear", "rms_norm"}
+ENOUGH_CALLS = 3000
+"""So many calls run every entry point, unless this file does not call it, or not with what it takes."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BYTES = {"float32": 4, "bytes": 1}
 """Of a number, where it is not 2."""
@@ -200,6 +198,15 @@ class Chooser:
             return right
 
 
+def entry_points(native: Any) -> set[str]:
+    """Names of the functions and methods that the module has, and of the class that is made by a call."""
+    found = {"DecodePlan"}
+    for name in dir(native):
+        made = getattr(native, name)
+        found |= {method for method in dir(made) if method[0] != "_"} if isinstance(made, type) else {name}
+    return {name for name in found if name[0] != "_"} - {"isas", "cpu_features"}  # which take nothing
+
+
 REFUSALS = (ValueError, TypeError, IndexError, OverflowError, MemoryError, RuntimeError)
 
 
@@ -241,7 +248,7 @@ class Caller(Chooser):
             self.call(plan.set_sights, self.sights(batch))
         count, floats = batch * heads * width, 2 * kv_heads * dim
         q, out, scale = self.memory(batch * heads * dim, dtype), self.memory(count, dtype), self.chance.choice(FLOATS)
-        match self.chance.randrange(7):
+        match self.chance.randrange(8):
             case 0:
                 changes = self.chance.choice([0.0, 3.0, *FLOATS]), self.chance.choice([0, self.memory(heads)])
                 self.call(plan.decode, q, out, scale, self.threads(), 0, 0, self.kv_scales(arguments), *changes)
@@ -266,7 +273,14 @@ class Caller(Chooser):
                 other = self.chance.choice([None, plan, self.call(self.native.DecodePlan, **arguments)])
                 bytes_ = count * BYTES.get(dtype, 2)
                 told = bytes_ if other is None else self.number(bytes_)
+                self.call(plan.reserve_results)
                 self.call(plan.decode_beside, q, out, other, q, self.memory(count, dtype), told, scale, self.threads())
+            case 7:
+                layers, step = self.decoder_layers(dtype, batch, heads, kv_heads, dim)
+                chunks = [self.chance.choice(arguments["chunks"].tolist()) for _ in range(batch)]
+                slots = [self.chance.randrange(size) for _ in range(batch)]
+                words = (self.numbers(chunks, 0.0), self.numbers(slots), 0, scale, self.threads())
+                self.call(plan.run_layers, layers, step, *words)
 
     def chunk(self) -> None:
         """`pack` and `cut` of a chunk."""
@@ -298,14 +312,27 @@ class Caller(Chooser):
         """Linear layers, norms, and both halves of a decoder layer."""
         dtype = self.chance.choice(list(DTYPES))
         heads, kv_heads, d = self.chance.randint(1, 3), self.chance.randint(1, 2), 32 * self.chance.randint(1, 2)
-        width, middle, rows = 16 * self.chance.randint(1, 4), 16 * self.chance.randint(1, 4), self.chance.randint(0, 20)
+        width, rows = 16 * self.chance.randint(1, 4), self.chance.randint(0, 20)
         odd = self.chance.choice(NAMES), self.number(16, 0.5), self.number(16, 0.5)
         self.call(self.native.make_linear, *odd, 0, 0, "gate")
+        size = self.number(width) if rows == 0 else width
+        words = dtype, self.memory(rows * width), rows, size, self.memory(width), 1e-5, self.memory(rows * width, dtype)
+        self.call(self.native.rms_norm, *words, self.threads())
+        (layer,), step = self.decoder_layers(dtype, rows, heads, kv_heads, d, 1)
+        if layer is not None:
+            self.call(layer.before_attention, self.chance.choice([step, step, None]), self.threads())
+            self.call(layer.after_attention, step, self.threads())
+
+    def decoder_layers(
+        self, dtype: str, rows: int, heads: int, kv_heads: int, d: int, count: int = 2
+    ) -> tuple[list[Any], Any]:
+        """Decoder layers, None where they are refused, and the buffers of a step of so many rows."""
+        width, middle = (16 * self.chance.randint(1, 4) for _ in range(2))
 
         def linear(inputs: int, outputs: int, finish: str) -> Any:
-            inputs = self.chance.choice([inputs] * 15 + [inputs + 16, 16])
-            blocks = self.chance.choice([outputs // 16] * 15 + [outputs // 16 + 1, 1])
-            finish = self.chance.choice([finish] * 15 + ["store", "store32", "add32", "gate", "none"])
+            inputs = self.chance.choice([inputs] * 60 + [inputs + 16, 16])
+            blocks = self.chance.choice([outputs // 16] * 60 + [outputs // 16 + 1, 1])
+            finish = self.chance.choice([finish] * 60 + ["store", "store32", "add32", "gate", "none"])
             bias = self.chance.choice([0, self.memory(16 * blocks)])
             words = dtype, inputs, blocks, self.memory(16 * inputs * blocks, dtype), bias, finish
             layer = self.call(self.native.make_linear, *words)
@@ -313,26 +340,24 @@ class Caller(Chooser):
                 wide = finish in ("store32", "add32")
                 y = self.memory(rows * 16 * blocks // (2 if finish == "gate" else 1), "float32" if wide else dtype)
                 x = self.memory(rows * inputs, dtype)
-                count = self.chance.choice([rows] * 9 + [-1])
-                self.call(self.native.linear, layer, x, count, y, self.threads(), self.isa())
+                called = self.chance.choice([rows] * 9 + [-1])
+                self.call(self.native.linear, layer, x, called, y, self.threads(), self.isa())
             return layer
 
-        made = (linear(width, (heads + 2 * kv_heads) * d, "store"), linear(heads * d, width, "add32"),
-                linear(width, 2 * middle, "gate"), linear(middle, width, "add32"))  # fmt: skip
-        norms = self.memory(width), self.memory(width)
-        size = self.number(width) if rows == 0 else width
-        words = dtype, self.memory(rows * width), rows, size, norms[0], 1e-5, self.memory(rows * width, dtype)
-        self.call(self.native.rms_norm, *words, self.threads())
-        layer = self.call(self.native.make_layer, *made, *norms, 1e-5, heads, self.number(kv_heads), self.number(d))
-        if layer is None:
-            return
+        def decoder_layer() -> Any:
+            made = (linear(width, (heads + 2 * kv_heads) * d, "store"), linear(heads * d, width, "add32"),
+                    linear(width, 2 * middle, "gate"), linear(middle, width, "add32"))  # fmt: skip
+            norms = self.memory(width), self.memory(width)
+            words = heads, self.number(kv_heads), self.number(d)
+            return self.call(self.native.make_layer, *made, *norms, 1e-5, *words)
+
         sizes = (width, (heads + 2 * kv_heads) * d, heads * d, kv_heads * d, kv_heads * d, heads * d, middle)
-        step = self.native.make_buffers(
+        step = self.call(
+            self.native.make_buffers,
             rows, self.memory(rows * width), *(self.memory(rows * size, dtype) for size in sizes),
             self.memory(rows * d // 2), self.memory(rows * d // 2),
         )  # fmt: skip
-        self.call(layer.before_attention, self.chance.choice([step, step, None]), self.threads())
-        self.call(layer.after_attention, step, self.threads())
+        return [decoder_layer() for _ in range(count)], step
 
     def probes(self) -> None:
         buffer = torch.zeros(self.chance.randint(0, 999))
@@ -341,7 +366,11 @@ class Caller(Chooser):
         few = self.number(2, 0.5)
         few = few if type(few) is not int or not 64 < few <= 65536 else 3  # so many threads only take time
         self.call(self.native.read_pass, odd, few, self.isa())
-        words = self.chance.choice(NAMES), few, self.chance.choice([0.01, 0.0, -1.0, math.nan, math.inf, 60001.0])
+        words = (
+            self.chance.choice([*DTYPES, *NAMES]),
+            few,
+            self.chance.choice([0.01, 0.02, 0.05, 0.0, -1.0, math.nan, math.inf, 60001.0]),
+        )
         self.call(self.native.matrix_flops_per_s, *words, self.isa())
 
     def addresses(self) -> None:
@@ -394,8 +423,8 @@ def main() -> None:
                 caller.any()
             worked |= caller.worked
             calls += count
-            if calls >= ENOUGH_CALLS and not worked >= WORKS:
-                sys.exit(f"after {calls} calls, all of {', '.join(sorted(WORKS - worked))} were refused")
+            if calls >= ENOUGH_CALLS and (missing := entry_points(native) - worked):
+                sys.exit(f"after {calls} calls, none of {', '.join(sorted(missing))} worked")
             print("done", flush=True)
 
 

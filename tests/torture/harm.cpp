@@ -21,7 +21,7 @@ namespace {
 
 struct Page {
     std::int64_t clock_s;              // added to the wall clock
-    std::int64_t native;               // count the native module's `new`; otherwise all large allocations
+    std::int64_t native;               // count large `new` of the native module; otherwise all large allocations
     std::int64_t least;                // bytes from which an allocation is large
     std::atomic<std::int64_t> until;   // allocations until one fails; 0: none will
     std::atomic<std::int64_t> failed;  // how many failed
@@ -40,8 +40,9 @@ bool large_fails(std::size_t size) {
     return page && !page->native && page->until.load() > 0 && static_cast<std::int64_t>(size) >= page->least && fails();
 }
 
-bool native_fails(void* caller) {
-    if (!page || !page->native || page->until.load() <= 0) return false;
+bool native_fails(std::size_t size, void* caller) {
+    if (!page || !page->native || page->until.load() <= 0 || static_cast<std::int64_t>(size) < page->least)
+        return false;
     Dl_info found{};
     return dladdr(caller, &found) && found.dli_fname && std::strstr(found.dli_fname, "/_native.") && fails();
 }
@@ -61,7 +62,7 @@ __attribute__((constructor)) void map() {
 }
 
 void* made(std::size_t size, void* caller) {
-    void* const block = native_fails(caller) ? nullptr : std::malloc(size ? size : 1);
+    void* const block = native_fails(size, caller) ? nullptr : std::malloc(size ? size : 1);
     return block ? block : throw std::bad_alloc();
 }
 
@@ -138,7 +139,7 @@ std::time_t time(std::time_t* now) noexcept {
 void* operator new(std::size_t size) { return made(size, __builtin_return_address(0)); }
 void* operator new[](std::size_t size) { return made(size, __builtin_return_address(0)); }
 void* operator new(std::size_t size, std::align_val_t alignment) {
-    if (native_fails(__builtin_return_address(0))) throw std::bad_alloc();
+    if (native_fails(size, __builtin_return_address(0))) throw std::bad_alloc();
     void* const block = aligned_alloc(static_cast<std::size_t>(alignment), size);
     return block ? block : throw std::bad_alloc();
 }

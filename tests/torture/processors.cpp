@@ -193,15 +193,47 @@ struct Forest {
     std::vector<Row> rows;
     std::vector<std::int64_t> last_tokens;  // of each row
     PlanArrays arrays{};
+    std::vector<Sight> sights;  // of each row; empty: all rows read all tokens
+    ScoreChanges changes{0.0f, nullptr};
+    std::vector<float> sinks;
+    bool sighted;  // chunks of an item follow each other then
 
-    Forest(const Shape& shape, double size) : shape(shape), size(size), scales(shape) {
+    Forest(const Shape& shape, double size, bool sighted) : shape(shape), size(size), scales(shape), sighted(sighted) {
         for (int trees = draw(1, 2); trees > 0; --trees) grow(draw(0, 3));
         arrays.partial_items = static_cast<std::int64_t>(arrays.items.size());
         arrays.batch = static_cast<std::int64_t>(rows.size());
         for (int row = 0; row < arrays.batch; ++row) {
             const bool ends = !rows[row].own.empty() && rows[row].own.back() == rows[row].last;
-            add_item(rows[row].own, {row}, ends ? row : -1, false);
+            const std::size_t before = rows[row].path.size() + 1 - rows[row].own.size();
+            add_item(rows[row].own, {row}, ends ? row : -1, false, before);
         }
+        if (sighted) change_what_rows_read();
+    }
+
+    // Windows, hidden tokens of drafts, soft-capping and sinks. Every row reads its own token.
+    void change_what_rows_read() {
+        for (const Row& row : rows) {
+            Sight sight{static_cast<std::int64_t>(row.path.size()),
+                        happens(50) ? 1LL << 60 : draw(1, 300),
+                        happens(40) ? 0 : draw(1, kMostHidden),
+                        {}};
+            for (std::uint64_t& bits : sight.hidden) bits = chance() & (happens(50) ? chance() : ~0ULL);
+            sight.hidden[0] &= ~1ULL;
+            sights.push_back(sight);
+        }
+        if (happens(50)) changes.cap = static_cast<float>(draw(1, 50));
+        if (happens(50)) {
+            for (int head = 0; head < shape.heads; ++head) sinks.push_back(static_cast<float>(uniform(3)));
+            changes.sinks = sinks.data();
+        }
+    }
+
+    bool reads(int row, std::int64_t position) const {
+        if (sights.empty()) return true;
+        const Sight& sight = sights[row];
+        const std::int64_t behind = sight.before * shape.chunk_size + last_tokens[row] - 1 - position;
+        if (behind >= sight.window) return false;
+        return behind >= sight.reach || !(sight.hidden[behind / 64] >> (behind % 64) & 1);
     }
 
     int new_chunk(int tokens) {
@@ -209,8 +241,10 @@ struct Forest {
         return static_cast<int>(chunks.size()) - 1;
     }
 
-    void add_item(const std::vector<int>& of, const std::vector<int>& some, std::int64_t tail_row, bool partial) {
+    void add_item(const std::vector<int>& of, const std::vector<int>& some, std::int64_t tail_row, bool partial,
+                  std::size_t before) {
         Item item{};
+        item.before = static_cast<std::int64_t>(before);
         item.first_chunk = static_cast<std::int64_t>(arrays.chunks.size());
         item.chunk_count = static_cast<std::int64_t>(of.size());
         item.tail_row = tail_row;
@@ -242,11 +276,13 @@ struct Forest {
     }
 
     // Chunks that some rows read: items of several of these rows, or the last item of each of them. `last`: the rows
-    // end in the last of these chunks.
-    void share(const std::vector<int>& of, const std::vector<int>& some, bool last) {
+    // end in the last of these chunks. `before`: chunks of the rows before them.
+    void share(const std::vector<int>& of, const std::vector<int>& some, bool last, std::size_t before) {
         if (of.empty()) return;
+        const bool gap =
+            sighted && std::any_of(some.begin(), some.end(), [&](int r) { return !rows[r].folds.empty(); });
         const bool whole = last && !std::all_of(some.begin(), some.end(), [&](int row) { return reads_alone(row); });
-        if (some.size() == 1 || (!whole && happens(40))) {
+        if (some.size() == 1 || (!whole && !gap && happens(40))) {
             for (int row : some) rows[row].own.insert(rows[row].own.end(), of.begin(), of.end());
             return;
         }
@@ -255,7 +291,7 @@ struct Forest {
         for (int first = 0, end = middle; first < count; first = end, end = count) {
             const std::vector<int> part(some.begin() + first, some.begin() + end);
             const auto shorter = [&](int a, int b) { return last_tokens[a] < last_tokens[b]; };
-            add_item(of, part, last ? *std::max_element(part.begin(), part.end(), shorter) : -1, true);
+            add_item(of, part, last ? *std::max_element(part.begin(), part.end(), shorter) : -1, true, before);
         }
     }
 
@@ -270,7 +306,7 @@ struct Forest {
                 const std::vector<int> more = grow(depth - 1, path);
                 below.insert(below.end(), more.begin(), more.end());
             }
-            share_above(of, below);
+            share_above(of, below, above.size());
             return below;
         }
         std::int64_t longest = 0;
@@ -283,13 +319,13 @@ struct Forest {
         const int tail = new_chunk(static_cast<int>(longest));
         for (int row : below) rows[row].last = tail;
         of.push_back(tail);
-        share(of, below, true);
+        share(of, below, true, above.size());
         return below;
     }
-    void share_above(const std::vector<int>& of, const std::vector<int>& below) {
+    void share_above(const std::vector<int>& of, const std::vector<int>& below, std::size_t before) {
         std::vector<std::vector<int>> kept;
         for (int row : below) kept.push_back(std::move(rows[row].own)), rows[row].own.clear();
-        share(of, below, false);
+        share(of, below, false, before);
         for (std::size_t i = 0; i < below.size(); ++i) {
             std::vector<int>& own = rows[below[i]].own;
             own.insert(own.end(), kept[i].begin(), kept[i].end());
@@ -313,12 +349,15 @@ struct Forest {
                 size += std::fabs(query[j] * key(j));
             }
             for (int j = 0; j < d_v; ++j) v[j] = value(j);
-            scores.push_back(scale * score + bias);
-            largest = std::max(largest, scale * size + std::fabs(bias));
+            const double cap = changes.cap, scaled = scale * score + bias;
+            scores.push_back(cap > 0 ? cap * std::tanh(scaled / cap) : scaled);
+            largest = std::max({largest, scale * size + std::fabs(bias), cap});
             values.push_back(v);
         };
+        std::int64_t position = 0;
         const auto read = [&](const Chunk& chunk, std::int64_t tokens) {
             for (std::int64_t t = 0; t < tokens; ++t) {
+                if (!reads(row, position++)) continue;
                 const std::size_t vector = static_cast<std::size_t>(t) * shape.kv_heads + kv_head;
                 add([&](int j) { return chunk.k[vector * d + j]; }, [&](int j) { return chunk.v[vector * d_v + j]; },
                     0);
@@ -330,6 +369,7 @@ struct Forest {
             const double* from = extra->data() + 2 * kv_head * d;
             add([&](int j) { return from[j]; }, [&](int j) { return from[d + j]; }, bias);
         }
+        if (changes.sinks != nullptr) scores.push_back(changes.sinks[head]), values.emplace_back(d_v);
         const double top = *std::max_element(scores.begin(), scores.end());
         double total = 0;
         out.assign(d_v, 0);
@@ -361,7 +401,8 @@ Shape drawn_shape() {
 void attention() {
     const Shape shape = drawn_shape();
     const double size = happens(10) ? 30 : 2;
-    Forest forest(shape, size);
+    const bool sighted = happens(40);
+    Forest forest(shape, size, sighted);
     const int batch = static_cast<int>(forest.arrays.batch), d = shape.head_dim, d_v = shape.value_dim;
     const std::size_t row = static_cast<std::size_t>(shape.heads) * d, out_row = row / d * d_v;
     DecodePlan plan(shape, forest.arrays, draw(1, 4), {happens(50), happens(50)}, kIsa);
@@ -372,7 +413,7 @@ void attention() {
 
     // Some rows have a compensation token, one of two entries.
     const std::int64_t stride = 2LL * shape.kv_heads * d;
-    const bool compensated = d == d_v && happens(25);
+    const bool compensated = d == d_v && !sighted && happens(25);
     std::vector<float> sums(2 * stride), shares(batch), biases(batch);
     Numbers entries(batch);
     for (float& x : sums) x = static_cast<float>(uniform(2 * size));
@@ -381,7 +422,8 @@ void attention() {
         shares[i] = static_cast<float>(1.0 / draw(1, 9));
         biases[i] = static_cast<float>(uniform(3));
     }
-    const int way = compensated ? 0 : draw(shape.kv == Kv::fp8 ? 2 : 0, 3);  // the first two take no scales
+    // The first two take no scales and no changes of scores.
+    const int way = compensated ? 0 : draw(sighted || shape.kv == Kv::fp8 ? 2 : 0, 3);
     std::vector<float> running(batch * out_row, 0), stats(2 * static_cast<std::size_t>(batch) * shape.heads, 0);
     if (compensated) {
         plan.set_compensation(entries, shares, biases, 2, stride);
@@ -399,7 +441,9 @@ void attention() {
         for (std::int64_t& chunk : moved.chunks) chunk -= shift;
         DecodePlan other(shape, moved, 2, {happens(50), happens(50)}, kIsa);
         other.set_last_tokens(forest.last_tokens.data(), forest.last_tokens.size());
-        other.decode(q.at(0), out.bytes.data(), scale, draw(1, 4), shift, nullptr, forest.scales.given());
+        if (sighted) other.set_sights(forest.sights);
+        other.decode(q.at(0), out.bytes.data(), scale, draw(1, 4), shift, nullptr, forest.scales.given(),
+                     forest.changes);
     }
     const double rounding = !compensated && way == 0 ? 0 : kRounding[static_cast<int>(shape.dtype)];
     for (int i = 0; i < batch; ++i) {

@@ -25,6 +25,7 @@ import psutil
 from chunkbench import workloads
 from chunkbench.bench.store import SCHEMA_VERSION, TORN, Run, RunWriter, open_run
 from tests.command import chunkbench
+from tests.torture.drawn import widened
 from tests.torture.harm import library
 from tests.torture.trials import Harm, Trial, Unavailable
 
@@ -114,12 +115,13 @@ class Command:
 class TinyRun(Command):
     """A run of a kind, and the processes that it started."""
 
-    def __init__(self, kind: str, folder: Path, out: Path | None = None) -> None:
-        """`out`: the run directory."""
+    def __init__(self, kind: str, folder: Path, chance: random.Random, out: Path | None = None) -> None:
+        """`out`: the run directory. In three of four runs, `chance` draws more axes, and the rows."""
         super().__init__(folder, out or folder / "run", limit_s=240.0)
         self.kind, self.spec = kind, folder / f"{kind}.yaml"
-        self.spec.write_text(f"name: {kind}\n{EXPERIMENTS[kind]}")
         (folder / "config.json").write_text(json.dumps(CONFIG))
+        text = f"name: {kind}\n{EXPERIMENTS[kind]}"
+        self.spec.write_text(widened(text, chance, folder) if chance.random() < 0.75 else text)
         self.close_fails = 0
         """Which call of `close` for a file of the run fails; 0: none."""
 
@@ -215,7 +217,7 @@ def killed(most: int = 3, only: str = "", victims: Sequence[str] = ("driver", "a
     available = [only] if only else kinds()
 
     def harm(trial: Trial) -> int:
-        run = TinyRun(available[trial.number % len(available)], trial.folder)
+        run = TinyRun(available[trial.number % len(available)], trial.folder, trial.chance)
         with run.cleaned():
             return kills(run, trial, most, victims)
 
@@ -304,7 +306,7 @@ def disk_that_fails() -> Iterator[Harm]:
         place = trial.folder / "disk"
         place.mkdir()
         way, kind = ways[trial.number % len(ways)]
-        run = TinyRun(kind, trial.folder, place / "run")
+        run = TinyRun(kind, trial.folder, trial.chance, place / "run")
         with run.cleaned(), ExitStack() as mounts:
             mounts.callback(unmount, place)
             finished = way(run, trial, place)
@@ -456,7 +458,7 @@ def cut(source: Path, lines: list[bytes], first: int, run: Path, chance: random.
 
 def resumed(trial: Trial) -> int:
     """A run, cut in its last two rows: the command says so, measures what is gone, and keeps the rest."""
-    run = TinyRun("memory", trial.folder)
+    run = TinyRun("memory", trial.folder, trial.chance)
     assert run.complete() == 0, run.errors
     whole = (run.out / "cases.jsonl").read_bytes()
     *_, before_last, last = whole.splitlines(keepends=True)

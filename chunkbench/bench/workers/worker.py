@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from chunkbench.bench.contract import Answer, AnyImplementation, Session
+from chunkbench.bench.contract import AnyImplementation, Session, supported
 from chunkbench.bench.experiment.terms import Mode
 from chunkbench.bench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.bench.measure.calibration import CalibrationMeter
@@ -26,10 +26,7 @@ from chunkbench.bench.workers.heap import make_room, reserve, visible_storages
 from chunkbench.bench.workers.inputs import PointInputs, prime
 from chunkbench.bench.workers.pages import huge_share
 from chunkbench.bench.workers.protocol import PROTOCOL, WORKER_BYTES
-from chunkbench.draft import CHAIN, why_not_verified
 from chunkbench.kernels.trace import TracedCall
-from chunkbench.kv_dtype import why_not_stored
-from chunkbench.latent import why_not_latent
 from chunkbench.version import __version__
 
 if TYPE_CHECKING:
@@ -142,16 +139,7 @@ class Worker:
         self._inputs = None
 
     def supports(self, implementation: str) -> dict[str, Any]:
-        loaded, point = self._load(implementation), self._given(implementation).point
-        kv_dtype = getattr(point, "kv_dtype", "same")
-        if reason := why_not_stored(kv_dtype, getattr(loaded, "kv_dtypes", ("same",))):
-            return asdict(Answer(False, reason))
-        if reason := why_not_latent(getattr(point, "latent", None), getattr(loaded, "latent", None)):
-            return asdict(Answer(False, reason))
-        rows, draft = getattr(point, "query_rows", 1), getattr(point, "draft", CHAIN)
-        if reason := why_not_verified(rows, draft, getattr(loaded, "drafts", "none")):
-            return asdict(Answer(False, reason))
-        return asdict(loaded.supports(point))
+        return asdict(supported(self._load(implementation), self._given(implementation).point))
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
         """Build a session of an implementation. On a GPU, build `copies` sessions. On a CPU, first free `needs`

@@ -130,6 +130,7 @@ class Tokens:
         """The server's id of the request; empty if the server does not send it."""
         self._finish: dict[int, Any] = {}
         """Index of each answer that ended -> the server's reason to end it."""
+        self._highest = 0  # index of an answer
         self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
         """For chunks with a token (True) and without (False): time of the first, time of the last, and their number."""
@@ -145,6 +146,7 @@ class Tokens:
         self.request = str(chunk.id or self.request)
         if chunk.choices:
             self._finish |= {choice.index: choice.finish_reason for choice in chunk.choices if choice.finish_reason}
+            self._highest = max(self._highest, *(choice.index for choice in chunk.choices))
             self._pieces.append(chunk.text)
             self.ids += chunk.token_ids
             first, _, count = self._times.get(chunk.holds_token, (at, at, 0))
@@ -215,6 +217,8 @@ class Tokens:
         is no contradiction."""
         if self.last is None or self.count == 0:
             return "the stream ended without a token"
+        if self._highest >= self._answers:
+            return f"an answer has index {self._highest}, {self._answers} asked for"
         if self.count > request.asked_tokens or (request.exact and self.count < request.asked_tokens):
             return f"{self.count} tokens generated, {request.asked_tokens} asked for"
         sent = len(request.prompt) if isinstance(request.prompt, tuple) else self.prompt

@@ -142,18 +142,20 @@ def test_several_answers_are_whole_when_each_has_ended() -> None:
     halves = [part((0, None)), part((1, None)), part((1, "stop"))]
     end = part((0, "length"))
     both = part((0, "length"), (1, "length"), usage={"completion_tokens": 4})
+    stranger = part(usage={"completion_tokens": 4}) | {"choices": [{"index": 2, "text": "c", "finish_reason": "stop"}]}
     streamed, searched = PlannedRequest(0, (1,), 2, answers=2), PlannedRequest(0, (1,), 2, answers=2, beams=True)
     expected = [
         (streamed, raw(*halves, end), ""),
         (streamed, raw(*halves), CUT_OFF),
         (streamed, raw(*halves[1:], end), "3 tokens generated, 4 asked for"),
+        (streamed, raw(*halves, stranger), "an answer has index 2, 2 asked for"),
         (searched, raw(json.dumps(both).encode()), ""),
         (searched, raw(b"[]"), "the answer is not a JSON object"),
     ]
     answers, asked = in_turn(answer for _, answer, _ in expected), [request for request, _, _ in expected]
     ended = measure(answers, asked, LoadOptions(clients=1)).requests
     assert [(one.answers, one.reason) for one in ended] == [(2, reason) for _, _, reason in expected]
-    assert [ended[3].first, ended[3].tokens, ended[3].last is None] == [None, 4, False]
+    assert [ended[4].first, ended[4].tokens, ended[4].last is None] == [None, 4, False]
 
 
 def text(said: str) -> dict[str, object]:
