@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -202,7 +203,10 @@ void DecodePlan::decode_beside(const void* q, void* out, DecodePlan* other, cons
             "decode_beside: bytes of the other plan's outputs");
     reserve_results();
     other->reserve_results();
-    const std::scoped_lock both(beside_, other->beside_);
+    // In one order for all callers. (std::scoped_lock needs a function of glibc 2.34, see old_libraries.cpp.)
+    const bool own_first = std::less<const DecodePlan*>{}(this, other);
+    const std::lock_guard<std::mutex> one(own_first ? beside_ : other->beside_);
+    const std::lock_guard<std::mutex> two(own_first ? other->beside_ : beside_);
     const Running own = fresh_results(), others = other->fresh_results();
     other->accumulate(other_q, others, scale, threads);
     accumulate(q, own, scale, threads);
