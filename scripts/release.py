@@ -72,7 +72,7 @@ def notes(root: Path, version: str) -> tuple[str, str]:
     """The section of a version in CHANGELOG.md: what its heading says after the version, and its text. Both are empty
     if there is no section."""
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    found = re.search(rf"^## {re.escape(version)}(?: (.*))?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^## {re.escape(version)}(?: ([^\n]*))?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return (found[1] or "", found[2].strip()) if found else ("", "")
 
 
