@@ -66,7 +66,7 @@ torture: $(READY_SERVING) $(READY_DEV) ## Do harm and count what survives: kills
 	$(BIN)/python -m scripts.torture $(if $(PART),--part "$(PART)") $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
-nightly: $(READY_DEV) $(READY_VLLM) $(READY_OPENVINO) $(READY_LLAMA) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, builds of revisions and of the wheel; then make torture
+nightly: $(READY_DEV) $(VENV)/.ready-release $(READY_VLLM) $(READY_OPENVINO) $(READY_LLAMA) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, builds of revisions, a release; then make torture
 	$(PYTEST) -m "" $(ARGS)
 	$(BIN)/python -m scripts.torture
 
