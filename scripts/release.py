@@ -154,7 +154,7 @@ def build_wheel(program: str, sdist: Path, folder: Path, environment: Mapping[st
 def sbom(version: str) -> Bom:
     """The components of a release: ChunkBench, nanobind, which is compiled into it, and what it imports, in the
     versions that are installed here."""
-    from cyclonedx.factory.license import LicenseFactory
+    from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
@@ -185,7 +185,8 @@ def sbom(version: str) -> Bom:
                     f"release: {name} is not installed here, and the list of components needs it"
                 ) from None
             metadata = found.metadata
-            known[name] = component(name, found.version, metadata["License-Expression"] or metadata["License"], note)
+            public = found.version.partition("+")[0]  # torch 2.13.0+cpu is a build of 2.13.0
+            known[name] = component(name, public, metadata["License-Expression"] or metadata["License"], note)
             bom.components.add(known[name])
             needed = [add(Requirement(text)) for text in found.requires or []]
             bom.register_dependency(known[name], [one for one in needed if one is not None])
