@@ -25,7 +25,7 @@ READY_LLAMA_NATIVE := $(dir $(VENV)).venv-llama-native/.ready-llama-native
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt chunkbench/pins.py scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup serving test docs lint format sanitize emulate torture nightly readers processors smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment openvino-environment llama-environment llama-native-environment measure-cpu-servers gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup serving test docs release lint format sanitize emulate torture nightly readers processors smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment openvino-environment llama-environment llama-native-environment measure-cpu-servers gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ serving: $(READY_SERVING) ## Set up if needed, and install what demo, serve, loa
 
 docs: $(VENV)/.ready-docs ## Build the pages as a site in build/site: search, API, recorded reports; loads nothing from other hosts
 	$(BIN)/python scripts/build_docs.py
+
+release: $(VENV)/.ready-release ## Build a release of the last commit into dist/: wheels, sources, site, notes, checksums; uploads nothing
+	$(BIN)/python scripts/release.py $(ARGS)
 
 lint: $(READY_DEV) ## Check style, types, and the imports between folders
 	$(BIN)/ruff check .
@@ -63,7 +66,7 @@ torture: $(READY_SERVING) $(READY_DEV) ## Do harm and count what survives: kills
 	$(BIN)/python -m scripts.torture $(if $(PART),--part "$(PART)") $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
-nightly: $(READY_DEV) $(READY_VLLM) $(READY_OPENVINO) $(READY_LLAMA) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, builds of revisions and of the wheel; then make torture
+nightly: $(READY_DEV) $(VENV)/.ready-release $(READY_VLLM) $(READY_OPENVINO) $(READY_LLAMA) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, builds of revisions, a release; then make torture
 	$(PYTEST) -m "" $(ARGS)
 	$(BIN)/python -m scripts.torture
 

@@ -1,4 +1,4 @@
-"""An old import path for the names of `chunkbench.attention`. The next version will remove this module."""
+"""An old import path for the names of `chunkbench.attention`. Version 0.3 will remove this module."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,6 +51,7 @@ EXTRAS = {
     "serving": ("serving", "constrained"),
     "dev": ("dev", "serving", "constrained", "ring", "ray", "triton"),
     "docs": ("docs",),
+    "release": ("release", "docs"),
     "gpu": ("dev", "flashinfer", "xformers", "fa3"),  # without flash-attn, which takes an hour to compile
 }
 """Name of an extra of this script -> extras of pyproject.toml that it installs."""
@@ -71,14 +72,14 @@ def say(message: str) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[float]:
-    """Print every 20 seconds how long the block has run, because pip prints nothing meanwhile. Yields the start time in
+def progress(tell: Callable[[str], None] = say) -> Iterator[float]:
+    """Tell every 20 seconds how long the block has run, because pip prints nothing meanwhile. Yields the start time in
     seconds."""
     start, ended = time.monotonic(), threading.Event()
 
     def beat() -> None:
         while not ended.wait(20):
-            say(f"{time.monotonic() - start:.0f} s so far")
+            tell(f"{time.monotonic() - start:.0f} s so far")
 
     threading.Thread(target=beat, daemon=True).start()
     try:

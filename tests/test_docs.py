@@ -88,7 +88,7 @@ def test_the_schema_for_editors_is_that_of_this_revision() -> None:
 
 def test_the_readme_fits_one_reading() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 130
     first_screen = "\n".join(text.splitlines()[:32])
     for needed in ("![", "arxiv.org", "Kernel authors", "make reproduce-table3", "make test"):
         assert needed in first_screen

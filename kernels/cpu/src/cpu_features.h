@@ -22,7 +22,10 @@ struct Features {
 // Features that the CPU and the operating system support. The system must save the registers.
 const Features& features();
 
-// Instruction sets that this binary holds code for and this CPU can run, from the simplest to the best.
+// Instruction sets that this binary holds code for, on any CPU, from the simplest to the best.
+std::vector<Isa> compiled_isas();
+
+// Those that this CPU can run, from the simplest to the best.
 std::vector<Isa> usable_isas();
 
 const char* name_of(Isa isa);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -22,6 +23,17 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 24;  // a wrong number mus
 void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
 }
+
+// Locks two mutexes in one order for all callers. (std::scoped_lock needs a function of glibc 2.34, see
+// old_libraries.cpp.)
+class Both {
+  public:
+    Both(std::mutex& a, std::mutex& b)
+        : one_(std::less<std::mutex*>{}(&a, &b) ? a : b), two_(std::less<std::mutex*>{}(&a, &b) ? b : a) {}
+
+  private:
+    std::lock_guard<std::mutex> one_, two_;
+};
 
 bool inside(std::int64_t first, std::int64_t count, std::size_t size) {
     const auto end = static_cast<std::int64_t>(size);
@@ -116,7 +128,7 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadM
 
 void DecodePlan::take_memory(DecodePlan& before) {
     if (&before == this) return;
-    const std::scoped_lock both(mutex_, before.mutex_);
+    const Both both(mutex_, before.mutex_);
     partial_outputs_.swap(before.partial_outputs_);
     partial_stats_.swap(before.partial_stats_);
     scratch_.swap(before.scratch_);
@@ -208,7 +220,7 @@ void DecodePlan::decode_beside(const void* q, void* out, DecodePlan* other, cons
             "decode_beside: bytes of the other plan's outputs");
     reserve_results();
     other->reserve_results();
-    const std::scoped_lock both(beside_, other->beside_);
+    const Both both(beside_, other->beside_);
     const Running own = fresh_results(), others = other->fresh_results();
     other->accumulate(other_q, others, scale, threads);
     accumulate(q, own, scale, threads);

@@ -38,11 +38,15 @@ std::map<std::string, bool> cpu_features() {
             {"intel", found.intel}};
 }
 
-std::vector<std::string> isas() {
+std::vector<std::string> names_of(const std::vector<chunkbench::Isa>& isas) {
     std::vector<std::string> names;
-    for (chunkbench::Isa isa : chunkbench::usable_isas()) names.emplace_back(chunkbench::name_of(isa));
+    for (chunkbench::Isa isa : isas) names.emplace_back(chunkbench::name_of(isa));
     return names;
 }
+
+std::vector<std::string> isas() { return names_of(chunkbench::usable_isas()); }
+
+std::vector<std::string> compiled_isas() { return names_of(chunkbench::compiled_isas()); }
 
 std::pair<double, double> read_pass(const FloatBuffer& buffer, int threads, const std::string& isa) {
     const chunkbench::Isa chosen = chunkbench::isa_named(isa);
@@ -342,6 +346,7 @@ NB_MODULE(_native, m) {
     m.def("cpu_features", &cpu_features,
           "Properties of this CPU (and operating system) that decide how the kernels run.");
     m.def("isas", &isas, "Instruction sets that this binary can use here, from the plainest to the best.");
+    m.def("compiled_isas", &compiled_isas, "Instruction sets that this binary holds code for, on any CPU.");
     m.def("read_pass", &read_pass, "buffer"_a.noconvert(), "threads"_a, "isa"_a = "",
           "One pass over a contiguous float32 buffer on the CPU: (seconds, sum of its elements).");
     m.def("matrix_flops_per_s", &matrix_flops_per_s, "dtype"_a, "threads"_a, "milliseconds"_a, "isa"_a = "",

@@ -7,6 +7,11 @@
 #include <thread>
 #include <vector>
 
+// The version of dlsym that all of glibc's versions have, see old_libraries.cpp.
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
+#endif
+
 namespace chunkbench {
 namespace {
 
