@@ -49,8 +49,9 @@ class DecodePlan {
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
 
     // q and out [b][heads][d], out with the dimension of V; shift: bytes from the plan's addresses to the chunks of the
-    // requested layer. The first call allocates what `take_memory` did not bring; later ones only for more threads. sums: sums of the compensation
-    // tokens in that layer, nullptr without such tokens. scales: those of fp8 in that layer.
+    // requested layer. The first call allocates what `take_memory` did not bring; later ones only for more threads.
+    // sums: sums of the compensation tokens in that layer, nullptr without such tokens. scales: those of fp8 in that
+    // layer.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr,
                 KvScales scales = {nullptr, nullptr}, ScoreChanges changes = {0.0f, nullptr});
 
