@@ -5,9 +5,17 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from chunkbench.bench.store import Manifest
-from chunkbench.report.figures.style import caption, conditions, handle, sheet
+from chunkbench.report.figures.style import caption, conditions, handle, panel_title, sheet
 from chunkbench.report.layout import Report
 from chunkbench.workloads.growth.layout import curves
+from chunkbench.workloads.growth.methods import CHOICES
+
+_PANELS = (
+    ("prefix tree", ("forest",)),
+    ("decode step", ("step",)),
+    ("server, replays, reports", ("server", "replays", "reports")),
+)
+"""(title, files of operations) of each panel."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
@@ -23,19 +31,21 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         "of sizes above a hundredth of the largest",
         conditions(report, manifest),
     ]
-    page = sheet(caption(parts, report), handles, 1)
-    (plot,) = page.panels
-    for curve in found:
-        sizes, seconds = zip(*curve.spots, strict=True)
-        plot.plot(sizes, [1e6 * each for each in seconds], **columns.line_style(curve.name).line2d(markersize=5))
-    plot.set_xscale("log")
-    plot.set_yscale("log")
-    low, high = plot.get_xlim()
-    limits = plot.get_ylim()
-    for scale in (10.0**power for power in range(-12, 13)):
-        plot.plot((low, high), (low * scale, high * scale), color="#BBBBBB", linewidth=0.6, linestyle=":", zorder=0)
-    plot.set_xlim(low, high)
-    plot.set_ylim(limits)
-    plot.set_xlabel("size")
-    plot.set_ylabel("time, µs")
+    panels = [(title, [curve for curve in found if CHOICES[curve.name].file in files]) for title, files in _PANELS]
+    panels = [(title, shown) for title, shown in panels if shown]
+    page = sheet(caption(parts, report), handles, len(panels), share_y=False)
+    for plot, (title, shown) in zip(page.panels, panels, strict=True):
+        for curve in shown:
+            sizes, seconds = zip(*curve.spots, strict=True)
+            plot.plot(sizes, [1e6 * each for each in seconds], **columns.line_style(curve.name).line2d(markersize=5))
+        plot.set_xscale("log")
+        plot.set_yscale("log")
+        (low, high), limits = plot.get_xlim(), plot.get_ylim()
+        for scale in (10.0**power for power in range(-12, 13)):
+            plot.plot((low, high), (low * scale, high * scale), color="#BBBBBB", linewidth=0.6, linestyle=":", zorder=0)
+        plot.set_xlim(low, high)
+        plot.set_ylim(limits)
+        plot.set_xlabel("size")
+        plot.set_ylabel("time, µs")
+        panel_title(plot, words=title)
     return page.figure
