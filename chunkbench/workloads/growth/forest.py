@@ -12,6 +12,7 @@ from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.growth.methods import Sample
+from chunkbench.workloads.growth.result import GrowthPoint
 
 CHUNK = 64
 SHARED, OWN = 1024, 64
@@ -48,25 +49,25 @@ def _joins(tree: PrefixTree, draw: Callable[[], Ints]) -> Sample:
 
 
 @contextmanager
-def join(size: int) -> Iterator[Sample]:
+def join(point: GrowthPoint) -> Iterator[Sample]:
     tree, prompts = PrefixTree(CHUNK), Prompts()
     for _ in range(100):
         tree.join(prompts.prompt())
-    yield _joins(tree, lambda: prompts.tokens(size))
+    yield _joins(tree, lambda: prompts.tokens(point.size))
 
 
 @contextmanager
-def join_sequences(size: int) -> Iterator[Sample]:
+def join_sequences(point: GrowthPoint) -> Iterator[Sample]:
     tree, prompts = PrefixTree(CHUNK), Prompts()
-    for _ in range(size):
+    for _ in range(point.size):
         tree.join(prompts.prompt())
     yield _joins(tree, prompts.prompt)
 
 
 @contextmanager
-def match(size: int) -> Iterator[Sample]:
+def match(point: GrowthPoint) -> Iterator[Sample]:
     tree, prompts = PrefixTree(CHUNK), Prompts()
-    asked = [prompts.prompt() for _ in range(size)]
+    asked = [prompts.prompt() for _ in range(point.size)]
     for prompt in asked:
         tree.join(prompt)
 
@@ -80,9 +81,9 @@ def match(size: int) -> Iterator[Sample]:
 
 
 @contextmanager
-def evict(size: int) -> Iterator[Sample]:
-    tree, prompts = PrefixTree(CHUNK, ChunkPool(size), retain=True), Prompts()
+def evict(point: GrowthPoint) -> Iterator[Sample]:
+    tree, prompts = PrefixTree(CHUNK, ChunkPool(point.size), retain=True), Prompts()
     length = SHARED + OWN
-    for _ in range(size * CHUNK // length):
+    for _ in range(point.size * CHUNK // length):
         tree.leave(tree.join(prompts.tokens(length)).sequence)
     yield _joins(tree, lambda: prompts.tokens(length))

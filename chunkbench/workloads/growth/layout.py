@@ -80,7 +80,7 @@ def body(view: View) -> Body:
     steep = [curve for curve in found if (curve.slope or 0) > STEEP]
     known = [curve for curve in found if curve.slope is not None]
     named = ", ".join(f"{view.columns.name(curve.name)} {curve.slope:.2f}" for curve in steep)
-    headline = f"{len(known) - len(steep)} of {count(len(known), 'operation')} grow linearly or less."
+    headline = f"{len(known) - len(steep)} of {count(len(known), 'operation')} grow linearly or less." if known else ""
     headline += f" Steeper: {named}." if steep else ""
     tables = (_slopes(view, found), _beside(view, found), _times(view, found))
     return Body(headline, tables=tuple(one for one in tables if one.items), legend=_LEGEND, compares=False)

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from time import perf_counter
+from typing import NamedTuple
 
 from chunkbench import workloads
 from chunkbench.bench.environment import available_memory
@@ -21,6 +22,7 @@ from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
 from chunkbench.bench.workers import pages
 from chunkbench.lifetime import end_with_parent
+from chunkbench.pins import SERVING_INSTALL
 from chunkbench.workloads.growth.methods import OPERATIONS, Sample
 from chunkbench.workloads.growth.result import GrowthPoint, GrowthResult
 from chunkbench.workloads.growth.spec import GrowthExperiment
@@ -28,6 +30,15 @@ from chunkbench.workloads.growth.spec import GrowthExperiment
 _MOST_SAMPLES = 31
 _MEMORY_SHARE = 0.8
 """Largest share of the available memory that an operation may need."""
+
+
+class Outcome(NamedTuple):
+    """What became of an operation at a size."""
+
+    seconds: list[float]
+    """[sample] times. Empty if it failed."""
+    status: Status = "ok"
+    reason: str = ""
 
 
 class GrowthMeasurer:
@@ -62,8 +73,8 @@ class GrowthMeasurer:
                 process.kill()
             pool.shutdown()
 
-    def _sampled(self, name: str, size: int, seconds: float) -> tuple[list[float], Status, str]:
-        """Samples of an operation in the other process, its status and a reason."""
+    def _sampled(self, name: str, point: GrowthPoint, seconds: float) -> Outcome:
+        """Samples of an operation in the other process."""
         if self._process is None:
             # Forked processes would inherit the locks of this process's threads.
             context = multiprocessing.get_context("spawn")
@@ -71,37 +82,42 @@ class GrowthMeasurer:
         try:
             # With huge pages, as the workers of other kinds of work. The first call starts the process.
             with _huge_pages():
-                future = self._process.submit(_measured, name, size, seconds)
-            return future.result(self._experiment.case_limit_s), "ok", ""
+                future = self._process.submit(_measured, name, point, seconds)
+            return Outcome(future.result(self._experiment.case_limit_s))
         except BrokenProcessPool:
             self.close()
-            return [], "crashed", "its process died"
+            return Outcome([], "crashed", "its process died")
         except TimeoutError:
             self.close()
-            return [], "timeout", f"took longer than the limit of {self._experiment.case_limit_s:.0f} s"
+            return Outcome([], "timeout", f"took longer than the limit of {self._experiment.case_limit_s:.0f} s")
+        except ModuleNotFoundError as error:
+            return Outcome([], "unavailable", f"{error.name} is missing: {SERVING_INSTALL}")
         except MemoryError as error:
-            return [], "oom", str(error) or "there is no memory left"
+            return Outcome([], "oom", str(error) or "there is no memory left")
         except Exception as error:  # the other operations go on
-            return [], "error", f"{type(error).__name__}: {error}"
+            return Outcome([], "error", f"{type(error).__name__}: {error}")
 
     def _measure(self, case: Case[GrowthPoint], seconds: float) -> GrowthResult:
-        operation, size, started_at = OPERATIONS.load(case.implementation), case.point.size, now()
-        need, free = operation.bytes_each * size, available_memory()
-        if need > _MEMORY_SHARE * free:
-            times, status = list[float](), "oom"
+        operation, point, started_at = OPERATIONS.load(case.implementation), case.point, now()
+        need, free = operation.bytes_each * point.element_bytes * point.size, available_memory()
+        answer = operation.availability(point.device)
+        if not answer.ok:
+            outcome = Outcome([], "unavailable", answer.reason)
+        elif need > _MEMORY_SHARE * free:
             reason = f"predicted: needs about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+            outcome = Outcome([], "oom", reason)
         else:
-            times, status, reason = self._sampled(case.implementation, size, seconds)
+            outcome = self._sampled(case.implementation, point, seconds)
         return GrowthResult.of_case(
             case,
             experiment=self._experiment.name,
             label=operation.label,
-            status=status,
-            reason=reason,
+            status=outcome.status,
+            reason=outcome.reason,
             seed=self._experiment.seed,
             started_at=started_at,
             machine=self._target.machine,
-            seconds=tuple(times),
+            seconds=tuple(outcome.seconds),
         )
 
 
@@ -124,10 +140,10 @@ def _follow(parent: int) -> None:
     workloads.register()
 
 
-def _measured(name: str, size: int, seconds: float) -> list[float]:
+def _measured(name: str, point: GrowthPoint, seconds: float) -> list[float]:
     """Seconds of samples of an operation. Runs in the other process."""
     try:
-        with OPERATIONS.load(name).begin(size) as sample:
+        with OPERATIONS.load(name).begin(point) as sample:
             return _samples(sample, seconds)
     finally:
         gc.collect()

@@ -11,6 +11,7 @@ from typing import cast
 from chunkbench.bench.contract import YES, Answer
 from chunkbench.bench.experiment.terms import Style
 from chunkbench.bench.registry import Registry
+from chunkbench.workloads.growth.result import GrowthPoint
 
 Sample = Callable[[], float]
 """Does an operation once, and returns its seconds. What it changed is put back outside of this time."""
@@ -30,22 +31,22 @@ class Operation:
     function: str
     style: Style
     bytes_each: int = 0
-    """Approximate bytes of memory for each unit of the size."""
+    """Approximate bytes of memory for each unit of the size, divided by the bytes of an element of K and V."""
     compiles: bool = False
 
     def availability(self, device: str) -> Answer:
         return YES if device == "cpu" else Answer(False, "growth is measured on CPUs")
 
-    def begin(self, size: int) -> AbstractContextManager[Sample]:
-        """Prepare the operation at this size. Imports what it needs."""
+    def begin(self, point: GrowthPoint) -> AbstractContextManager[Sample]:
+        """Prepare the operation at the size of a point. Imports what it needs."""
         function = getattr(import_module(f"chunkbench.workloads.growth.{self.file}"), self.function)
-        return cast("AbstractContextManager[Sample]", function(size))
+        return cast("AbstractContextManager[Sample]", function(point))
 
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#8C564B", "#555555")
 _MARKERS = "os^vDP<>*Xhd8p"
-_ROW_BYTES = 64 * 16384
-"""K and V of a chunk: 64 tokens, 32 heads of 128, bfloat16."""
+_ROW_BYTES = 64 * 8192
+"""K and V of a chunk in numbers of a byte: 64 tokens, 32 heads of 128."""
 
 
 def _row(place: int, label: str, of: str, low: int, high: int, where: str, meaning: str, each: int = 0) -> Operation:
@@ -66,14 +67,14 @@ CHOICES: Mapping[str, Operation] = {
     ),
     "join_sequences": _row(
         1, "Join, sequences", "sequences", 10, 100_000, "forest:join_sequences",
-        "a prompt of 1,088 tokens joins this number of sequences; all share 1,024 tokens", 2000,
+        "a prompt of 1,088 tokens joins this number of sequences; all share 1,024 tokens", 1000,
     ),
     "match": _row(
         2, "Match", "rows", 1, 4096, "forest:match", "look up this number of prompts of 1,088 tokens in the prefix tree"
     ),
     "evict": _row(
         3, "Evict", "chunks", 100, 1_000_000, "forest:evict",
-        "a prompt of 1,088 tokens joins a full cache of this number of chunks and evicts 17", 800,
+        "a prompt of 1,088 tokens joins a full cache of this number of chunks and evicts 17", 400,
     ),
     "plan": _row(
         4, "Plan", "rows", 1, 4096, "step:plan", "make the plan of a step of this number of rows", _ROW_BYTES
@@ -88,7 +89,7 @@ CHOICES: Mapping[str, Operation] = {
     ),
     "decode": _row(
         7, "Decode", "rows", 1, 4096, "step:decode",
-        "decode attention of this number of rows: 32 heads of 128, bfloat16, 1,024 shared tokens, 16 own ones",
+        "decode attention of this number of rows: 32 heads of 128, 1,024 shared tokens, 16 own ones",
         _ROW_BYTES,
     ),
     "engine_step": _row(
@@ -102,7 +103,7 @@ CHOICES: Mapping[str, Operation] = {
     "replay": _row(
         10, "Replay", "requests", 10_000, 1_000_000, "replays:replays",
         "replay this number of requests of 192 tokens, 128 of them shared, through a prefix tree on a virtual clock",
-        3000,
+        1500,
     ),
     "report_rows": _row(
         11, "Report, rows", "rows", 10, 10_000, "reports:rows", "`chunkbench report` of a run with this number of rows"

@@ -10,6 +10,7 @@ from time import perf_counter
 from chunkbench.server.scheduling import Rules
 from chunkbench.traffic.generated import GENERATED, Demand
 from chunkbench.workloads.growth.methods import Sample
+from chunkbench.workloads.growth.result import GrowthPoint
 from chunkbench.workloads.replay.methods import KINDS, Memory
 from chunkbench.workloads.replay.simulate import replay
 from chunkbench.workloads.replay.step_time import StepShape
@@ -28,8 +29,8 @@ class _EqualSteps:
 
 
 @contextmanager
-def replays(size: int) -> Iterator[Sample]:
-    requests = GENERATED["fixed"](replace(_DEMAND, count=size))
+def replays(point: GrowthPoint) -> Iterator[Sample]:
+    requests = GENERATED["fixed"](replace(_DEMAND, count=point.size))
 
     def sample() -> float:
         manager = KINDS["radix_tree"].make(Memory(_SLOTS, 32, 64, _LONGEST))

@@ -15,6 +15,7 @@ from chunkbench.report.book import build_book
 from chunkbench.report.files import write_all
 from chunkbench.report.formats import render
 from chunkbench.workloads.growth.methods import Sample
+from chunkbench.workloads.growth.result import GrowthPoint
 
 _IMPLEMENTATIONS = ("chunk_attn", "paged_attn", "paged_attn_star", "naive", "shared_prefix_matmul")
 _ROUNDS, _ROWS_OF_A_RUN = 8, 40
@@ -51,10 +52,10 @@ def _write_run(folder: Path, rows: int, seed: int = 0) -> None:
 
 
 @contextmanager
-def rows(size: int) -> Iterator[Sample]:
+def rows(point: GrowthPoint) -> Iterator[Sample]:
     with tempfile.TemporaryDirectory(prefix="chunkbench-growth-") as folder:
         path = Path(folder) / "run"
-        _write_run(path, size)
+        _write_run(path, point.size)
 
         def sample() -> float:
             begun = perf_counter()
@@ -65,9 +66,9 @@ def rows(size: int) -> Iterator[Sample]:
 
 
 @contextmanager
-def runs(size: int) -> Iterator[Sample]:
+def runs(point: GrowthPoint) -> Iterator[Sample]:
     with tempfile.TemporaryDirectory(prefix="chunkbench-growth-") as folder:
-        paths = [Path(folder) / f"run-{number}" for number in range(size)]
+        paths = [Path(folder) / f"run-{number}" for number in range(point.size)]
         for number, path in enumerate(paths):
             _write_run(path, _ROWS_OF_A_RUN, number)
 

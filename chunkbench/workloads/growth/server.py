@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from chunkbench.lifetime import end_with_parent
 from chunkbench.llama import LlamaShape
 from chunkbench.workloads.growth.methods import Sample
+from chunkbench.workloads.growth.result import GrowthPoint
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -34,7 +35,7 @@ _START_S = 60.0
 
 
 @contextmanager
-def engine_step(size: int) -> Iterator[Sample]:
+def engine_step(point: GrowthPoint) -> Iterator[Sample]:
     """A step in which all sequences decode, without the time of the model."""
     import torch
 
@@ -42,26 +43,26 @@ def engine_step(size: int) -> Iterator[Sample]:
     from chunkbench.server.engine.model import llama_config, random_module
 
     model = Model(random_module(llama_config(_SHAPE, vocabulary=1000), torch.float32))
-    chunks = (_SHARED + (_OWN + _TOKENS + 64) * size) * model.token_bytes()
-    engine = Engine(model, EngineOptions(max_batch=size, kv_bytes=2 * chunks))
+    chunks = (_SHARED + (_OWN + _TOKENS + 64) * point.size) * model.token_bytes()
+    engine = Engine(model, EngineOptions(max_batch=point.size, kv_bytes=2 * chunks))
     chance = random.Random(0)
     shared = [chance.randrange(1000) for _ in range(_SHARED)]
     number = iter(range(1 << 30))
 
     def sample() -> float:
         while True:
-            while engine.running + engine.waiting < size:  # an answer has ended
+            while engine.running + engine.waiting < point.size:  # an answer has ended
                 own = [chance.randrange(1000) for _ in range(_OWN)]
                 engine.add(Request(str(next(number)), shared + own, _TOKENS, ignore_eos=True))
             report = engine.step()
-            if report.batch == size and not report.prompt_tokens:
+            if report.batch == point.size and not report.prompt_tokens:
                 return report.overhead_s
 
     yield sample
 
 
 @contextmanager
-def load(size: int) -> Iterator[Sample]:
+def load(point: GrowthPoint) -> Iterator[Sample]:
     from chunkbench.traffic import PlannedRequest
     from chunkbench.traffic.load import LoadOptions, describe_server, send
 
@@ -71,10 +72,10 @@ def load(size: int) -> Iterator[Sample]:
     if not ours.poll(_START_S):
         raise RuntimeError(f"the server of one line did not start within {_START_S:.0f} s")
     port = ours.recv()
-    plan = [PlannedRequest(0.0, (1, 2, 3, 4), 1)] * size
+    plan = [PlannedRequest(0.0, (1, 2, 3, 4), 1)] * point.size
 
     async def round_trip() -> None:
-        answers = await send(await describe_server(f"127.0.0.1:{port}"), plan, LoadOptions(clients=size))
+        answers = await send(await describe_server(f"127.0.0.1:{port}"), plan, LoadOptions(clients=point.size))
         failed = next((one.reason for one in answers.requests if one.status != "ok"), None)
         if failed is not None:
             raise RuntimeError(f"a request to the server of one line failed: {failed}")

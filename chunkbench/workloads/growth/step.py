@@ -12,6 +12,7 @@ from chunkbench.attention import ChunkAttention
 from chunkbench.kernels.integers import Ints
 from chunkbench.workloads.growth.forest import CHUNK, SHARED, Prompts
 from chunkbench.workloads.growth.methods import Sample
+from chunkbench.workloads.growth.result import GrowthPoint
 
 _HEADS, _DIM, _OWN = 32, 128, 16
 
@@ -19,16 +20,16 @@ _HEADS, _DIM, _OWN = 32, 128, 16
 class _Step:
     """A cache with this number of sequences, and the inputs of a step."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, point: GrowthPoint) -> None:
         self._prompts = Prompts(_OWN)
-        self.attention = ChunkAttention(_HEADS, _DIM, chunk_size=CHUNK, dtype=torch.bfloat16)
+        self.size, dtype = point.size, getattr(torch, point.dtype)
+        self.attention = ChunkAttention(_HEADS, _DIM, chunk_size=CHUNK, dtype=dtype)
         numbers = torch.Generator().manual_seed(0)
-        kv = torch.randn(SHARED + _OWN, _HEADS, _DIM, generator=numbers).bfloat16()
-        for place in range(size):
+        kv = torch.randn(SHARED + _OWN, _HEADS, _DIM, generator=numbers).to(dtype)
+        for place in range(self.size):
             part, self.last = kv[SHARED if place else 0 :], self._prompts.prompt()
             self.attention.add_sequence(self.last, part, part)
-        self.size = size
-        self.new = torch.randn(size, _HEADS, _DIM, generator=numbers).bfloat16()
+        self.new = torch.randn(self.size, _HEADS, _DIM, generator=numbers).to(dtype)
         self.out = torch.empty_like(self.new)
 
     def ids(self) -> Ints:
@@ -48,9 +49,9 @@ class _Step:
 
 
 @contextmanager
-def plan(size: int) -> Iterator[Sample]:
-    step = _Step(size)
-    part = step.new[:1].expand(_OWN if size > 1 else SHARED + _OWN, -1, -1)
+def plan(point: GrowthPoint) -> Iterator[Sample]:
+    step = _Step(point)
+    part = step.new[:1].expand(_OWN if point.size > 1 else SHARED + _OWN, -1, -1)
 
     def sample() -> float:
         # A sequence that leaves and comes again makes the plan outdated.
@@ -64,16 +65,17 @@ def plan(size: int) -> Iterator[Sample]:
 
 
 @contextmanager
-def append(size: int) -> Iterator[Sample]:
-    yield _Step(size).append
+def append(point: GrowthPoint) -> Iterator[Sample]:
+    yield _Step(point).append
 
 
 @contextmanager
-def append_bytes(size: int) -> Iterator[Sample]:
+def append_bytes(point: GrowthPoint) -> Iterator[Sample]:
     """The same bytes go to the places where a cache of chunks has them: a row of K and of V for each head, each head
     with a chunk of its own."""
-    new = torch.ones(size, _HEADS, 2, _DIM, dtype=torch.bfloat16)
-    places = torch.zeros(size, _HEADS, 2, CHUNK, _DIM, dtype=torch.bfloat16)[:, :, :, _OWN]
+    dtype = getattr(torch, point.dtype)
+    new = torch.ones(point.size, _HEADS, 2, _DIM, dtype=dtype)
+    places = torch.zeros(point.size, _HEADS, 2, CHUNK, _DIM, dtype=dtype)[:, :, :, _OWN]
 
     def sample() -> float:
         begun = perf_counter()
@@ -84,8 +86,8 @@ def append_bytes(size: int) -> Iterator[Sample]:
 
 
 @contextmanager
-def decode(size: int) -> Iterator[Sample]:
-    step = _Step(size)
+def decode(point: GrowthPoint) -> Iterator[Sample]:
+    step = _Step(point)
     step.attention.plan()
 
     def sample() -> float:

@@ -19,6 +19,11 @@ from chunkbench.workloads.growth.result import GrowthPoint, GrowthResult
 from tests.command import chunkbench
 from tests.invented_runs import run_in
 
+
+def point_of(size: int) -> GrowthPoint:
+    return GrowthPoint(dtype="float32", device="cpu", size=size)
+
+
 SLOW = ("engine_step", "load", "replay", "report_rows")
 """Operations whose sample, or whose libraries, take more than a second."""
 
@@ -26,7 +31,7 @@ SLOW = ("engine_step", "load", "replay", "report_rows")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CHOICES])
 def test_every_operation_runs_at_its_smallest_size(name: str) -> None:
     operation = CHOICES[name]
-    with operation.begin(operation.sizes[0]) as sample:
+    with operation.begin(point_of(operation.sizes[0])) as sample:
         assert sample() > 0
         assert sample() > 0  # what a sample changed is put back
 
@@ -43,7 +48,7 @@ def test_an_eviction_evicts() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forest, "PrefixTree", Watched)
-        with forest.evict(100) as sample:
+        with forest.evict(point_of(100)) as sample:
             for _ in range(5):
                 sample()
     (tree,) = trees
@@ -53,7 +58,7 @@ def test_an_eviction_evicts() -> None:
 
 
 def result(name: str, size: int, seconds: float) -> GrowthResult:
-    case = Case(GrowthPoint(dtype="float32", device="cpu", size=size), name)
+    case = Case(point_of(size), name)
     return GrowthResult.of_case(case, experiment="growth", label=CHOICES[name].label, status="ok", seconds=(seconds,))
 
 
@@ -98,3 +103,14 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     refused = chunkbench("validate", str(source))
     assert refused.code == 2
     assert "size is missing" in refused.stdout + refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_an_operation_that_takes_too_long_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
+    source = tmp_path / "small.yaml"
+    rows = "implementations: [replay, match]\nbaseline: match\nsweep: [{size: [100000, 10]}]"
+    source.write_text(f"kind: growth\nbudget: 4s\ncase_limit: 6s\n{rows}\n")
+    done = chunkbench("run", str(source), "--out", str(tmp_path / "run"))
+    assert "Replay: timeout at 100000" in done.stdout
+    assert "Match" in done.stdout
