@@ -209,7 +209,7 @@ def make_environment(venv: Path) -> bool:
     missing = output_of(python, "-c", NATIVE)
     if missing:
         say(f"NOTICE: {missing}. PyTorch does its work instead; to see what failed:")
-        say(f"  {venv.name}/bin/python -m pip install -v --no-deps --no-build-isolation --editable .")
+        say(f"  cd {ROOT} && {python} -m pip install -v --no-deps --no-build-isolation --editable .")
     return complete
 
 

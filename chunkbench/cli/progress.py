@@ -117,6 +117,14 @@ class RepeatProgress:
         if self._status is not None:
             self._status.stop()
 
+    def building(self, what: str, log: Path) -> None:
+        """Say that a revision is built, which may take minutes, and where the output goes."""
+        if not self._quiet:
+            text = f"building {what} (with native code: some minutes on two cores); output: {log}"
+            self._console.print(text, markup=False, soft_wrap=True)
+        if self._status is not None:
+            self._status.update(f"building {what}")
+
     def started(self, path: Path, points: int, finished: int) -> None:
         """Note that a process starts. The first process prints the folder of the runs."""
         if path.name == "1" and not self._quiet:

@@ -121,7 +121,7 @@ def command(
     from chunkbench.bench.runner.target import resolve_target
     from chunkbench.bench.store import writing
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.report.compare.builds import repository
+    from chunkbench.report.compare.builds import commit_of, repository
     from chunkbench.report.compare.interleaved import InterleavedJob
     from chunkbench.report.compare.metrics import metric_of
     from chunkbench.report.compare.regress import default_experiment, regress
@@ -140,6 +140,8 @@ def command(
         loaded = options.load(experiment or default_experiment(place))
         compare_options = replace(options.compare_options(), case_command=_alone)
         metric_of(options.metric, [loaded.kind])
+        if base is not None:
+            commit_of(place, base)  # before there is a folder
         folder = _empty_folder(options.out, f"regress-{loaded.name}")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -150,6 +152,8 @@ def command(
                 if base_python is not None
                 else revisions(place, base or "", loaded, folder / "build.log")
             )
+            if base is not None:
+                progress.building(base, folder / "build.log")
             with sides as (base_side, head_side):
                 outcome = regress(job, base_side, head_side, compare_options)
     except RunError as error:

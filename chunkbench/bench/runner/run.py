@@ -161,11 +161,15 @@ def _finished(
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end work as Ctrl-C does. SIGHUP stays ignored under nohup."""
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -144,7 +144,7 @@ def latest_run(root: Path, experiment: str | None = None) -> Path:
         candidates = [p for p in candidates if _experiment_of(p) == experiment]
     if not candidates:
         wanted = f"run of {experiment}" if experiment else "run"
-        raise RunError(f"{root}: no {wanted} here; `chunkbench run EXPERIMENT.yaml` makes one")
+        raise RunError(f"{root}: no {wanted} here; `chunkbench run {experiment or 'EXPERIMENT'}` makes one")
     return max(candidates, key=lambda p: _begun(p / _MANIFEST))
 
 

@@ -154,8 +154,9 @@ def repository(folder: Path) -> Path:
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM during a clean-up, which takes about a second."""
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ignore SIGINT, SIGTERM and SIGHUP during a clean-up, which takes about a second."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:

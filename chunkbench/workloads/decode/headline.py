@@ -113,7 +113,7 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
     group = report.groups[0]
     baseline_row = group.rows.get(report.baseline)
     unshared_row = group.rows.get(_ALONE)
-    lines = []
+    lines, subject = [], "        it"
     if baseline_row is not None and unshared_row is not None and baseline_row.kv_bytes and unshared_row.kv_bytes:
         layers, dtype = shape.num_hidden_layers, baseline_row.facts.dtype
         apart, shared = (size * layers / 1e9 for size in (unshared_row.kv_bytes, baseline_row.kv_bytes))
@@ -126,6 +126,10 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
         speedup = _mark(baseline_row, unshared_row) + times(unshared_row.derived.ratio_to_baseline)
         name = report.columns.name(unshared_row.facts.implementation)
         lines.append(f"time    decode attention is {speedup} as fast as without sharing ({name})")
+    elif unshared_row is not None and unshared_row.facts.reason:
+        name, reason = report.columns.name(unshared_row.facts.implementation), unshared_row.facts.reason
+        lines.append(f"memory  not compared with caches that share nothing: {name} was not measured ({reason})")
+        subject = f"time    decode attention of {report.columns.name(report.baseline)}"
     compared = matches([group], report.baseline, report.columns)
     if compared:
         best = compared[0]
@@ -134,9 +138,8 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
         others = count(len(rated) - 1, "other implementation")
         strongest = report.columns.name(best.strongest.facts.implementation)
         mark = _mark(baseline_row, best.strongest)
-        lines.append(
-            f"        it is {mark}{times(best.speedup)} as fast as {strongest}, the strongest of {others} here{doubt}"
-        )
+        against = f"{strongest}, the strongest of {others} here{doubt}"
+        lines.append(f"{subject} is {mark}{times(best.speedup)} as fast as {against}")
         lines += [f"{line}. Run it again when the machine has nothing else to do" for line in noise_line([group])]
     return lines or ["ChunkAttn was not measured beside another implementation; the report says why"]
 

@@ -48,7 +48,8 @@ class GrowthWorkload(Workload[GrowthExperiment, GrowthPoint, GrowthResult]):
     def describe(self, experiment: GrowthExperiment, target: Target) -> str:
         from chunkbench.bench.runner.dry_run import list_plan
 
-        return list_plan(experiment, target, self.implementations(), "each operation at the sizes of its range")
+        words = f"each operation at the sizes of its range; {self.estimate(experiment, target)}"
+        return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: GrowthExperiment, target: Target) -> str:
         from chunkbench.bench.runner.dry_run import words_of
