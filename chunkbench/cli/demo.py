@@ -78,7 +78,7 @@ def command(user: int, form: str) -> None:
         folder = smollm2.checkpoint()
     except smollm2.ModelMissing as error:
         fail(error)
-    status_line("loading smollm2-135m")
+    click.echo(f"loading {smollm2.NAME}, then {USERS} answers without sharing, and again with it", err=True)
     model, text = Model(load_module(folder, torch.float32)), CheckpointTokenizer(folder)
     texts = read_texts("questions")
     (begun,) = [one.sent[0] for name, one in texts.beginnings.items() if name == SYSTEM and isinstance(one, Chat)]
