@@ -279,8 +279,8 @@ class Caller(Chooser):
                 layers, step = self.decoder_layers(dtype, batch, heads, kv_heads, dim)
                 chunks = [self.chance.choice(arguments["chunks"].tolist()) for _ in range(batch)]
                 slots = [self.chance.randrange(size) for _ in range(batch)]
-                words = (self.numbers(chunks, 0.0), self.numbers(slots), 0, scale, self.threads())
-                self.call(plan.run_layers, layers, step, *words)
+                at = self.numbers(chunks, 0.0)
+                self.call(plan.run_layers, layers, step, at, self.numbers(slots), 0, scale, self.threads())
 
     def chunk(self) -> None:
         """`pack` and `cut` of a chunk."""

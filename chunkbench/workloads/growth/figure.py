@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from chunkbench.bench.store import Manifest
 from chunkbench.report.figures.style import caption, conditions, handle, panel_title, sheet
 from chunkbench.report.layout import Report
-from chunkbench.workloads.growth.layout import curves
 from chunkbench.workloads.growth.methods import CHOICES
+from chunkbench.workloads.growth.metrics import curves
 
 _PANELS = (
     ("prefix tree", ("forest",)),

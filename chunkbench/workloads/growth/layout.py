@@ -3,29 +3,22 @@ attention."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from chunkbench.bench.analysis.derive import Row
 from chunkbench.bench.store import Manifest
 from chunkbench.report.layout import Layout, Report
-from chunkbench.report.metric import SECONDS, Metric, by_name
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, micros, percent, times
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.growth.methods import CHOICES
-from chunkbench.workloads.growth.result import GrowthResult
+from chunkbench.workloads.growth.metrics import METRICS, STEEP, Curve, curves, facts, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STEEP = 1.1
-"""A slope above this is worse than linear."""
-_SPAN = 100
-"""The slope of an operation is that of its sizes above the largest one divided by this number."""
-METRICS = by_name(Metric("time", "time, ms", lambda result: result.seconds, SECONDS))
 _BESIDE = (("plan", "decode", percent), ("append", "append_bytes", times))
 """(operation, operation that it is compared with, format of the ratio): what a step does besides attention."""
 _LEGEND = (
@@ -33,46 +26,6 @@ _LEGEND = (
     f"hundredth of the largest; 1 is linear, and above {STEEP:g} is marked as steep",
     "time: median of the samples; a size with a single sample has its first one",
 )
-
-
-class Curve(NamedTuple):
-    """The times of an operation, by size."""
-
-    name: str
-    rows: Sequence[Row]
-    """In order of size. Each has a time."""
-
-    @property
-    def spots(self) -> list[tuple[int, float]]:
-        """(size, seconds) of each row."""
-        return [(_facts(row).size, _seconds(row)) for row in self.rows]
-
-    @property
-    def slope(self) -> float | None:
-        """See `_LEGEND`. None with fewer than two sizes."""
-        largest = max((size for size, _ in self.spots), default=0)
-        spots = [(math.log(size), math.log(seconds)) for size, seconds in self.spots if size * _SPAN >= largest]
-        if len(spots) < 2:
-            return None
-        middle = sum(x for x, _ in spots) / len(spots)
-        return sum((x - middle) * y for x, y in spots) / sum((x - middle) ** 2 for x, _ in spots)
-
-
-def curves(rows: Sequence[Row], names: Sequence[str]) -> list[Curve]:
-    """The curves of these operations that have any time."""
-    timed = sorted((row for row in rows if _facts(row).seconds), key=lambda row: _facts(row).size)
-    found = [Curve(name, [row for row in timed if row.facts.implementation == name]) for name in names]
-    return [curve for curve in found if curve.rows]
-
-
-def _facts(row: Row) -> GrowthResult:
-    assert isinstance(row.facts, GrowthResult)
-    return row.facts
-
-
-def _seconds(row: Row) -> float:
-    assert row.derived.latency_us is not None
-    return row.derived.latency_us / 1e6
 
 
 def body(view: View) -> Body:
@@ -126,10 +79,10 @@ def _times(view: View, found: Sequence[Curve]) -> Table:
     lines = [(curve, row) for curve in found for row in curve.rows]
     columns: tuple[Column[tuple[Curve, Row]], ...] = (
         Column("operation", lambda line: view.columns.name(line[0].name), align="left"),
-        Column("size", lambda line: f"{_facts(line[1]).size:,}"),
-        Column("time, µs", lambda line: micros(_seconds(line[1]) * 1e6)),
-        Column("for each, µs", lambda line: f"{_seconds(line[1]) * 1e6 / _facts(line[1]).size:.3g}"),
-        Column("samples", lambda line: str(len(_facts(line[1]).seconds))),
+        Column("size", lambda line: f"{facts(line[1]).size:,}"),
+        Column("time, µs", lambda line: micros(seconds_of(line[1]) * 1e6)),
+        Column("for each, µs", lambda line: f"{seconds_of(line[1]) * 1e6 / facts(line[1]).size:.3g}"),
+        Column("samples", lambda line: str(len(facts(line[1]).seconds))),
     )
     ends = [number for number, (one, other) in enumerate(pairwise(lines)) if one[0] is not other[0]]
     return Table("All times", columns, lines, keys=2, breaks=frozenset(ends), essential=False)
