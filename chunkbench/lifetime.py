@@ -12,6 +12,13 @@ PARENT = "CHUNKBENCH_PARENT"
 _PR_SET_PDEATHSIG = 1
 
 
+def follow(parent: int) -> None:
+    """Begin a process of a pool. Ctrl-C reaches all processes of the terminal, so this process ignores it: the parent
+    ends its processes, and they end when the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+
+
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Ask Linux to send this process a signal when its parent ends. `parent` is the id of the parent.
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from chunkbench.traffic.load.measurement import Measurement
 
 _MOST_REASONS = 5
+"""At most this number of reasons of failures are printed."""
 _FULL_CPU = 0.9
 """CPUs that the client, which has one thread, may keep busy without a warning."""
-"""At most this number of reasons of failures are printed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,7 +117,7 @@ def command(
     With --on ray, the command runs on one node of the cluster. The node builds both versions, and measures nothing
     else meanwhile. With --machines each, it runs on one node of every kind.
     """
-    from chunkbench.bench.runner.run import sigterm_as_interrupt
+    from chunkbench.bench.runner.run import signals_as_interrupt
     from chunkbench.bench.runner.target import resolve_target
     from chunkbench.bench.store import writing
     from chunkbench.cli.progress import RepeatProgress
@@ -145,7 +145,7 @@ def command(
         folder = _empty_folder(options.out, f"regress-{loaded.name}")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        with RepeatProgress(options.quiet) as progress, sigterm_as_interrupt():
+        with RepeatProgress(options.quiet) as progress, signals_as_interrupt():
             job = InterleavedJob(loaded, resolve_target(loaded), folder, progress, options.processes)
             sides = (
                 nullcontext(interpreters(base_python, partial(click.echo, err=True)))

@@ -59,7 +59,7 @@ def run_experiment(
         writer.update_manifest(interrupted=True, finished_at=None)
         pending = [pass_ for pass_ in passes if pass_ not in finished]
         try:
-            with sigterm_as_interrupt():
+            with signals_as_interrupt():
                 if pending:
                     _measure(experiment, executor, writer, passes, pending, listener, options)
         except KeyboardInterrupt:
@@ -160,7 +160,7 @@ def _finished(
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
+def signals_as_interrupt() -> Iterator[None]:
     """SIGTERM, and SIGHUP of a terminal that is closed, end work as Ctrl-C does. SIGHUP stays ignored under nohup."""
 
     def interrupt(*_: object) -> None:

@@ -3,7 +3,7 @@ attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -64,10 +64,10 @@ def _beside(view: View, found: Sequence[Curve]) -> Table:
     spots = {curve.name: dict(curve.spots) for curve in found}
     sizes = sorted({size for name, _, _ in _BESIDE for size in spots.get(name, ())})
 
-    def ratio(name: str, other: str, text: object) -> Column[int]:
+    def ratio(name: str, other: str, text: Callable[[float], str]) -> Column[int]:
         def cell(size: int) -> str:
             ours, theirs = (spots.get(one, {}).get(size) for one in (name, other))
-            return NOTHING if ours is None or theirs is None else text(ours / theirs)  # type: ignore[operator]
+            return NOTHING if ours is None or theirs is None else text(ours / theirs)
 
         return Column(f"{view.columns.name(name)} / {view.columns.name(other)}", cell)
 

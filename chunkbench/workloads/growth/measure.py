@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +20,7 @@ from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
 from chunkbench.bench.workers import pages
-from chunkbench.lifetime import end_with_parent
+from chunkbench.lifetime import follow
 from chunkbench.pins import SERVING_INSTALL
 from chunkbench.workloads.growth.methods import OPERATIONS, Sample
 from chunkbench.workloads.growth.result import GrowthPoint, GrowthResult
@@ -78,7 +77,7 @@ class GrowthMeasurer:
         if self._process is None:
             # Forked processes would inherit the locks of this process's threads.
             context = multiprocessing.get_context("spawn")
-            self._process = ProcessPoolExecutor(1, context, _follow, (os.getpid(),))
+            self._process = ProcessPoolExecutor(1, context, _begin, (os.getpid(),))
         try:
             # With huge pages, as the workers of other kinds of work. The first call starts the process.
             with _huge_pages():
@@ -133,10 +132,8 @@ def _huge_pages() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _follow(parent: int) -> None:
-    """Begin the process: it ends with its parent, and Ctrl-C is the parent's matter."""
-    end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin(parent: int) -> None:
+    follow(parent)
     workloads.register()
 
 

@@ -13,19 +13,10 @@ from chunkbench.workloads.growth.methods import Sample
 from chunkbench.workloads.growth.result import GrowthPoint
 from chunkbench.workloads.replay.methods import KINDS, Memory
 from chunkbench.workloads.replay.simulate import replay
-from chunkbench.workloads.replay.step_time import StepShape
+from chunkbench.workloads.replay.step_time import Constant
 
 _DEMAND = Demand(rate=40.0, count=0, n_p=192, n_s=128, n_c=8, prompts=16)
 _SLOTS, _LONGEST = 1 << 15, 256
-
-
-class _EqualSteps:
-    """Every step takes as long as any other."""
-
-    words = "20 ms a step"
-
-    def seconds(self, shape: StepShape) -> float:
-        return 0.02
 
 
 @contextmanager
@@ -35,7 +26,7 @@ def replays(point: GrowthPoint) -> Iterator[Sample]:
     def sample() -> float:
         manager = KINDS["radix_tree"].make(Memory(_SLOTS, 32, 64, _LONGEST))
         begun = perf_counter()
-        replay(requests, manager, Rules(), _EqualSteps())
+        replay(requests, manager, Rules(), Constant(0.02))
         return perf_counter() - begun
 
     yield sample

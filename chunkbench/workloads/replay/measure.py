@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,7 +18,7 @@ from chunkbench.bench.runner.dry_run import list_plan
 from chunkbench.bench.runner.passes import Budget
 from chunkbench.bench.runner.target import Target
 from chunkbench.bench.store.results import Status
-from chunkbench.lifetime import end_with_parent
+from chunkbench.lifetime import follow
 from chunkbench.limits import no_locks
 from chunkbench.run_error import CannotRunError
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
@@ -135,7 +134,7 @@ class ReplayMeasurer:
             # Forked processes would inherit the locks of this process's threads.
             context = multiprocessing.get_context("spawn")
             try:
-                self._pool = ProcessPoolExecutor(usable_threads(), context, _follow, (os.getpid(),))
+                self._pool = ProcessPoolExecutor(usable_threads(), context, follow, (os.getpid(),))
             except OSError as error:
                 raise CannotRunError(no_locks(error)) from None
         futures: dict[Future[Answered], tuple[str, int]] = {}
@@ -200,14 +199,6 @@ class ReplayMeasurer:
             step_time=self._step_time(case.implementation, case.point).words,
             replays=tuple(answer.replay for answer in computed if answer.replay is not None),
         )
-
-
-def _follow(parent: int) -> None:
-    """Set up a worker process. Ctrl-C reaches all processes of the terminal, so the worker ignores it: the parent ends
-    its workers, and they end when the parent dies.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent)
 
 
 def _answer(future: Future[Answered]) -> Answered | tuple[Status, str]:
