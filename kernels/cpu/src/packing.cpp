@@ -311,7 +311,7 @@ void for_blocks(const std::int64_t* chunks, const std::int64_t* slots, std::int6
         return chunks[i] == chunks[i - 1] && slots[i] == slots[i - 1] + 1 && slots[i] % 16 != 0;
     };
     // A thread takes several neighbours: threads that take turns, token by token, wait for the same part of the memory.
-    const std::int64_t together = std::max<std::int64_t>(1, std::min<std::int64_t>(16, tokens / (8 * threads)));
+    const std::int64_t together = std::max<std::int64_t>(1, std::min<std::int64_t>(16, tokens / 8 / threads));
     share_out((tokens + together - 1) / together, threads, [&](std::int64_t part, int) {
         const std::int64_t last = std::min(tokens, (part + 1) * together);
         for (std::int64_t i = part * together; i < last; ++i) {
