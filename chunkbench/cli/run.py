@@ -65,7 +65,11 @@ class Printing:
     metavar="C1,C2",
     help="States of the hardware caches: cold, warm.  [default: the file's, or the protocol's]",
 )
-@click.option("--budget", metavar="TIME", help="Approximate time of the run, e.g. 90s, 5m, 1h30m.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Approximate time, e.g. 90s, 5m, 1h30m. The smallest number of rounds may take longer.",
+)
 @click.option("--full", is_flag=True, help="Time every step, in the minimum number of rounds, even beyond the budget.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, or the latest run of the experiment.")

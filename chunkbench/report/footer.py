@@ -68,11 +68,12 @@ def _machine(manifest: Manifest, rows: Sequence[Row]) -> str:
 
 
 def _hardware(machine: MachineFacts) -> str:
-    cores, memory = machine.cpu.cores, machine.memory_bytes
+    cores, memory, limit = machine.cpu.cores, machine.memory_bytes, machine.memory_limit_bytes
+    limited = f" (a control group allows {gigabytes(limit)})" if memory and limit and limit < memory else ""
     parts = [
         machine.name,
         count(cores, "core") if cores is not None else "",
-        f"{gigabytes(memory)} of memory" if memory is not None else "",
+        f"{gigabytes(memory)} of memory{limited}" if memory is not None else "",
     ]
     return ", ".join(part for part in parts if part)
 

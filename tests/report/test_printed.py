@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from chunkbench.bench.store.manifest import Manifest
 from chunkbench.bench.store.results import GpuSampling, GpuState
 from chunkbench.report.book import build_book
 from chunkbench.report.build import build
@@ -89,3 +91,14 @@ def test_the_footer_tells_of_other_processes_and_of_discarded_samples(make_case:
     footer = dict(build(make_run([case])).footer)
     assert "in 1 of 3 rounds (power cap), at most 2 other processes on the device with 3 GiB" in footer["gpu"]
     assert "4 samples discarded (clock throttled, or process suspended)" in footer["timing"]
+
+
+def test_the_footer_tells_of_a_control_group_that_limits_memory(make_case: Any, make_run: Any) -> None:
+    run = make_run([make_case("chunk_attn")])
+    footers = []
+    for limit in (None, 12 << 30, 48 << 30):  # the last one is more than the machine has
+        changed = run.manifest.model_dump(mode="json")
+        for machine in changed["machines"].values():
+            machine["memory_limit_bytes"] = limit
+        footers.append(dict(build(replace(run, manifest=Manifest.model_validate(changed))).footer)["machine"])
+    assert footers[1].replace(" (a control group allows 12 GiB)", "") == footers[0] == footers[2] != footers[1]

@@ -57,6 +57,7 @@ class MachineFacts(_Part):
 
     cpu: CpuFacts = CpuFacts()
     memory_bytes: NonNegativeFloat | None = None
+    memory_limit_bytes: NonNegativeFloat | None = None
     gpus: tuple[GpuFacts, ...] = ()
     python: str = ""
     torch: TorchFacts = TorchFacts()
