@@ -41,7 +41,7 @@ class Running:
         """Merge the results of all ranks, which must hold the same rows, with three all-reduces (tree attention,
         2408.04093).
         """
-        peaks, sums = (part.contiguous() for part in self.stats.unbind(-1))
+        peaks, sums = (part.clone(memory_format=torch.contiguous_format) for part in self.stats.unbind(-1))
         peak = peaks.clone()
         dist.all_reduce(peak, dist.ReduceOp.MAX)
         share = (self._scale * (peaks - peak)).exp_()

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -181,3 +182,17 @@ def test_parts_add_up_to_attention_over_all_of_them(sizes: list[int], first: int
     k, v = torch.cat(parts, 1)
     expected = torch.cat([attention(q[:first], *parts[0]), attention(q[first:], k, v)])
     check(running.finish(), expected, torch.float32)
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(1, 1), (1, 2), (3, 1)])
+def test_a_rank_alone_merges_its_own_results(rows: int, heads: int) -> None:
+    running = Running(rows, heads, 16)
+    running.add(slice(None), torch.ones(rows, heads, 16), torch.full((rows, heads), 5.0))
+    stats = running.stats.clone()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        running.merge()
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(running.stats, stats)
+    torch.testing.assert_close(running.finish(), torch.ones(rows, heads, 16))
