@@ -48,17 +48,19 @@ _LACKING = (
     # No stack for a thread. Linux says the same where a limit of threads is reached.
     "Resource temporarily unavailable",
     "can't start new thread",
+    "failed to map segment from shared object",  # the loader of libraries, which gives no errno
 )
-"""Words in the message of a RuntimeError that is raised because memory ran out."""
+"""Words in messages of libraries whose memory ran out."""
 
 
-def _lacks_memory(error: Exception) -> bool:
-    """Whether an error says that memory ran out."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    if isinstance(error, OSError):
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error or its cause says that memory ran out."""
+    if error is None or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return error is not None
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LACKING)
+    of_library = isinstance(error, (RuntimeError, ImportError, OSError))
+    return of_library and any(words in str(error) for words in _LACKING) or _lacks_memory(error.__cause__)
 
 
 class _Suspensions:

@@ -74,6 +74,10 @@ constexpr bool kWidensOnce = T::kBytes == 1 || (T::kPairs && !kPairProducts);
 template <class T>
 constexpr bool kInPairs = T::kPairs && kPairProducts;
 
+// For lambdas around sums: GCC calls the larger ones, even in functions that are `flatten`. Then sums lie on the stack,
+// and products of 7 to 12 rows take four times as long.
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 // body(0), .. body(N - 1), unrolled, so that arrays with constant indices stay in registers.
 template <int I>
 struct Constant {
@@ -145,10 +149,10 @@ template <class T, int R, int S>
 [[gnu::always_inline]] inline void add_step(V16 (&sums)[R][S], const float* left, std::int64_t row, std::int64_t i,
                                             const typename T::Stored* right, std::int64_t block) {
     if constexpr (T::kStep == 1 || T::kWide) {
-        times<T::kStep>([&](auto k) {
+        times<T::kStep>([&](auto k) ALWAYS_INLINE {
             V16 operand[S];
             times<S>([&](auto s) { operand[s] = T::widen(right + s * block + 16 * k); });
-            times<R>([&](auto r) {
+            times<R>([&](auto r) ALWAYS_INLINE {
                 const V16 value = set1(left[r * row + i + k]);
                 times<S>([&](auto s) { sums[r][s] = fma(value, operand[s], sums[r][s]); });
             });
@@ -158,7 +162,7 @@ template <class T, int R, int S>
         // The left side holds pairs of bfloat16 numbers; a pair has the size of a float.
         Pairs operand[S];
         times<S>([&](auto s) { operand[s] = sixteen_pairs(right + s * block); });
-        times<R>([&](auto r) {
+        times<R>([&](auto r) ALWAYS_INLINE {
             const Pairs value = one_pair(left + r * row + i);
             times<S>([&](auto s) { sums[r][s] = add_products(sums[r][s], value, operand[s]); });
         });
@@ -166,7 +170,7 @@ template <class T, int R, int S>
     } else {
         V16 first[S], second[S];
         times<S>([&](auto s) { load_pairs(right + s * block, first[s], second[s]); });
-        times<R>([&](auto r) {
+        times<R>([&](auto r) ALWAYS_INLINE {
             const V16 even = set1(left[r * row + i]), odd = set1(left[r * row + i + 1]);
             times<S>([&](auto s) { sums[r][s] = fma(even, first[s], sums[r][s]); });
             times<S>([&](auto s) { sums[r][s] = fma(odd, second[s], sums[r][s]); });
@@ -211,7 +215,7 @@ template <int R, int S, class Body>
 template <class T, Side Of, int R, int S, int N>
 [[gnu::flatten, gnu::noinline]] void tile(const Rows& rows, const Right<T, Of>& given, const char* next,
                                           std::int64_t advance) {
-    with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
+    with_sums<R, S>(rows, [&](V16(&sums)[R][S]) ALWAYS_INLINE {
         constexpr int kBytes = N * Right<T, Of>::kStepBytes;
         Right<T, Of> right = given;
         const float* left = rows.left;
@@ -233,7 +237,7 @@ template <class T, Side Of, int R, int S, int N>
 // inlined into its caller, it took 1.05 to 1.1 of the time.
 template <class T, Side Of, int S, int Parts, bool Fetches, bool Reads>
 [[gnu::flatten, gnu::noinline]] void stream(const Rows& rows, const Right<T, Of>& right, const char* next) {
-    with_sums<1, S>(rows, [&](V16(&sums)[1][S]) {
+    with_sums<1, S>(rows, [&](V16(&sums)[1][S]) ALWAYS_INLINE {
         constexpr int kBytes = S * Right<T, Of>::kStepBytes;
         const std::int64_t each = right.steps / Parts, step = right.step(), block = right.block();
         const auto* at = right.at;
@@ -323,7 +327,7 @@ constexpr int kMostWidened = 256;
 template <class T, Side Of, int R, int S>
 [[gnu::flatten, gnu::noinline]] void widening_tile(const Rows& rows, const Right<T, Of>& given, float* wide,
                                                    std::int64_t block) {
-    with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
+    with_sums<R, S>(rows, [&](V16(&sums)[R][S]) ALWAYS_INLINE {
         Right<T, Of> right = given;
         const float* left = rows.left;
         const std::int64_t row = rows.row;
@@ -337,9 +341,9 @@ template <class T, Side Of, int R, int S>
                     load_pairs(right.at + s * right.block(), operands[0][s], operands[1][s]);
                 }
             });
-            times<T::kStep>([&](auto k) {
+            times<T::kStep>([&](auto k) ALWAYS_INLINE {
                 times<S>([&](auto s) { store(wide + s * block + 16 * k, operands[k][s]); });
-                times<R>([&](auto r) {
+                times<R>([&](auto r) ALWAYS_INLINE {
                     const V16 value = set1(left[r * row + k]);
                     times<S>([&](auto s) { sums[r][s] = fma(value, operands[k][s], sums[r][s]); });
                 });

@@ -46,6 +46,11 @@ class Failing:
         raise self._error
 
 
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -58,6 +63,9 @@ class Failing:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
         (RuntimeError("can't start new thread"), "oom"),
         (RuntimeError("Resource temporarily unavailable"), "oom"),
+        (ImportError("lib.so: failed to map segment from shared object"), "oom"),
+        (caused(OSError("Could not load: lib.so"), OSError("lib.so: failed to map segment from shared object")), "oom"),
+        (caused(RuntimeError("no kernel"), KeyError("lib")), "error"),
         (RuntimeError("no kernel"), "error"),
     ],
 )
