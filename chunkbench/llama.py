@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,10 +112,11 @@ def shape_of(model: str) -> LlamaShape:
     if model in SHAPES:
         return SHAPES[model]
     path = Path(model)
-    if path.is_dir():
+    if os.path.isdir(model):
         path = path / "config.json"
     if path.suffix != ".json":
-        raise ShapeError(f"{model}: neither a known model nor a config.json{did_you_mean(model, list(SHAPES))}")
+        shown = model if len(model) <= 200 else f"{model[:200]}..."
+        raise ShapeError(f"{shown}: neither a known model nor a config.json{did_you_mean(shown, list(SHAPES))}")
     try:
         config = from_json(read_text(path))
     except TextError as error:

@@ -11,6 +11,7 @@ import csv
 import difflib
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -40,7 +41,9 @@ _STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 def is_stream(path: Path) -> bool:
     """Whether a path is a pipe or an open file of this process. The name of such a path does not tell the format of its
     content, and has no meaning in another process."""
-    return _is_stdin(path) or path.parent in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
+    # Functions of os.path answer False for names that no file system takes, where those of Path raise an error.
+    other = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    return _is_stdin(path) or path.parent in _STREAMS or other
 
 
 def _is_stdin(path: Path) -> bool:

@@ -154,7 +154,13 @@ def test_an_invalid_config_file_is_refused(tmp_path: Path, content: str, message
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("llama2-7", "did you mean llama2-7b"), ("nowhere/config.json", "No such file")]
+    ("name", "message"),
+    [
+        ("llama2-7", "did you mean llama2-7b"),
+        ("nowhere/config.json", "No such file"),
+        ("llama " * 100, r"^.{200}\.\.\.: neither a known model"),  # no file system takes such names
+        ("llama" * 100 + ".json", "File name too long"),
+    ],
 )
 def test_an_unknown_model_gets_a_hint(name: str, message: str) -> None:
     with pytest.raises(ShapeError, match=message):

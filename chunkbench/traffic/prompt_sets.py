@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -200,7 +201,7 @@ def _encoder(name: str) -> Encode:
 
 def _from_file(path: Path) -> Encode:
     tokenizers = _tokenizers(str(path))
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise PromptsError(f"tokenizer {path}: no such file")
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))

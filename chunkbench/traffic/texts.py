@@ -3,6 +3,7 @@ lengths."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -119,12 +120,12 @@ def read_texts(name: str) -> Texts:
     bundled = bundled_texts()
     path, shown = Path(name), f"{name}.jsonl"
     try:
-        if name in bundled and not path.is_file():
+        if name in bundled and not os.path.isfile(path):
             text = decode(bundled[name].read_bytes(), shown)
         else:
             text, shown = read_text(path), name
     except TextError as error:
-        hint = "" if path.exists() else f"; bundled sets are {', '.join(sorted(bundled))}"
+        hint = "" if os.path.exists(path) else f"; bundled sets are {', '.join(sorted(bundled))}"
         raise TraceError(f"{error}{hint}") from None
     beginnings: dict[str, Prompt] = {}
 

@@ -60,7 +60,7 @@ def _lacks_memory(error: BaseException | None) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
     of_library = isinstance(error, (RuntimeError, ImportError, OSError))
-    return of_library and any(words in str(error) for words in _LACKING) or _lacks_memory(error.__cause__)
+    return (of_library and any(words in str(error) for words in _LACKING)) or _lacks_memory(error.__cause__)
 
 
 class _Suspensions:

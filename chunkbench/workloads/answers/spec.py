@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -43,7 +43,7 @@ class AnswersExperiment(Experiment[AnswersPoint]):
     @field_validator("heads")
     @classmethod
     def _heads_are_there(cls, value: str | None) -> str | None:
-        if value is not None and not Path(value).is_file():
+        if value is not None and not os.path.isfile(value):
             raise ValueError(f"there is no file {value!r} here; `chunkbench find-heads MODEL` writes one")
         return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -121,7 +122,7 @@ def requests_of(
             tree=point.tree,
         )
         requests = GENERATED[traffic](demand)
-    elif Path(traffic).is_file():
+    elif os.path.isfile(traffic):
         requests = _read_once(Path(traffic), count, None if truncate else longest, rate, named)
     else:
         raise FileNotFoundError(f"{traffic}: no such trace")

@@ -60,7 +60,7 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
     @field_validator("step_time")
     @classmethod
     def _step_time_is_known(cls, value: str) -> str:
-        if value in (PAPER, PAGED_ATTENTION) or Path(value).is_dir():
+        if value in (PAPER, PAGED_ATTENTION) or os.path.isdir(value):
             return value
         with contextlib.suppress(ValueError):
             if parse_duration(value) > 0:
