@@ -8,12 +8,13 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import click
 
 from chunkbench.cli.serve import command
+from chunkbench.server.engine import EngineOptions
 from chunkbench.server.protocol import ChatBody, CompletionBody, DetokenizeBody, Fields, TokenizeBody
 from tests.server.processes import Served, resident_bytes, serve_small
 from tests.torture.drawn import value
@@ -220,12 +221,14 @@ needs a file of heads."""
 
 
 def options(chance: random.Random) -> list[str]:
-    """A value of each option of `chunkbench serve` that has a choice, such as drafts or how answers are constrained."""
-    made = []
-    for option in command.params:
-        if isinstance(option.type, click.Choice) and option.name not in FIXED:
-            made += [option.opts[0], chance.choice([*option.type.choices])]
-    return made
+    """A value of each option of `chunkbench serve` that has a choice, such as drafts or how answers are constrained.
+    The engine takes them together."""
+    choices = {o.name: (o.opts[0], [*o.type.choices]) for o in command.params if isinstance(o.type, click.Choice)}
+    while True:
+        drawn = {str(name): chance.choice(of) for name, (_, of) in choices.items() if name not in FIXED}
+        with suppress(ValueError):
+            EngineOptions(**{field.name: drawn[field.name] for field in fields(EngineOptions) if field.name in drawn})
+            return [word for name, one in drawn.items() for word in (choices[name][0], one)]
 
 
 @contextmanager
