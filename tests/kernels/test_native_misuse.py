@@ -228,14 +228,27 @@ def test_a_wrong_linear_layer_is_refused(inputs: int, blocks: int, finish: str, 
     ],
 )
 def test_linear_layers_that_do_not_fit_are_no_decoder_layer(heads: int, kv_heads: int, d: int, message: str) -> None:
-    """Queries of two heads, K and V of one: 128 outputs."""
-    layers = [
-        native.make_linear("float32", inputs, outputs // 16, 0, 0, finish)
-        for inputs, outputs, finish in ((64, 128, "store"), (64, 64, "add32"), (64, 64, "gate"), (32, 64, "add32"))
-    ]
-    assert native.make_layer(*layers, 0, 0, 1e-5, 2, 1, 32) is not None
+    assert native.make_layer(*linears(), 0, 0, 1e-5, 2, 1, 32) is not None
     with pytest.raises(ValueError, match=message):
-        native.make_layer(*layers, 0, 0, 1e-5, heads, kv_heads, d)
+        native.make_layer(*linears(), 0, 0, 1e-5, heads, kv_heads, d)
+
+
+def linears() -> list[Any]:
+    """Those of a decoder layer whose queries have two heads, K and V one: 128 outputs."""
+    sizes = (64, 128, "store"), (64, 64, "add32"), (64, 64, "gate"), (32, 64, "add32")
+    return [native.make_linear("float32", inputs, outputs // 16, 0, 0, finish) for inputs, outputs, finish in sizes]
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_layers_and_norms_need_at_least_one_thread(threads: int) -> None:
+    layer = native.make_layer(*linears(), 0, 0, 1e-5, 2, 1, 32)
+    step = native.make_buffers(0, *[0] * 10)
+    for half in (layer.before_attention, layer.after_attention):
+        half(step, 1)  # of no rows
+        with pytest.raises(ValueError, match="threads is at least 1"):
+            half(step, threads)
+    with pytest.raises(ValueError, match="threads is at least 1"):
+        native.rms_norm("float32", 0, 0, 64, 0, 1e-5, 0, threads)
 
 
 @pytest.mark.parametrize("threads", [0, 2**31 - 1])

@@ -44,7 +44,7 @@ NAMES += ["\ud800", None, 3]
 FLOATS = [0.25, 0.0, 1e-30, 1e30, math.inf, math.nan, 1e300, -0.0]
 MOST_NUMBERS = 2**21
 """Larger calls would only wait for memory."""
-ENOUGH_CALLS = 3000
+ENOUGH_CALLS = 6000
 """So many calls run every entry point, unless this file does not call it, or not with what it takes."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BYTES = {"float32": 4, "bytes": 1}
@@ -204,7 +204,7 @@ def entry_points(native: Any) -> set[str]:
     for name in dir(native):
         made = getattr(native, name)
         found |= {method for method in dir(made) if method[0] != "_"} if isinstance(made, type) else {name}
-    return {name for name in found if name[0] != "_"} - {"isas", "cpu_features"}  # which take nothing
+    return {name for name in found if name[0] != "_"} - {"isas", "compiled_isas", "cpu_features"}  # which take nothing
 
 
 REFUSALS = (ValueError, TypeError, IndexError, OverflowError, MemoryError, RuntimeError)
@@ -217,6 +217,8 @@ class Caller(Chooser):
         super().__init__(native, chance)
         self.last = last
         self.worked = set[str]()
+        self.before: Any = None
+        """The last plan that ran."""
 
     def call(self, function: Any, *given: Any, **named: Any) -> Any:
         """The answer, or None if the call is refused."""
@@ -246,6 +248,9 @@ class Caller(Chooser):
         width = self.value_dim(arguments)
         if self.chance.random() < 0.5:
             self.call(plan.set_sights, self.sights(batch))
+        if self.chance.random() < 0.5:
+            self.call(plan.take_memory, self.chance.choice([self.before, self.before, plan]))
+        self.before = plan
         count, floats = batch * heads * width, 2 * kv_heads * dim
         q, out, scale = self.memory(batch * heads * dim, dtype), self.memory(count, dtype), self.chance.choice(FLOATS)
         match self.chance.randrange(8):

@@ -226,6 +226,7 @@ void linear(const chunkbench::Linear& layer, std::uintptr_t x, std::int64_t rows
 void rms_norm(const std::string& dtype, std::uintptr_t from, std::int64_t rows, std::int64_t size,
               std::uintptr_t weight, float epsilon, std::uintptr_t to, int threads) {
     if (rows < 0 || size < 16 || size % 16 != 0) throw std::invalid_argument("rms_norm: size is a multiple of 16");
+    if (threads < 1) throw std::invalid_argument("rms_norm: threads is at least 1");
     const chunkbench::Dtype type = chunkbench::dtype_named(dtype);
     const chunkbench::Isa isa = chunkbench::isa_named("");
     nb::gil_scoped_release release;
@@ -282,6 +283,7 @@ chunkbench::StepBuffers make_buffers(std::int64_t rows, std::uintptr_t hidden, s
 
 template <void (*Half)(const chunkbench::DecoderLayer&, const chunkbench::StepBuffers&, int, chunkbench::Isa)>
 void half_layer(const chunkbench::DecoderLayer& self, const chunkbench::StepBuffers& step, int threads) {
+    if (threads < 1) throw std::invalid_argument("a decoder layer: threads is at least 1");
     const chunkbench::Isa isa = chunkbench::isa_named("");
     nb::gil_scoped_release release;
     Half(self, step, threads, isa);
