@@ -123,9 +123,12 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
     except (*_FAILURES, TimeoutError) as error:
         _check_client(error)
         if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+            place, reason = f"{error.host}:{error.port}", error.strerror or error.os_error
+            if (error.host, error.port) != (address.host, address.port):
+                raise LoadError(f"{shown} redirects to {place}, where nothing answers ({reason})") from None
             raise LoadError(
-                f"nothing answers at {error.host}:{error.port} ({error.strerror or error.os_error}); start a server "
-                "there (chunkbench serve MODEL), or give another address"
+                f"nothing answers at {place} ({reason}); start a server there (chunkbench serve MODEL), or give "
+                "another address"
             ) from None
         raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {explain(error)}") from None
     try:

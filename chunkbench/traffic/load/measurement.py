@@ -54,7 +54,7 @@ class Measurement:
     async def run(self, url: str, model: str | None, options: LoadOptions) -> None:
         """Send the warm-up, then the plan. Raises LoadError, and OSError if the file cannot be opened."""
         requests, warm_up, _, primes = self.plan
-        target = await describe_server(url, model)
+        target = await describe_server(url, model, min(10.0, options.timeout_s))
         self.model = target.model
         longest = max((len(r.prompt) + r.max_tokens for r in requests if isinstance(r.prompt, tuple)), default=0)
         if target.max_length is not None and longest > target.max_length:

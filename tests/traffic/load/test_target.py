@@ -59,6 +59,22 @@ def test_a_redirect_to_what_cannot_be_printed() -> None:
     request.model_dump_json()
 
 
+def test_a_redirect_to_an_address_where_nothing_answers_names_both() -> None:
+    async def ask() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 307 Moved\r\nContent-Length: 0\r\nLocation: http://a b\r\n\r\n")
+            writer.close()
+
+        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        async with listener:
+            with pytest.raises(LoadError, match=rf"{url}/v1 redirects to a b:80, where nothing answers \("):
+                await describe_server(url)
+
+    asyncio.run(ask())
+
+
 def test_a_malformed_list_of_models_is_one_error() -> None:
     lists: list[object] = [{"data": {}}, {"data": [{}]}, {"data": [{"id": 5}]}, {"data": [[]]}, {"models": []}, "x"]
     lists += [b"{", b"[" * 100_000, b'{"data": [{"id": "\\ud800"}]}', {"data": [{"id": None}]}, b'{"data": null}']
