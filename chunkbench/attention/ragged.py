@@ -97,23 +97,20 @@ class RaggedChunkAttention(LayeredChunkAttention):
         them. Only tokens of full chunks count. Raises UnknownSequence."""
         return self._tree.written_tokens(sequence)
 
-    def select(self, sequence: int, first: int, count: int, decoding: bool | None = None) -> None:
+    def select(self, sequence: int, first: int, count: int, decoding: bool = False) -> None:
         """Select tokens `first` to `first + count - 1` of a sequence for the next step. They become the next rows of
         the step's tensors.
 
-        First select the sequences that decode: they compute only their last token, or with `decoding` their last
-        tokens, a draft. Select them in the order of `sequences`, and then all others. For another order,
-        `plan_selected` raises WrongTokens. `decoding`: whether the sequence decodes; None: if it computes one token and
-        no prompt was selected before. Raises UnknownSequence. Raises WrongTokens if the sequence does not have these
-        tokens.
+        `decoding`: whether the sequence decodes: it computes only its last token, or its last tokens, a draft, which no
+        other sequence shares. First select those that decode, in the order of `sequences`, and then all others. For
+        another order, `plan_selected` raises WrongTokens. Raises UnknownSequence. Raises WrongTokens if the sequence
+        does not have these tokens.
         """
         length = self.length(sequence)
         if count < 1 or first < 0 or first + count > length:
             raise WrongTokens(
                 f"tokens {first} to {first + count - 1} of sequence {sequence}: it has tokens 0 to {length - 1}"
             )
-        if decoding is None:
-            decoding = count == 1 and first == length - 1 and not self._prompts
         if decoding:
             self._decoding.append((sequence, count))
             if length // self.chunk_size > first // self.chunk_size:

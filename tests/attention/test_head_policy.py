@@ -186,7 +186,7 @@ def test_prompts_in_pieces_behind_a_compressed_prefix(kernel: Any, compress: Com
         found, first = [[] for _ in FULL], 112
         for count in pieces:
             cache.extend(range(first, first + count), [sequence], [count])
-            cache.select(sequence, first, count)
+            cache.select(sequence, first, count, decoding=count == 1)
             cache.plan_selected()
             for layer in range(len(FULL)):
                 cache.write_selected(layer, k[layer, first : first + count], v[layer, first : first + count])

@@ -197,8 +197,8 @@ def test_nothing_may_be_selected_and_what_is_wrong_is_refused() -> None:
             attention.select(0, first, count)
     with pytest.raises(UnknownSequence):
         attention.select(7, 0, 1)
-    attention.select(1, 1, 1)
-    attention.select(0, 2, 1)
+    attention.select(1, 1, 1, decoding=True)
+    attention.select(0, 2, 1, decoding=True)
     with pytest.raises(WrongTokens, match="by row"):
         attention.plan_selected()
     with pytest.raises(ValueError, match="use 'torch'"):

@@ -10,6 +10,14 @@ FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
 """Formats that llguidance knows. By JSON Schema, another format does not limit values."""
+_LEAP_OF_100 = "0[48]|[2468][048]|[13579][26]"
+_DATE = (
+    "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
+    "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|"
+    f"(?:[0-9]{{2}}(?:{_LEAP_OF_100})|(?:{_LEAP_OF_100})00)-02-29)"
+)
+"""A date of the calendar from 0001-01-01 to 9999-12-31. llguidance knows no leap years: it takes 2023-02-29."""
+_DATES = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}[Tt]"}
 _ONE = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
@@ -39,7 +47,7 @@ def _subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, dict[str, A
 
 def prepared(schema: Any) -> Any:
     """Change the schema in place so that llguidance can follow it, and return it. Formats that do not limit values
-    are removed. Patterns no longer allow a backspace."""
+    are removed. Dates are those of the calendar. Patterns no longer allow a backspace."""
     for _, part in _subschemas(schema):
         if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
             del part["format"]
@@ -48,6 +56,10 @@ def prepared(schema: Any) -> Any:
         if isinstance(part.get("patternProperties"), dict):
             named = part["patternProperties"]
             part["patternProperties"] = {_without_backspace(name): value for name, value in named.items()}
+        dates = _DATES.get(part["format"]) if isinstance(part.get("format"), str) else None
+        others = part.get("allOf", [])
+        if dates is not None and isinstance(others, list):
+            part["allOf"] = [*others, {"pattern": dates}]
     return schema
 
 

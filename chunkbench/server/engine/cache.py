@@ -94,7 +94,7 @@ class EngineCache(Manager):
         # The sequence has had these chunks since the allocation.
         member = self._live[sequence]
         first = min(self.computed_tokens(sequence), tokens - 1)
-        self._attention.select(member.handle, first, tokens - first, decoding=False)
+        self._attention.select(member.handle, first, tokens - first)
         member.reached = tokens
         return True
 

@@ -140,7 +140,7 @@ class CompressedContext:
         tokens = [token for text in texts for token in text]
         self._cache.extend(tokens, sequences, counts)
         for sequence, first, count in zip(sequences, firsts, counts, strict=True):
-            self._cache.select(sequence, first, count)
+            self._cache.select(sequence, first, count, decoding=max(counts) == 1)
         self._cache.plan_selected()
         positions = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
         return self._model.logits(tokens, positions, rows, self._cache)

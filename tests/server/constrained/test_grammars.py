@@ -8,7 +8,9 @@ import random
 import re
 import time
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 
 from chunkbench.malloc import bytes_in_use
@@ -115,6 +117,8 @@ def test_forced_tokens_leave_greedy_answers_as_they_are_and_save_steps(kv_bytes:
         (lambda: Constraint.of_schema([1]), "must be an object, not list"),
         (lambda: Constraint.of_schema({"type": "strange"}), "Invalid type: strange"),
         (lambda: Constraint.of_schema({"$ref": "#/none"}), "does not exist"),
+        (lambda: Constraint.of_schema({"format": "date", "allOf": 3}), "allOf"),
+        (lambda: Constraint.of_schema({"format": ["date"]}), "format"),
         (lambda: Constraint.of_choice([]), "at least one text"),
         (lambda: Constraint.of_schema(json.loads('{"items":' * 200 + "{}" + "}" * 200)), "recursion limit"),
         (lambda: Constraint.of_choice(["a", ""]), "no text may be empty"),
@@ -123,6 +127,31 @@ def test_forced_tokens_leave_greedy_answers_as_they_are_and_save_steps(kv_bytes:
 def test_what_cannot_be_followed_is_refused_with_its_reason(make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConstraintRefused, match=message):
         compiled("mask").matcher(make())
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"format": "date"}, ["2024-02-29", "2000-02-29", "1999-12-31"], ["2023-02-29", "1900-02-29", "0000-01-01"]),
+        ({"format": "date", "pattern": "^20"}, ["2024-02-29"], ["2023-02-29", "1904-02-29"]),
+        ({"format": "date-time"}, ["2024-02-29T10:00:00Z"], ["2023-02-29T10:00:00Z", "2024-02-29T25:00:00Z"]),
+        ({"format": "date", "enum": ["2023-02-29", "2024-02-29"]}, ["2024-02-29"], ["2023-02-29"]),
+    ],
+)
+def test_dates_are_those_of_the_calendar(schema: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
+    made = compiled("mask")
+
+    def follows(text: str) -> bool:
+        matcher = made.matcher(Constraint.of_schema({"type": "string", **schema}))
+        for token in made.vocabulary.of_text(json.dumps(text).encode()):
+            bits = np.zeros(-(-VOCABULARY // 32), np.int32)
+            matcher.allow(bits)
+            if not bits[token // 32] >> token % 32 & 1:
+                return False
+            matcher.accept(token)
+        return True
+
+    assert [text for text in (*allowed, *refused) if follows(text)] == allowed
 
 
 @pytest.mark.parametrize("regex", ["(x+x+)+y", "(a{1,1000}){1,1000}", "([a-z]{1,500}[0-9]{1,500}){1,500}", "(a|aa)*b"])
