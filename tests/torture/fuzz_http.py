@@ -223,12 +223,16 @@ needs a file of heads."""
 def options(chance: random.Random) -> list[str]:
     """A value of each option of `chunkbench serve` that has a choice, such as drafts or how answers are constrained.
     The engine takes them together."""
-    choices = {o.name: (o.opts[0], [*o.type.choices]) for o in command.params if isinstance(o.type, click.Choice)}
+    of_engine = {field.name for field in fields(EngineOptions)}
     while True:
-        drawn = {str(name): chance.choice(of) for name, (_, of) in choices.items() if name not in FIXED}
+        drawn = [
+            (option, chance.choice([*option.type.choices]))
+            for option in command.params
+            if isinstance(option.type, click.Choice) and option.name not in FIXED
+        ]
         with suppress(ValueError):
-            EngineOptions(**{field.name: drawn[field.name] for field in fields(EngineOptions) if field.name in drawn})
-            return [word for name, one in drawn.items() for word in (choices[name][0], one)]
+            EngineOptions(**{str(option.name): one for option, one in drawn if option.name in of_engine})
+            return [word for option, one in drawn for word in (option.opts[0], one)]
 
 
 @contextmanager

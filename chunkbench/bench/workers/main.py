@@ -53,14 +53,16 @@ _LACKING = (
 """Words in messages of libraries whose memory ran out."""
 
 
-def _lacks_memory(error: BaseException | None) -> bool:
+def _lacks_memory(error: BaseException) -> bool:
     """Whether an error or its cause says that memory ran out."""
-    if error is None or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return error is not None
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
     of_library = isinstance(error, (RuntimeError, ImportError, OSError))
-    return (of_library and any(words in str(error) for words in _LACKING)) or _lacks_memory(error.__cause__)
+    if of_library and any(words in str(error) for words in _LACKING):
+        return True
+    return error.__cause__ is not None and _lacks_memory(error.__cause__)
 
 
 class _Suspensions:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -39,19 +41,26 @@ def test_the_model_of_a_server() -> None:
         asyncio.run(ask([1], None))
 
 
+@asynccontextmanager
+async def redirecting(status: bytes) -> AsyncIterator[str]:
+    """The address of a server that answers every request with this status and `Location`."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with listener:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
 def test_a_redirect_to_what_cannot_be_printed() -> None:
     """Halves of surrogate pairs, which a line of --out cannot hold, and escape sequences."""
 
     async def run() -> LoadResult:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 301 Moved\r\nContent-Length: 0\r\nLocation: \xe9\x1b[31m\r\n\r\n")
-            writer.close()
-
-        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        async with listener:
-            return await send(ServerTarget(f"http://127.0.0.1:{port}/v1", "m"), plan(1), LoadOptions())
+        async with redirecting(b"301 Moved\r\nLocation: \xe9\x1b[31m") as url:
+            return await send(ServerTarget(f"{url}/v1", "m"), plan(1), LoadOptions())
 
     (request,) = asyncio.run(run()).requests
     assert request.status == "error"
@@ -61,14 +70,7 @@ def test_a_redirect_to_what_cannot_be_printed() -> None:
 
 def test_a_redirect_to_an_address_where_nothing_answers_names_both() -> None:
     async def ask() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 307 Moved\r\nContent-Length: 0\r\nLocation: http://a b\r\n\r\n")
-            writer.close()
-
-        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        async with listener:
+        async with redirecting(b"307 Moved\r\nLocation: http://a b") as url:
             with pytest.raises(LoadError, match=rf"{url}/v1 redirects to a b:80, where nothing answers \("):
                 await describe_server(url)
 
