@@ -128,9 +128,10 @@ class ChunkAttn(Implementation):
         return YES
 
     def supports(self, point: AttentionPoint) -> Answer:
-        if point.query_rows > 1:
-            other = "it is for CPUs" if point.device == "cuda" else cpu.why_not(point.head_dim, point.chunk_size)
-            missing = f"this is kernel={self.kernel}" if self.kernel != "auto" else other or cpu.why_missing()
+        if point.query_rows > 1 and self.kernel != "auto":
+            return Answer(False, f"kernel={self.kernel} takes one query row of a sequence", "chunk_attn takes several")
+        if point.query_rows > 1 and point.device == "cpu":
+            missing = cpu.why_not(point.head_dim, point.chunk_size) or cpu.why_missing()
             if missing:
                 return Answer(False, f"only the native kernel takes several query rows: {missing}")
         if self.kernel == "auto" and point.device == "cuda":

@@ -33,8 +33,6 @@ class PagedAttn(Implementation):
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device == "cuda":
-            if point.query_rows > 1:
-                return Answer(False, "the Triton kernel takes one query row of a sequence")
             if self.whole:  # kernels on a GPU hold a block in registers
                 return Answer(False, "only the CPU kernel takes blocks of any length")
             dtype = getattr(torch, point.dtype)

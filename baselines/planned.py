@@ -1,8 +1,9 @@
 """Planners of other papers over ChunkAttn's kernel and its K and V, so that a table shows the effect of the plan alone.
 
-All planners of a point read the K and V of one ChunkAttn session. This is the open session of `chunk_attn`, or a new
-session if none is open. The planners differ only in which segments they read together (`kernels.planners`). The items
-of every planner are cut in the same way for the threads and caches of this machine.
+On a CPU, all planners of a point read the K and V of one ChunkAttn session. This is the open session of `chunk_attn`,
+or a new session if none is open. On a GPU, each has a session of its own, so that its calls find cold caches. The
+planners differ only in which segments they read together (`kernels.planners`). The items of every planner are cut in
+the same way for this machine.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from chunkbench.baselines.chunk_attn import ChunkAttn, ChunkAttnSession, open_se
 from chunkbench.bench.contract import YES, Answer, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused
 from chunkbench.kernels.trace import Trace, TracedCall
 
@@ -46,20 +48,26 @@ class PlannedSession(Session):
         return self._kernel.work_items
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        return self._kernel.trace(q, out, call)
+        return self._kernel.trace(q, out, call) if isinstance(self._kernel, NativeDecode) else None
 
 
 class Planned(ChunkAttn):
     def availability(self, device: str) -> Answer:
-        missing = cpu.why_missing() if device == "cpu" else "planners are compared over the CPU kernel"
+        if device != "cpu":
+            return super().availability(device)
+        self._device = device
+        missing = cpu.why_missing()
         return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:
-        unfit = cpu.why_not(point.head_dim, point.chunk_size)
-        return Answer(False, f"the native kernel cannot compute this: {unfit}") if unfit else YES
+        unfit = cpu.why_not(point.head_dim, point.chunk_size) if point.device == "cpu" else ""
+        return Answer(False, f"the native kernel cannot compute this: {unfit}") if unfit else super().supports(point)
 
     def prepare(self, inputs: Inputs) -> Session:
-        return PlannedSession(open_session(inputs), PLANNERS[self.id])
+        if inputs.point.device == "cpu":
+            return PlannedSession(open_session(inputs), PLANNERS[self.id])
+        session = ChunkAttnSession(inputs, inputs.point.chunk_size, "two-phase", "auto")
+        return PlannedSession(session, PLANNERS[self.id])
 
 
 PLANNERS: Mapping[str, Planner] = {

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.draft import MOST_ROWS
+from chunkbench.draft import MOST_ROWS, Drafts
 from chunkbench.kernels.integers import Ints, ranges
 from chunkbench.kernels.items import Items
 from chunkbench.kernels.plan import Plan
@@ -47,6 +47,13 @@ class QueryRows:
         return int(self.counts.sum())
 
     @property
+    def drafts(self) -> Drafts:
+        """What a kernel must be able to verify."""
+        if self.total == len(self.counts):
+            return "none"
+        return "chains" if self.parents is None else "trees"
+
+    @property
     def usual(self) -> int:
         """Rows of a sequence, for planners, which take one number for all sequences."""
         return max(1, round(self.total / max(1, len(self.counts))))
@@ -55,6 +62,11 @@ class QueryRows:
     def behind(self) -> Ints:
         """`[rows]`: number of tokens of the sequence after the row's own one."""
         return self.of_sequences(self.starts + self.counts - 1) - np.arange(self.total)
+
+    @cached_property
+    def hidden(self) -> npt.NDArray[np.uint64]:
+        """`[rows, 4]`: bit i of a row: the row does not read the token of its sequence that i tokens follow."""
+        return np.concatenate([_hidden(count, self.parents) for count in self.counts.tolist()])
 
     def same_as(self, other: QueryRows | None) -> bool:
         if other is self:
@@ -83,9 +95,8 @@ class QueryRows:
         """`[rows, 7]`: what the native kernel needs to know about rows that do not read all tokens (`Sight` in
         attention.h). `chunks` `[b]`: number of chunks of each sequence. `window`: tokens that a row reads, its own
         included; None: all."""
-        hidden = np.concatenate([_hidden(count, self.parents) for count in self.counts.tolist()])
         columns = self.of_sequences(chunks - 1), np.full(self.total, EVERYTHING), self.of_sequences(self.counts)
-        made = np.column_stack([*columns, hidden.view(np.int64)])
+        made = np.column_stack([*columns, self.hidden.view(np.int64)])
         if window is not None:
             made[:, 1] = window + self.behind
         return made
@@ -93,7 +104,7 @@ class QueryRows:
 
 @lru_cache(maxsize=512)
 def _hidden(count: int, parents: tuple[int, ...] | None) -> npt.NDArray[np.uint64]:
-    """`[count, 4]`: bit i of a row: the row does not read the token that i tokens follow."""
+    """`QueryRows.hidden` of one sequence."""
     bits = np.zeros((count, MOST_ROWS), np.uint8)
     bits[:, :count] = ~seen_in_draft(count, parents)[:, ::-1]
     return np.packbits(bits, axis=1, bitorder="little").view(np.uint64)

@@ -20,6 +20,7 @@ from chunkbench.kernels.compensation import CompensationTokens
 from chunkbench.kernels.integers import NOWHERE, Ints
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.plan import Plan
+from chunkbench.kernels.query_rows import QueryRows
 
 
 class Decode(Protocol):
@@ -29,6 +30,12 @@ class Decode(Protocol):
     def work_items(self) -> int: ...
     def plan(self, plan: Plan) -> None: ...
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None: ...
+
+
+class DraftKernel(Decode, Protocol):
+    """A kernel that takes several query rows of a sequence."""
+
+    def plan(self, plan: Plan, *, query_rows: QueryRows | None = None) -> None: ...
 
 
 class HeadKernel(Decode, Protocol):

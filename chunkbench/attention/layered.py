@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from chunkbench.attention.errors import WrongTokens
+from chunkbench.attention.heads import DraftKernel
 from chunkbench.attention.parts import CacheShape, Kernel, Partition, assemble, choose
 from chunkbench.attention.tensors import TensorSpec, WrongTensor
 from chunkbench.attention.tokens import Tokens
@@ -203,15 +205,15 @@ class LayeredChunkAttention:
         """Update the work descriptors after all changes. `attend` calls this method if the caller did not.
 
         `query_rows`: the next `attend` takes several query rows of each sequence, those of a draft that is verified,
-        sequence by sequence. Only the native kernel without a policy can do this. Raises WrongTokens if a sequence has
-        fewer tokens than rows, ValueError for another kernel.
+        sequence by sequence. PyTorch's kernel and caches with a policy cannot do this. Raises WrongTokens if a sequence
+        has fewer tokens than rows, ValueError if the kernel cannot do it.
         """
         if query_rows is None:
             if not self._planned or self._query_rows is not None:
                 self._kernel.plan(self._tree.plan())
         else:
-            if not isinstance(self._kernel, TppNative):
-                raise ValueError("several query rows of a sequence need kernel='native' and no policy")
+            if self.kernel == "torch" or self.policy is not None:
+                raise ValueError("several query rows of a sequence need kernel='native' or 'triton' and no policy")
             counts = query_rows.counts
             if len(counts) != len(self._tree) or (counts < 1).any() or (counts > MOST_ROWS).any():
                 raise WrongTokens(
@@ -219,7 +221,7 @@ class LayeredChunkAttention:
                 )
             if (self._tree.lengths < counts).any():
                 raise WrongTokens("a sequence has fewer tokens than query rows")
-            self._kernel.plan(self._tree.plan(), query_rows=query_rows)
+            cast(DraftKernel, self._kernel).plan(self._tree.plan(), query_rows=query_rows)
         self._query_rows = query_rows
         self._planned = True
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from chunkbench.attention.caches import Cache, HeadCache
-from chunkbench.attention.heads import Decode, HeadDecode, HeadKernel, HeadStores
+from chunkbench.attention.heads import Decode, DraftKernel, HeadDecode, HeadKernel, HeadStores
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
@@ -121,18 +121,31 @@ def _head_stores(
 def _store(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
     planner = _planner(partition)
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
+    if kernel == "torch":
+        plain_store = ChunkStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
+        return plain_store, TppTorch(plain_store, shape.heads, planner)
+    store: ChunkStore
     if kernel == "native":
-        packed_store = PackedStore(*sizes, shape.layers, shape.kv_dtype)
-        return packed_store, TppNative(packed_store, shape.heads, planner, softcap=shape.softcap)
-    if kernel == "triton":
+        store = PackedStore(*sizes, shape.layers, shape.kv_dtype)
+    else:
         # Imported here because importing Triton takes a second and only a GPU needs it.
-        from chunkbench.kernels.triton.decode import TppTriton
         from chunkbench.kernels.triton.store import TritonStore
 
-        triton_store = TritonStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
-        return triton_store, TppTriton(triton_store, shape.heads, planner)
-    store = ChunkStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
-    return store, TppTorch(store, shape.heads, planner)
+        store = TritonStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
+    return store, new_kernel(store, shape.heads, planner, shape.softcap)
+
+
+def new_kernel(
+    store: ChunkStore | HeadStores, heads: int, planner: Planner | None, softcap: float = 0.0
+) -> DraftKernel:
+    """The native or the Triton kernel over a store of its own kind."""
+    if isinstance(store, PackedStore):
+        return TppNative(store, heads, planner, softcap=softcap)
+    from chunkbench.kernels.triton.decode import TppTriton
+    from chunkbench.kernels.triton.store import TritonStore
+
+    assert isinstance(store, TritonStore)
+    return TppTriton(store, heads, planner)
 
 
 def _planner(partition: Partition) -> Planner | None:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from chunkbench.attention.errors import EmptySequence
+from chunkbench.attention.heads import DraftKernel
 from chunkbench.attention.layered import LayeredChunkAttention
-from chunkbench.attention.parts import Kernel, Partition
+from chunkbench.attention.parts import Kernel, Partition, new_kernel
 from chunkbench.attention.tensors import WrongTensor
 from chunkbench.attention.tokens import Tokens, token_array
 from chunkbench.attention.windows import HeadPolicy
-from chunkbench.kernels.cpu.decode import NativeDecode, TppNative
-from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner
 from chunkbench.kernels.trace import Trace, TracedCall
@@ -98,14 +98,14 @@ class ChunkAttention(LayeredChunkAttention):
         """The current plan of the forest, for the kernel of `with_planner`."""
         return self._tree.plan()
 
-    def with_planner(self, planner: Planner) -> TppNative:
-        """A second native kernel over the same K and V, with the items of another planner. Raises ValueError.
+    def with_planner(self, planner: Planner) -> DraftKernel:
+        """A second kernel over the same K and V, with the items of another planner. Raises ValueError.
 
         The kernel does not notice changes of the cache: call its `plan(forest)` before its `decode`.
         """
-        if not isinstance(self._store, PackedStore):
-            raise ValueError("another planner needs kernel='native' and no policy")
-        return TppNative(self._store, self.heads, planner)
+        if self.kernel == "torch" or self.policy is not None:
+            raise ValueError("another planner needs kernel='native' or 'triton' and no policy")
+        return new_kernel(self._store, self.heads, planner)
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
         """The time of each unit of work of one call, after `plan`. Only the native kernel without a policy can trace;

@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from chunkbench.draft import MOST_ROWS
 from chunkbench.kernels.items import ITEM_COLUMNS
 from chunkbench.kv_dtype import KV_DTYPES
 
@@ -32,6 +33,8 @@ TAIL_ROW, BEFORE, FIRST_PARTIAL, FIRST_FOLD, FOLDS = (
 )
 ITEM_WIDTH = tl.constexpr(len(ITEM_COLUMNS))
 SAME, INT8, UINT8, FP8 = (tl.constexpr(number) for number in range(len(KV_DTYPES)))  # values of FORM
+CHAINS, TREES = tl.constexpr(1), tl.constexpr(2)  # values of DRAFTS; 0: each sequence has one row
+_ROWS_OF_DRAFT = tl.constexpr(MOST_ROWS)
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds a small float32 to an integer, ties to even
 _FP8_SCALE = tl.constexpr(256.0)  # the bits of E4M3 as those of float16 are a number 2^8 times too small
 
@@ -117,7 +120,9 @@ def _attend(
     tokens,  # number of tokens in the run
     inner,  # offset of this KV head in a chunk
     scale,
-    limits,  # [ROWS] number of tokens of the run that each row reads, if DRAFTS
+    limits,  # if DRAFTS: [ROWS] number of tokens from the beginning of the run on up to those that the row cannot read
+    hidden,
+    row,  # [ROWS] index of each row
     DRAFTS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
@@ -157,7 +162,12 @@ def _attend(
             scores *= _floats(after, 0, valid[:, None], TILE)[None, :]
         seen = valid[None, :]
         if DRAFTS > 0:
-            seen = seen & ((start + offsets)[None, :] < limits[:, None])
+            after = limits[:, None] - 1 - (start + offsets)[None, :]
+            seen = seen & (after >= 0)
+            if DRAFTS == TREES:
+                words = hidden + (row * (_ROWS_OF_DRAFT // 32))[:, None] + (after >> 5)
+                bits = tl.load(words, mask=seen & (after < _ROWS_OF_DRAFT), other=0)
+                seen = seen & (((bits >> (after & 31)) & 1) == 0)
         scores = tl.where(seen, scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
@@ -245,6 +255,8 @@ def _run_item(
     items,
     order,
     tokens,
+    reads,
+    hidden,
     partial_out,
     partial_lse,
     DRAFTS: tl.constexpr,
@@ -285,10 +297,10 @@ def _run_item(
     inner = head * HEAD_STEP
     limits = lanes
     if DRAFTS > 0:
-        limits = tl.load(tokens + DRAFTS + row, mask=valid, other=0) - tl.load(entry + BEFORE) * CHUNK
+        limits = tl.load(reads + row, mask=valid, other=0) - tl.load(entry + BEFORE) * CHUNK
     top, total, acc = _attend(
-        query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale, limits, DRAFTS,
-        CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, STAGES,
+        query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale, limits, hidden,
+        row, DRAFTS, CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, STAGES,
     )  # fmt: skip
     # A row may read nothing of a run that others read. This keeps its partial result zero instead of NaN.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -316,7 +328,9 @@ def partial_results(
     value_places,
     items,  # [items] of planner.ITEM; no rows: no item
     order,  # [positions] row of each position
-    tokens,  # [b] tokens in the last chunk of each row; from DRAFTS on, if not 0: tokens that each row reads
+    tokens,  # [b] tokens in the last chunk of each row
+    reads,  # if DRAFTS: [b] number of tokens of the row's sequence up to those that the row cannot read
+    hidden,  # if TREES: [b, 8] bit i of the row's bits: it does not read the token that i of these tokens follow
     partial_out,  # [slots, HEADS, D]
     partial_lse,  # [slots, HEADS]
     HEADS: tl.constexpr,
@@ -347,13 +361,13 @@ def partial_results(
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, partial_out, partial_lse, DRAFTS,
+                items, order, tokens, reads, hidden, partial_out, partial_lse, DRAFTS,
                 HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, STAGES,
             )  # fmt: skip
         else:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, partial_out, partial_lse, DRAFTS,
+                items, order, tokens, reads, hidden, partial_out, partial_lse, DRAFTS,
                 HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, NARROW_STAGES,
             )  # fmt: skip
 
@@ -381,6 +395,8 @@ def merge_rows(
     rows,  # [b] of planner.ITEM: first fold, folds, chunks of the tail
     folds,  # slots of partial results, row by row
     tokens,
+    reads,
+    hidden,
     partial_out,
     partial_lse,
     HEADS: tl.constexpr,
@@ -394,6 +410,7 @@ def merge_rows(
     UNIT: tl.constexpr,
     FORM: tl.constexpr,
     FOLD: tl.constexpr,
+    DRAFTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Merge the partial results of each row. Grid: (rows of q) x (KV heads). Skips rows whose output an item has
@@ -417,10 +434,14 @@ def merge_rows(
             index = row.to(tl.int64) * q_row + (head * GROUP + lanes).to(tl.int64) * q_head
             query = tl.load(q + index[:, None] + dims[None, :], mask=(lanes < GROUP)[:, None], other=0.0)
             length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
+            limits = lanes
+            if DRAFTS > 0:
+                limits = lanes * 0 + tl.load(reads + row) - tl.load(entry + BEFORE) * CHUNK
             tail_top, tail_total, tail_acc = _attend(
                 query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
                 tl.zeros([LANES, D], tl.float32), keys, values, key_places, value_places, tail_first, length,
-                head * HEAD_STEP, scale, lanes, 0, CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, 1,
+                head * HEAD_STEP, scale, limits, hidden, lanes * 0 + row, DRAFTS, CHUNK, TILE, D, TOKEN_STEP, UNIT,
+                FORM, 1,
             )  # fmt: skip
             top = tl.reshape(_first_lanes(tail_top[:, None], FEW), (FEW,))
             total = tl.reshape(_first_lanes(tail_total[:, None], FEW), (FEW,))

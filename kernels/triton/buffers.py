@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from chunkbench.draft import MOST_ROWS
+from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import ITEM_COLUMNS
 from chunkbench.kernels.triton.constants import Sizes
 from chunkbench.kernels.triton.planner import ITEM, Descriptors
 from chunkbench.kernels.triton.staging import Staging
+
+WORDS = MOST_ROWS // 32
+"""Numbers of 32 bits in which a draft has a bit for each of its tokens."""
 
 
 class Capacity(NamedTuple):
@@ -82,4 +88,24 @@ class Buffers:
 
     def send(self) -> None:
         """Copy the host arrays to the device."""
+        self._staging.send()
+
+
+class Sights:
+    """What the rows of drafts read, on the host and on the device. Raises the allocator's error."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.rows = rows
+        """Number of rows for which there is room."""
+        self._staging = Staging(device, rows + rows * WORDS)
+        self.reads, self.hidden = self._staging.device[:rows], self._staging.device[rows:]
+        """Device arrays by the argument names of the kernels in `attention`."""
+
+    def send(self, reads: Ints, hidden: npt.NDArray[np.uint64] | None = None) -> None:
+        """Send the number of tokens that each row reads `[b]`, or, with `hidden` (`QueryRows.hidden`), the number of
+        tokens of its sequence `[b]`."""
+        host = self._staging.host
+        host[: len(reads)] = reads
+        if hidden is not None:
+            host[self.rows :].reshape(-1, WORDS)[: len(reads)] = hidden.view(np.int32)
         self._staging.send()

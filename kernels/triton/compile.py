@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from chunkbench.draft import Drafts
 from chunkbench.kernels.triton import attention, constants
 from chunkbench.kernels.triton.tuning import Tuning
 from chunkbench.kv_dtype import KvDtype
@@ -26,7 +27,7 @@ REGISTERS = 65536
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POINTERS = {
     "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
-    "i32": ("items", "order", "rows", "folds", "tokens"),
+    "i32": ("items", "order", "rows", "folds", "tokens", "reads", "hidden"),
     "fp32": ("partial_out", "partial_lse"),
     "data": ("q", "out", "k", "v"),
     "kv": ("keys", "values"),
@@ -67,18 +68,18 @@ def build(
     chunk_size: int,
     tuning: Tuning,
     kv_dtype: KvDtype = "same",
-    drafts: int = 0,
+    drafts: Drafts = "none",
 ) -> list[Built]:
-    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and `dtype` fp16 or bf16. `drafts`:
-    see `constants.partial_results`."""
+    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and `dtype` fp16 or bf16."""
     sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype], kv_dtype=kv_dtype)
     overlap = constants.overlaps(generation)
     merge_warps = constants.merge_warps(sizes, tuning)
-    wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap, drafts) for wide in (True, False))
+    sights = {"DRAFTS": constants.DRAFTS.index(drafts)}
+    wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) | sights for wide in (True, False))
     return [
         _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
-        _build("merge_rows", constants.merge_rows(sizes, tuning, overlap), generation, dtype, merge_warps),
+        _build("merge_rows", constants.merge_rows(sizes, tuning, overlap) | sights, generation, dtype, merge_warps),
         _build("append_tokens", constants.append_tokens(sizes) | {"COUNTED": False}, generation, dtype, 4),
     ]
 

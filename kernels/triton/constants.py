@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from chunkbench.draft import Drafts
 from chunkbench.kernels.triton.tuning import Tuning
 from chunkbench.kv_dtype import KV_DTYPES, KvDtype, width
 
 PLACE_BYTES = 16
 """Unit of the places of chunks, in bytes. With this unit the compiler knows that loads of 16 bytes are aligned."""
+DRAFTS: tuple[Drafts, ...] = ("none", "chains", "trees")
+"""Drafts that a launch computes, as the kernels count them."""
 _NARROW = 16  # smallest number of query heads in a tile: what a matrix instruction needs
 
 
@@ -54,11 +57,8 @@ def append_tokens(sizes: Sizes) -> dict[str, Any]:
     return _chunks(sizes) | {"KV_HEADS": sizes.kv_heads, "LANES": power_of_two(sizes.kv_heads)}
 
 
-def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool, drafts: int = 0) -> dict[str, Any]:
-    """`drafts`: index in the tensor `tokens` from which it tells how many tokens each row reads; 0: all that there
-    are."""
+def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool) -> dict[str, Any]:
     return _queries(sizes, overlap) | {
-        "DRAFTS": drafts,
         "NARROW": narrow(sizes.group),
         "WIDE": tuning.wide if wide else 0,
         "NARROW_TILE": tuning.narrow_tile,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from chunkbench.draft import Drafts
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import Items, items_of_forest
 from chunkbench.kernels.plan import Plan
@@ -20,7 +21,7 @@ from chunkbench.kernels.planners import Planner, two_phase
 from chunkbench.kernels.query_rows import QueryRows, chunks_of_rows
 from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
-from chunkbench.kernels.triton.buffers import Buffers, Capacity
+from chunkbench.kernels.triton.buffers import Buffers, Capacity, Sights
 from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
 from chunkbench.kernels.triton.tuning import Tuning, tuning_for
 
@@ -49,14 +50,8 @@ class Places(Protocol):
     def reserve_rows(self, rows: int) -> None:
         """Make room in `tokens` for `rows` rows. May replace `tokens`."""
 
-    @property
-    def drafts(self) -> int:
-        """Index in `tokens` from which it also holds the number of tokens that each row reads, so that sequences can
-        have several rows. 0: it does not."""
-
-    def follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
-        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`. `reads` `[b]`:
-        with `drafts`, the number of tokens that each row reads."""
+    def follow(self, chunks: Ints, tokens: Ints) -> None:
+        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`."""
 
     def layer(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer: tensors whose memory begins at place 0."""
@@ -101,21 +96,23 @@ class TritonDecode:
             head_tokens=4 / sizes.itemsize,
         )
         self._partial_constants = [
-            constants.partial_results(sizes, self._tuning, wide, self._overlap, store.drafts) for wide in (False, True)
+            constants.partial_results(sizes, self._tuning, wide, self._overlap) for wide in (False, True)
         ]
         self._merge_constants = constants.merge_rows(sizes, self._tuning, self._overlap)
         self._merge_warps = constants.merge_warps(sizes, self._tuning)
         self._wide = self._merges = False
+        self._drafts = 0  # index in constants.DRAFTS
+        self._sights = Sights(0, device)
         self._grid = 0  # number of items for which a launch has programs
         self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), sizes, device)
         self._tokens = store.tokens
         self._own = self._spare = np.empty(0, np.int64)  # by row: own item or -1; chunks that its run can still take
 
-    def reserve(self, rows: int, chunks: int, items: int = 0) -> None:
+    def reserve(self, rows: int, chunks: int, items: int = 0, drafts: Drafts = "none") -> None:
         """Make room for plans of at most `rows` rows and `chunks` chunks. Such plans then do not change `generation`.
 
         `items`: smallest number of items for which later launches have programs. 0: estimated from the number of rows.
-        Later launches use the large tile and the merge, even if a plan needs neither.
+        Later launches use the large tile and the merge, even if a plan needs neither, and compute these `drafts`.
         """
         shape = self._shape
         items = items or 2 * rows + 4 * shape.multiprocessors * shape.blocks // shape.kv_heads
@@ -123,6 +120,7 @@ class TritonDecode:
         self.store.reserve_rows(rows)
         self._tokens = self.store.tokens
         self._launch_needs(items, wide=shape.lanes > shape.narrow, merges=True)
+        self._verify(drafts, rows)
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors for `batch` rows and send them to the device."""
@@ -182,6 +180,9 @@ class TritonDecode:
             "key_places": views["key_places"],
             "value_places": views["value_places"],
             "tokens": store.tokens,
+            "reads": self._sights.reads,
+            "hidden": self._sights.hidden,
+            "DRAFTS": self._drafts,
             "partial_out": views["partial_out"],
             "partial_lse": views["partial_lse"],
         }
@@ -212,16 +213,25 @@ class TritonDecode:
         self._wide, self._merges = self._wide or wide, self._merges or merges
         self.generation += before != (self._grid, self._wide, self._merges)
 
+    def _verify(self, drafts: Drafts, rows: int) -> None:
+        """Let this launch and all later ones compute such drafts of `rows` rows in all."""
+        wanted = max(self._drafts, constants.DRAFTS.index(drafts))
+        room = self._sights.rows if rows <= self._sights.rows or not wanted else max(16, rows + rows // 2)
+        if (wanted, room) != (self._drafts, self._sights.rows):
+            self._sights = Sights(room, self.store.device)
+            self._drafts = wanted
+            self.generation += 1
+
     def _grow(self, needed: Capacity) -> Buffers:
         if not self._buffers.capacity.enough_for(needed):
             self._buffers = Buffers(self._buffers.capacity.grown_to(needed), self.sizes, self.store.device)
             self.generation += 1
         return self._buffers
 
-    def _follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
+    def _follow(self, chunks: Ints, tokens: Ints) -> None:
         """Update the last chunk of each row in the store. If this replaces the store's buffers, `generation`
         changes."""
-        self.store.follow(chunks, tokens, reads)
+        self.store.follow(chunks, tokens)
         if self.store.tokens is not self._tokens:
             self._tokens = self.store.tokens
             self.generation += 1
@@ -247,20 +257,23 @@ class TppTriton(TritonDecode):
         Extending avoids the planner, which takes a millisecond for 256 sequences. That is as long as several layers on
         a GPU. On a busy server, some sequence begins a chunk at almost every step.
 
-        `query_rows`: the rows of each sequence, whose drafts are chains; None: one. Needs a store with `drafts`.
+        `query_rows`: the rows of each sequence; None: one.
         """
         rows = query_rows or QueryRows.alike(len(plan.order), 1)
+        self._verify(rows.drafts, rows.total)
         same_rows = rows.same_as(self._query_rows)
         if plan is not self._plan or not same_rows:
-            grows = self._plan is not None and same_rows and rows.total == len(rows.counts)
+            grows = self._plan is not None and same_rows and rows.drafts == "none"
             new = plan.growth_since(self._plan) if grows and self._plan is not None else None
             if new is None or not self.extend(*new):
                 items = items_of_forest(plan, self._planner(plan, self._shape.group * rows.usual))
-                self.make(items if rows.total == len(rows.counts) else rows.rows_of(items), rows.total)
+                self.make(items if rows.drafts == "none" else rows.rows_of(items), rows.total)
             self._plan, self._query_rows = plan, rows
         chunks, tokens = rows.of_sequences(plan.last_chunks), rows.of_sequences(plan.last_tokens)
-        if not self.store.drafts:
-            self._follow(chunks, tokens)
-            return
-        before = rows.of_sequences(chunks_of_rows(plan) - 1) * self._shape.chunk_size
-        self._follow(chunks, tokens, before + tokens - rows.behind)
+        self._follow(chunks, tokens)
+        if self._drafts:
+            ends = rows.of_sequences(chunks_of_rows(plan) - 1) * self._shape.chunk_size + tokens
+            if constants.DRAFTS[self._drafts] == "trees":
+                self._sights.send(ends, rows.hidden)
+            else:
+                self._sights.send(ends - rows.behind)

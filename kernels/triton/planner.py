@@ -93,7 +93,8 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     if tails.any():
         tails &= items.divided(items.of_rows(batch))
     rows, own = np.zeros(batch, ITEM), items.rows[items.first_row[tails]]
-    rows["first_chunk"][own], rows["chunk_count"][own] = items.first_chunk[tails], items.chunk_count[tails]
+    for name in ("first_chunk", "chunk_count", "before"):
+        rows[name][own] = getattr(items, name)[tails]
 
     items = split_keys(items.take(np.flatnonzero(~tails)), shape)
     partials = number_partials(items, items.divided(items.of_rows(batch) + (rows["chunk_count"] > 0)), batch)

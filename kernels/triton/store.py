@@ -67,10 +67,7 @@ class TritonStore(AddressedStore):
         self.tokens = flat[4 * room :]
         self._chunks = np.empty(0, np.int64)  # the new buffers are empty
 
-    drafts = 0
-    """Each sequence has one row."""
-
-    def follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
+    def follow(self, chunks: Ints, tokens: Ints) -> None:
         if np.array_equal(chunks, self._chunks) and np.array_equal(tokens, self._tokens):
             return
         rows = len(chunks)

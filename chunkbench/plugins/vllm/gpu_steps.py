@@ -17,10 +17,9 @@ from chunkbench.plugins.vllm.forest import BlockForest
 class BlockPlaces:
     """Tells the kernels where vLLM's blocks lie in the K/V cache of each layer. The interface is `Places`."""
 
-    def __init__(self, cache: torch.Tensor, drafts: int = 0) -> None:
+    def __init__(self, cache: torch.Tensor) -> None:
         """`cache` `[blocks, kv_heads, tokens, 2 * head_dim]`: for each token its K, then its V. All strides except the
-        last are free, but must be the same in the caches of all layers. `drafts`: largest number of rows of a step, if
-        sequences may have several; 0: each has one."""
+        last are free, but must be the same in the caches of all layers."""
         _, kv_heads, tokens, width = cache.shape
         block_step, head_step, token_step, last = cache.stride()
         self._block_step = block_step * cache.dtype.itemsize // PLACE_BYTES
@@ -28,8 +27,7 @@ class BlockPlaces:
             raise ValueError(f"blocks must begin at multiples of {PLACE_BYTES} bytes; the strides are {cache.stride()}")
         self.sizes = Sizes(kv_heads, kv_heads, width // 2, tokens, cache.dtype, token_step, head_step)
         self.device = cache.device
-        self.drafts = drafts
-        self._ends = Staging(self.device, 2 * drafts)
+        self._ends = Staging(self.device, 0)
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -40,16 +38,12 @@ class BlockPlaces:
         return places, places
 
     def reserve_rows(self, rows: int) -> None:
-        if self.drafts and rows > self.drafts:
-            raise ValueError(f"a step of {rows} rows; there is room for {self.drafts}")
         if rows > len(self._ends.host):
             self._ends = Staging(self.device, rows)
 
-    def follow(self, chunks: Ints, tokens: Ints, reads: Ints | None = None) -> None:
+    def follow(self, chunks: Ints, tokens: Ints) -> None:
         self.reserve_rows(len(tokens))
         self._ends.host[: len(tokens)] = tokens
-        if reads is not None:
-            self._ends.host[self.drafts : self.drafts + len(reads)] = reads
         self._ends.send()
 
     def layer(self, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,11 +69,11 @@ class DecodeSteps:
         """`cache`: the K/V cache of any layer. `heads`: number of query heads. `rows`: maximum number of rows of a
         step. `blocks`: maximum number of blocks that these rows hold; a shared block counts once. `drafted`: whether
         sequences may have several rows, those of a draft."""
-        places = BlockPlaces(cache, rows if drafted else 0)
+        places = BlockPlaces(cache)
         self._forest = BlockForest(places.sizes.chunk_size)
         self._kernel = TppTriton(places, heads, tuning=tuning)
         # A row's own run has room to grow (8 chunks), so entries are needed for more chunks than there are blocks.
-        self._kernel.reserve(rows, max(blocks, 8 * rows))
+        self._kernel.reserve(rows, max(blocks, 8 * rows), drafts="chains" if drafted else "none")
 
     @property
     def generation(self) -> int:

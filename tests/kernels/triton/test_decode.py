@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from chunkbench.attention import ChunkAttention, LayeredChunkAttention
-from chunkbench.kernels.planners import Planner, flat, node_wise
+from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused
+from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kernels.triton import decode as decode_module
 from chunkbench.kernels.triton.decode import TppTriton
 from chunkbench.kernels.triton.store import TritonStore
@@ -70,8 +71,8 @@ class Forest(Contexts):
     def plan(self) -> None:
         self.kernel.plan(self.tree.plan())
 
-    def outputs(self, q: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
-        self.plan()
+    def outputs(self, q: torch.Tensor, layer: int, rows: QueryRows | None = None) -> dict[str, torch.Tensor]:
+        self.kernel.plan(self.tree.plan(), rows)
         out = torch.full_like(q, float("nan"))
         self.kernel.decode(q, out, layer)
         return {"": out}
@@ -105,6 +106,40 @@ def test_a_forest_in_8_bits(device: str, kv_dtype: KvDtype) -> None:
     for _ in range(2):
         forest.step()
         forest.check()
+
+
+class Drafts(NamedTuple):
+    heads: int
+    kv_heads: int
+    counts: list[int]
+    parents: tuple[int, ...] | None = None
+    planner: Planner | None = None
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        Drafts(6, 2, [4, 1, 2, 3, 5, 1]),
+        Drafts(6, 2, [7] * 5, (-1, 0, 0, 1, 1, 2, 5)),
+        Drafts(6, 1, [40] * 4, (-1, *range(20), *range(19))),  # lie in several chunks; more rows than lanes
+        Drafts(24, 1, [3, 3, 3, 3, 3, 1], None, node_wise),  # two rows fill the lanes, so the third is a tail
+        Drafts(24, 1, [3] * 5, (-1, -1, 0), node_wise),
+        Drafts(2, 2, [5] * 5, None, flat),
+    ],
+    ids=["chains", "tree", "long tree", "wide groups", "tree, wide groups", "paged"],
+)
+def test_query_rows_read_what_they_should(device: str, drafts: Drafts) -> None:
+    """Drafts begin in chunks that others share."""
+    heads, kv_heads, counts, parents, planner = drafts
+    forest = Forest(device, heads, kv_heads, planner=planner)
+    for path, count in zip([*(path for path in SHARED_TREE if len(path) > 1), [700]], counts, strict=False):
+        forest.add(path if len(path) >= count else [*path, *range(900, 950)])
+    rows = QueryRows(np.array(counts), parents)
+    forest.check()
+    for _ in range(3):
+        forest.step()
+        forest.check_draft(rows)
+    forest.check()
 
 
 @pytest.mark.parametrize("seed", [0, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
@@ -210,6 +245,23 @@ def test_add_append_fork_truncate_and_remove(device: str) -> None:
     contexts.check()
     contexts.truncate(first, 37)
     contexts.remove(third)
+    contexts.check()
+
+
+@pytest.mark.parametrize("planner", [flat, cascade, node_wise, tree_fused, pack])
+def test_the_plans_of_other_papers(device: str, planner: Planner) -> None:
+    cache = new_cache(device)
+    contexts = Contexts(cache)
+    for tokens in SHARED_TREE:
+        contexts.add(tokens)
+    kernel = cache.with_planner(planner)
+    for _ in range(2):
+        contexts.step()
+        kernel.plan(cache.forest)
+        q = contexts.normal(len(SHARED_TREE), 2, 64)
+        out = torch.full_like(q, float("nan"))
+        kernel.decode(q, out)
+        contexts.compare({planner.__name__: out}, contexts.expected(q), "")
     contexts.check()
 
 

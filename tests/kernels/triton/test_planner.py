@@ -221,19 +221,19 @@ kernels = []
 for generation, rows in read().items():
     number = int(generation.removeprefix("sm_"))
     for head_dim, tuning in rows.items():
-        shapes = [(32, 32, 64, "same", 0), (32, 8, 64, "same", 0), (32, 1, 64, "same", 0)]
+        shapes = [(32, 32, 64, "same", "none"), (32, 8, 64, "same", "none"), (32, 1, 64, "same", "none")]
         if head_dim == 128:
-            shapes += [(heads, kv_heads, chunk, "same", 0) for heads, kv_heads, chunk in
+            shapes += [(heads, kv_heads, chunk, "same", "none") for heads, kv_heads, chunk in
                        ((32, 4, 64), (64, 1, 64), (32, 32, 16), (32, 32, 128))]
-            shapes += [(32, kv_heads, 64, form, 0) for form in ("int8", "uint8", "fp8") for kv_heads in (32, 8)]
-            shapes += [(32, kv_heads, 64, "same", 160) for kv_heads in (32, 8)]  # drafts
+            shapes += [(32, kv_heads, 64, form, "none") for form in ("int8", "uint8", "fp8") for kv_heads in (32, 8)]
+            shapes += [(32, kv_heads, 64, "same", "trees") for kv_heads in (32, 8)]
         if sys.argv[1] == "few":
             shapes = shapes[:1] if head_dim == 128 else []
         for heads, kv_heads, chunk, form, drafts in shapes:
             dtype = "bf16" if kv_heads == 8 else "fp16"
             for built in build(number, dtype, heads, kv_heads, head_dim, chunk, tuning, form, drafts):
                 case = {"generation": number, "head_dim": head_dim, "kv_heads": kv_heads, "chunk": chunk}
-                case["kv_dtype"] = form
+                case |= {"kv_dtype": form, "drafts": drafts}
                 assumed = tuning.narrow_blocks if built.kernel.endswith("narrow") else tuning.blocks
                 fit = {"blocks": built.blocks(number), "assumed": assumed}
                 kernels.append(case | built._asdict() | fit)
@@ -269,8 +269,10 @@ def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
 
 
 def of_stored_numbers(built: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table of tuning was measured for K and V in the dtype of q, so it says nothing of 8 bits."""
-    return [kernel for kernel in built if kernel["kernel"].startswith("partial") and kernel["kv_dtype"] == "same"]
+    """The table of tuning was measured for K and V in the dtype of q, and without drafts."""
+    plain = ("same", "none")
+    partial = (kernel for kernel in built if kernel["kernel"].startswith("partial"))
+    return [kernel for kernel in partial if (kernel["kv_dtype"], kernel["drafts"]) == plain]
 
 
 def test_as_many_blocks_fit_as_the_planner_assumes(built: list[dict[str, Any]]) -> None:
