@@ -22,6 +22,7 @@ from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Sessi
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.measure.peaks import probe_cpu
 from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.latent import Projections
 from chunkbench.kernels.planners import flat, node_wise
@@ -68,7 +69,8 @@ class TreeSession(Session):
         return self._cache.work_items
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        return self._cache.kernel.trace(q, out, call)
+        kernel = self._cache.kernel
+        return kernel.trace(q, out, call) if isinstance(kernel, NativeDecode) else None
 
 
 class MixedSession(TreeSession):

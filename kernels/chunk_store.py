@@ -12,7 +12,7 @@ import torch
 from chunkbench.kernels.changes import Append
 from chunkbench.kernels.eight_bits import narrow, widened
 from chunkbench.kernels.integers import Ints
-from chunkbench.kv_dtype import KvDtype, kv_bytes, width
+from chunkbench.kv_dtype import KvDtype, width
 
 
 class Slab(NamedTuple):
@@ -56,10 +56,13 @@ class ChunkStore:
         device: torch.device | str,
         layers: int = 1,
         kv_dtype: KvDtype = "same",
+        value_dim: int | None = None,
     ) -> None:
+        """`value_dim`: dimension of V; default: that of K. 0: V is a part of K, as in latents."""
         self.chunk_size = chunk_size
         self.kv_heads = kv_heads
         self.head_dim = head_dim
+        self.value_dim = head_dim if value_dim is None else value_dim
         self.dtype = dtype
         self.device = torch.device(device)
         self.layers = layers
@@ -73,8 +76,7 @@ class ChunkStore:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of K and V of one chunk, all layers."""
-        token = kv_bytes(self.head_dim, self.dtype.itemsize, self.kv_dtype)
-        return self.layers * self.chunk_size * self.kv_heads * token
+        return sum(self._strides)
 
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` chunks: add one slab for the missing chunks. A smaller capacity changes nothing.
@@ -166,6 +168,10 @@ class ChunkStore:
         wide = [widened(part, self.kv_dtype, self.head_dim, torch.float32) for part in (keys, values)]
         return torch.stack([part.sum(2).flatten(0, 1) for part in wide], 1)
 
+    def keys(self, chunk: int) -> torch.Tensor:
+        """K of a full chunk: `[layers * h_kv, c, d]`, as stored."""
+        return self._chunk(chunk)[0].flatten(0, 1)
+
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
         """Copy the first `tokens` of the `held` tokens in a chunk, in all layers, to a new chunk.
 
@@ -180,14 +186,18 @@ class ChunkStore:
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Uninitialized memory for K and V, each `[layers, chunks, h_kv, c, d]`."""
-        shape = (self.layers, chunks, self.kv_heads, self.chunk_size, self._width)
-        keys = torch.empty(shape, dtype=self._element, device=self.device)
-        return keys, torch.empty_like(keys)
+        return self._memory(self.layers, chunks, self.head_dim), self._memory(self.layers, chunks, self.value_dim)
+
+    def _memory(self, first: int, second: int, dim: int) -> torch.Tensor:
+        """Uninitialized memory for vectors of `dim` numbers: `[first, second, h_kv, c, elements]`."""
+        shape = (first, second, self.kv_heads, self.chunk_size, width(dim, self.kv_dtype))
+        return torch.empty(shape, dtype=self._element, device=self.device)
 
     @property
-    def _width(self) -> int:
-        """Elements of a vector of `head_dim` numbers."""
-        return width(self.head_dim, self.kv_dtype)
+    def _strides(self) -> tuple[int, int]:
+        """Bytes of the K and of the V of one chunk, all layers."""
+        vectors = self.layers * self.chunk_size * self.kv_heads * self._element.itemsize
+        return vectors * width(self.head_dim, self.kv_dtype), vectors * width(self.value_dim, self.kv_dtype)
 
     @property
     def _element(self) -> torch.dtype:
@@ -225,21 +235,15 @@ class AddressedStore(ChunkStore):
 
     @cached_property
     def layer_bytes(self) -> int:
-        """Bytes from a chunk's K in one layer to its K in the next layer; the same for V."""
-        return self._stride // self.layers
+        """Bytes from a chunk's K in one layer to its K in the next layer."""
+        return self._strides[0] // self.layers
 
     def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
         """Addresses of the K and V of chunks in layer 0. Raises IndexError for an id beyond the capacity."""
         slab, place = self.locate(chunks)
-        step = place * self._stride
-        return self._bases[0, slab] + step, self._bases[1, slab] + step
-
-    @property
-    def _stride(self) -> int:
-        """Bytes from a chunk's K to the next chunk's K; the same for V."""
-        return self.chunk_bytes // 2
+        keys, values = self._strides
+        return self._bases[0, slab] + place * keys, self._bases[1, slab] + place * values
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (chunks, self.layers, self.kv_heads, self.chunk_size, self._width)
-        keys = torch.empty(shape, dtype=self._element, device=self.device).transpose(0, 1)
-        return keys, torch.empty_like(keys)
+        made = (self._memory(chunks, self.layers, dim) for dim in (self.head_dim, self.value_dim))
+        return next(made).transpose(0, 1), next(made).transpose(0, 1)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ import torch
 from chunkbench.attention.pool import ChunkPool
 from chunkbench.attention.tokens import Tokens
 from chunkbench.attention.tree import PrefixTree
-from chunkbench.kernels.cpu.decode import NativeDecode, TppNative
+from chunkbench.kernels import triton
+from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.integers import Bools, Ints, ranges
 from chunkbench.kernels.items import Items
@@ -21,11 +24,18 @@ from chunkbench.kernels.latent import Projections
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner
 
+if TYPE_CHECKING:
+    from chunkbench.kernels.triton.decode import TppTriton
+
 _CHUNKS_AT_A_TIME = 8
 """Number of chunks whose K and V are expanded at a time, because their float32 numbers take much memory."""
 
 
-def _store(projections: Projections, chunk_size: int, expanded: bool) -> PackedStore:
+LatentKernel = Literal["auto", "native", "triton"]
+"""`auto`: native on a CPU, Triton on a GPU."""
+
+
+def _native_store(projections: Projections, chunk_size: int, expanded: bool) -> PackedStore:
     shape, heads = projections.shape, projections.heads
     sizes = (heads, shape.key_dim) if expanded else (1, shape.width)
     values = shape.v if expanded else shape.kv_rank
@@ -33,10 +43,10 @@ def _store(projections: Projections, chunk_size: int, expanded: bool) -> PackedS
 
 
 class LatentAttention:
-    """A cache of the latents of sequences that share prefixes; one layer, on a CPU.
+    """A cache of the latents of sequences that share prefixes; one layer, on the device of the projections.
 
     With `expanded` it stores expanded K and V in place of latents. `planner`: see `kernels.planners`; default: the
-    two-phase partition.
+    two-phase partition. Raises ValueError for a shape that the kernel does not support.
     """
 
     def __init__(
@@ -46,13 +56,36 @@ class LatentAttention:
         share: bool = True,
         planner: Planner | None = None,
         expanded: bool = False,
+        kernel: LatentKernel = "auto",
     ) -> None:
         self.projections = projections
-        self.scale = projections.shape.key_dim**-0.5
         self.expanded = expanded
-        self.store = _store(projections, chunk_size, expanded)
+        native = projections.device.type == "cpu" if kernel == "auto" else kernel == "native"
+        made = self._new_parts(native, chunk_size, planner, expanded)
+        self.store: ChunkStore = made[0]
+        self.kernel: TppNative | TppTriton = made[1]
         self.tree = PrefixTree(chunk_size, ChunkPool(None, self.store.grow), share=share)
-        self.kernel = TppNative(self.store, projections.heads, planner, self.scale)
+
+    def _new_parts(
+        self, native: bool, chunk_size: int, planner: Planner | None, expanded: bool
+    ) -> tuple[ChunkStore, TppNative | TppTriton]:
+        """A store of latents or of expanded K and V, and a kernel over it."""
+        projections, scale = self.projections, self.projections.shape.key_dim**-0.5
+        if native:
+            packed = _native_store(projections, chunk_size, expanded)
+            return packed, TppNative(packed, projections.heads, planner, scale)
+        # Imported here because importing Triton takes a second and only a GPU needs it.
+        from chunkbench.kernels.triton.decode import TppTriton
+        from chunkbench.kernels.triton.store import TritonStore
+
+        shape = projections.shape
+        unfit = triton.why_not_latent(projections.dtype, shape, chunk_size)
+        if unfit:
+            raise ValueError(f"the GPU kernel cannot compute this: {unfit}")
+        sizes = (projections.heads, shape.nope) if expanded else (1, shape.kv_rank)
+        place = projections.dtype, projections.device
+        store = TritonStore(chunk_size, *sizes, *place, rope=shape.rope, latent=not expanded)
+        return store, TppTriton(store, projections.heads, planner, scale=scale)
 
     def add_sequence(self, tokens: Tokens, latents: torch.Tensor) -> int:
         """Add a sequence with its prompt and return its id. `latents` `[n, kv_rank + rope]` are those of the tokens
@@ -101,7 +134,7 @@ class LatentAttention:
     def _tensors(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.expanded:
             return self.projections.expand(latents)
-        return latents[:, None], latents[:, None, : self.projections.shape.kv_rank]
+        return latents[:, None], latents[:, None, : self.store.value_dim]
 
 
 class MixedAttention(LatentAttention):
@@ -112,16 +145,19 @@ class MixedAttention(LatentAttention):
     `plan` makes the expanded copies, and drops those of chunks that are gone or that fewer sequences share.
     """
 
-    def __init__(self, projections: Projections, chunk_size: int, expand_from: float = 2) -> None:
-        super().__init__(projections, chunk_size)
+    def __init__(
+        self, projections: Projections, chunk_size: int, expand_from: float = 2, kernel: LatentKernel = "auto"
+    ) -> None:
+        super().__init__(projections, chunk_size, kernel=kernel)
         self._expand_from = max(2.0, expand_from)
-        self._copies = _store(projections, chunk_size, expanded=True)
+        native = isinstance(self.kernel, TppNative)
+        self._copies, self._expanded_kernel = self._new_parts(native, chunk_size, None, expanded=True)
+        both = _NativeBoth if native else _TritonBoth
+        self._both = both(self.kernel, self._expanded_kernel, projections)  # type: ignore[arg-type]
         self._pool = ChunkPool(None, self._copies.grow)
         self._places: dict[int, int] = {}  # id of a chunk -> that of its expanded copy
-        self._expanded_kernel = NativeDecode(self._copies, projections.heads, self.scale)
         self._plan: tuple[Plan, int] | None = None  # the last plan, and its number of threads
         self._rest: Plan | None = None  # what is read in the absorbed form
-        self._bytes = 0, 0  # of the first part of flat queries, and of flat outputs
         self._numbers = 0, 0  # of flat queries and of flat outputs
 
     @property
@@ -140,14 +176,13 @@ class MixedAttention(LatentAttention):
             self._expand(plan, wide)
             self._rest = _only(plan, ~wide) if wide.any() else plan
             shape, queries = self.projections.shape, len(plan.order) * self.projections.heads
-            size = queries * self.projections.dtype.itemsize
-            self._bytes = size * shape.key_dim, size * shape.v
             self._numbers = queries * (shape.key_dim + shape.width), queries * (shape.v + shape.kv_rank)
             self._plan = now
+            self._both.new_rows(len(plan.order))
         assert self._rest is not None
         self.kernel.plan(self._rest)
         if self._places:
-            self.kernel.reserve_results()
+            self._both.reserve()
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of flat, contiguous tensors: q holds the queries `[b, h, nope + rope]` and then the absorbed ones
@@ -158,10 +193,7 @@ class MixedAttention(LatentAttention):
         fits = (q.numel(), out.numel()) == self._numbers and q.dtype == out.dtype == dtype
         if not fits or not (q.is_contiguous() and out.is_contiguous()):
             raise ValueError(f"q and out are contiguous, {dtype}, of {self._numbers[0]} and {self._numbers[1]} numbers")
-        begins, ends = q.data_ptr(), out.data_ptr()
-        other = self._expanded_kernel if self._places else None
-        addresses = (begins, begins + self._bytes[0]), (ends, ends + self._bytes[1])
-        self.kernel.decode_beside(other, *addresses, self._bytes[1])
+        self._both.decode(q, out, bool(self._places))
 
     def _written(self, chunks: Ints) -> None:
         gone = self._places.keys() & chunks.tolist()
@@ -189,7 +221,57 @@ class MixedAttention(LatentAttention):
         full, before = np.full(len(lengths), -1), plan.before[wide]
         items = Items(places, plan.order, first, lengths, plan.begins[wide], widths, full, before)
         self._expanded_kernel.make(items, len(plan.order))
-        self._expanded_kernel.reserve_results()
+
+
+class _NativeBoth:
+    """The native kernels of both forms, whose results are scaled by the weights of their tokens."""
+
+    def __init__(self, absorbed: TppNative, expanded: TppNative, projections: Projections) -> None:
+        self._absorbed, self._expanded = absorbed, expanded
+        size = projections.heads * projections.dtype.itemsize
+        self._row_bytes = size * projections.shape.key_dim, size * projections.shape.v
+        self._bytes = 0, 0  # of the first part of flat queries, and of flat outputs
+
+    def new_rows(self, rows: int) -> None:
+        """The next calls compute this number of sequences, and another plan says what is expanded."""
+        self._bytes = rows * self._row_bytes[0], rows * self._row_bytes[1]
+
+    def reserve(self) -> None:
+        """Allocate what `decode` needs."""
+        self._absorbed.reserve_results()
+        self._expanded.reserve_results()
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor, expands: bool) -> None:
+        """`expands`: whether any chunk is expanded. If none is, the first part of `out` becomes zero."""
+        begins, ends = q.data_ptr(), out.data_ptr()
+        addresses = (begins, begins + self._bytes[0]), (ends, ends + self._bytes[1])
+        self._absorbed.decode_beside(self._expanded if expands else None, *addresses, self._bytes[1])
+
+
+class _TritonBoth:
+    """The same with Triton's kernels."""
+
+    def __init__(self, absorbed: TppTriton, expanded: TppTriton, projections: Projections) -> None:
+        self._absorbed, self._expanded, self._projections = absorbed, expanded, projections
+        self._lse = torch.empty(2, 0, projections.heads, device=projections.device)
+        """`[2, b, h]`: base-2 logarithms of the sums of both parts; -inf for rows that a part does not have."""
+
+    def new_rows(self, rows: int) -> None:
+        self._lse.resize_(2, rows, self._projections.heads).fill_(-torch.inf)
+
+    def reserve(self) -> None:
+        return
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor, expands: bool) -> None:
+        shape, rows = self._projections.shape, (self._lse.shape[1], self._projections.heads)
+        queries = both_parts(q, rows, shape.key_dim, shape.width)
+        outs = both_parts(out, rows, shape.v, shape.kv_rank)
+        self._absorbed.decode(queries[1], outs[1], lse=self._lse[1])
+        if expands:
+            self._expanded.decode(queries[0], outs[0], lse=self._lse[0])
+            self._absorbed.balance(outs, self._lse)
+        else:
+            outs[0].zero_()
 
 
 def both_parts(flat: torch.Tensor, rows: tuple[int, int], first: int, second: int) -> list[torch.Tensor]:

@@ -66,8 +66,7 @@ class PackedStore(AddressedStore):
         value_dim: int | None = None,
         latent: bool = False,
     ) -> None:
-        super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers, kv_dtype)
-        self.value_dim = value_dim or head_dim
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers, kv_dtype, value_dim)
         self.form: str = "latent" if latent else kv_dtype
         self._native = required()
         self._shape: PackedShape = (dtype_name(dtype), kv_heads, head_dim, chunk_size, self.form)
@@ -151,8 +150,8 @@ class PackedStore(AddressedStore):
             self._native.cut(*self._shape, int(address) + shift, tokens, held, self.value_dim)
 
     @property
-    def _stride(self) -> int:
-        return self.chunk_bytes
+    def _strides(self) -> tuple[int, int]:
+        return self.chunk_bytes, self.chunk_bytes
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self.kv_dtype != "same" or not self._whole:

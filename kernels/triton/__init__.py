@@ -8,7 +8,10 @@ import os
 
 import torch
 
+from chunkbench.latent import LatentShape
+
 HEAD_DIMS = (64, 128, 256)
+KV_RANKS = (*HEAD_DIMS, 512)
 MAX_GROUP = 64
 """Largest number of query heads per KV head, which is also the number of rows of the large tile."""
 
@@ -32,6 +35,21 @@ def why_unavailable(device: torch.device) -> str:
         return "" if current >= 80 else f"it needs a GPU of compute capability 8.0 or later, not {current / 10}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
     return "" if interpreted else f"it runs on an NVIDIA GPU, not on {device}"
+
+
+def why_not_latent(dtype: torch.dtype, shape: LatentShape, chunk_size: int) -> str:
+    """Why the kernels do not support latent attention of a shape; empty if they do."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"it supports float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    fits = shape.kv_rank in KV_RANKS and shape.rope in (16, 32, 64) and shape.nope == shape.v in HEAD_DIMS
+    if not fits:
+        return (
+            "it supports latents with kv_rank 64, 128, 256 or 512, rope 16, 32 or 64, and nope and v both 64, 128 or "
+            f"256, not {shape}"
+        )
+    if chunk_size < 16 or chunk_size & (chunk_size - 1):
+        return f"it supports chunks of a power of two from 16 tokens on, not {chunk_size}"
+    return ""
 
 
 def why_not(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, chunk_size: int) -> str:

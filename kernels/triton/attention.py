@@ -109,6 +109,7 @@ def _store(at, target, x, valid, D: tl.constexpr, FORM: tl.constexpr):
 @triton.jit
 def _attend(
     q,  # [ROWS, D]
+    q_rope,  # [ROWS, ROPE], if ROPE
     top,  # [ROWS] largest score so far, in powers of two
     total,  # [ROWS] sum of weights so far
     acc,  # [ROWS, D] float32
@@ -118,7 +119,8 @@ def _attend(
     value_places,
     first,  # index of the run's first chunk
     tokens,  # number of tokens in the run
-    inner,  # offset of this KV head in a chunk
+    inner,  # offset of this KV head in a chunk of K
+    value_inner,  # the same in V
     scale,
     limits,  # if DRAFTS: [ROWS] number of tokens from the beginning of the run on up to those that the row cannot read
     hidden,
@@ -127,13 +129,18 @@ def _attend(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
+    ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
     TOKEN_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FORM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Attend to one more run of chunks. Places count in units of 16 bytes, so the compiler knows that loads are
-    aligned."""
+    aligned.
+
+    A key has D numbers and then ROPE more. With LATENT, its first D numbers are the value, too."""
     offsets = tl.arange(0, TILE)
     dims = tl.arange(0, D)
     for start in tl.range(0, tokens, TILE, num_stages=STAGES):
@@ -141,17 +148,28 @@ def _attend(
         if CHUNK >= TILE:
             chunk = first + start // CHUNK
             key = tl.load(key_places + chunk) * UNIT + inner
-            value = tl.load(value_places + chunk) * UNIT + inner
-            token = (start % CHUNK + offsets)[:, None] * TOKEN_STEP
+            value = key if LATENT else tl.load(value_places + chunk) * UNIT + value_inner
+            slot = (start % CHUNK + offsets)[:, None]
         else:
             chunk = first + (start + offsets) // CHUNK
             key = (tl.load(key_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
-            value = (tl.load(value_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
-            token = ((start + offsets) % CHUNK)[:, None] * TOKEN_STEP
-        inside = token + dims[None, :]
-        k = _widen(tl.load(keys + key + inside, mask=valid[:, None], other=0), q.dtype, FORM)
-        v = _widen(tl.load(values + value + inside, mask=valid[:, None], other=0), q.dtype, FORM)
-        scores = tl.dot(q, tl.trans(k)) * scale
+            value = (
+                key if LATENT else (tl.load(value_places + chunk, mask=valid, other=0) * UNIT + value_inner)[:, None]
+            )
+            slot = ((start + offsets) % CHUNK)[:, None]
+        token, value_token = slot * TOKEN_STEP, slot * VALUE_STEP
+        k = _widen(tl.load(keys + key + (token + dims[None, :]), mask=valid[:, None], other=0), q.dtype, FORM)
+        if LATENT:
+            v = k
+        else:
+            inside = value_token + dims[None, :]
+            v = _widen(tl.load(values + value + inside, mask=valid[:, None], other=0), q.dtype, FORM)
+        scores = tl.dot(q, tl.trans(k))
+        if ROPE > 0:
+            inside = token + D + tl.arange(0, ROPE)[None, :]
+            rotary = tl.load(keys + key + inside, mask=valid[:, None], other=0)
+            scores = tl.dot(q_rope, tl.trans(rotary), scores)
+        scores *= scale
         if FORM == FP8:
             scores *= _FP8_SCALE
         elif FORM != SAME:
@@ -178,7 +196,7 @@ def _attend(
         if FORM == FP8:
             weights *= _FP8_SCALE
         elif FORM != SAME:
-            after = values + value + token + D
+            after = values + value + value_token + D
             weights *= _floats(after, 0, valid[:, None], TILE)[None, :]
             if FORM == UINT8:  # of the rounded weights, which the product takes
                 zeros = _floats(after, 1, valid[:, None], TILE)
@@ -259,15 +277,21 @@ def _run_item(
     hidden,
     partial_out,
     partial_lse,
+    row_lse,
     DRAFTS: tl.constexpr,
+    LSE: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
+    ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
     TOKEN_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
+    VALUE_HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FORM: tl.constexpr,
     STAGES: tl.constexpr,
@@ -290,23 +314,29 @@ def _run_item(
     valid = place < positions
     row = tl.load(order + position + place, mask=valid, other=0).to(tl.int64)
     lane_head = head * GROUP + lanes % GROUP
-    query = tl.load(q + (row * q_row + lane_head * q_head)[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
+    of_lane = q + (row * q_row + lane_head * q_head)[:, None]
+    query = tl.load(of_lane + dims[None, :], mask=valid[:, None], other=0.0)
+    query_rope = query
+    if ROPE > 0:
+        query_rope = tl.load(of_lane + D + tl.arange(0, ROPE)[None, :], mask=valid[:, None], other=0.0)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
-    inner = head * HEAD_STEP
     limits = lanes
     if DRAFTS > 0:
         limits = tl.load(reads + row, mask=valid, other=0) - tl.load(entry + BEFORE) * CHUNK
     top, total, acc = _attend(
-        query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale, limits, hidden,
-        row, DRAFTS, CHUNK, TILE, D, TOKEN_STEP, UNIT, FORM, STAGES,
+        query, query_rope, top, total, acc, keys, values, key_places, value_places, first, length, head * HEAD_STEP,
+        head * VALUE_HEAD_STEP, scale, limits, hidden, row, DRAFTS, CHUNK, TILE, D, ROPE, LATENT, TOKEN_STEP,
+        VALUE_STEP, UNIT, FORM, STAGES,
     )  # fmt: skip
     # A row may read nothing of a run that others read. This keeps its partial result zero instead of NaN.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if slot < 0:
         target = out + (row * out_row + lane_head * out_head)[:, None] + dims[None, :]
         tl.store(target, acc.to(out.dtype.element_ty), mask=valid[:, None])
+        if LSE:
+            tl.store(row_lse + row * HEADS + lane_head, top + tl.log2(total), mask=valid)
     else:
         index = (slot + place).to(tl.int64) * HEADS + lane_head
         tl.store(partial_out + index[:, None] * D + dims[None, :], acc, mask=valid[:, None])
@@ -333,6 +363,7 @@ def partial_results(
     hidden,  # if TREES: [b, 8] bit i of the row's bits: it does not read the token that i of these tokens follow
     partial_out,  # [slots, HEADS, D]
     partial_lse,  # [slots, HEADS]
+    row_lse,  # if LSE: [b, HEADS] base-2 logarithm of the sum of exponentials of each row's scores
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -343,11 +374,16 @@ def partial_results(
     TILE: tl.constexpr,  # tokens of a tile and stages, with the large tile
     STAGES: tl.constexpr,
     D: tl.constexpr,
+    ROPE: tl.constexpr,  # numbers of q and of K behind the first D
+    LATENT: tl.constexpr,  # whether the first D numbers of K are V
     TOKEN_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
+    VALUE_HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FORM: tl.constexpr,  # how K and V are stored: SAME, INT8, UINT8 or FP8
     DRAFTS: tl.constexpr,
+    LSE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Run all items. Grid: (capacity of items) x (KV heads). The heads of an item start together, and expensive items
@@ -361,14 +397,16 @@ def partial_results(
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, reads, hidden, partial_out, partial_lse, DRAFTS,
-                HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, STAGES,
+                items, order, tokens, reads, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
+                HEADS, GROUP, CHUNK, WIDE, TILE, D, ROPE, LATENT, TOKEN_STEP, VALUE_STEP, HEAD_STEP,
+                VALUE_HEAD_STEP, UNIT, FORM, STAGES,
             )  # fmt: skip
         else:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, reads, hidden, partial_out, partial_lse, DRAFTS,
-                HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, FORM, NARROW_STAGES,
+                items, order, tokens, reads, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
+                HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, ROPE, LATENT, TOKEN_STEP, VALUE_STEP, HEAD_STEP,
+                VALUE_HEAD_STEP, UNIT, FORM, NARROW_STAGES,
             )  # fmt: skip
 
 
@@ -399,18 +437,24 @@ def merge_rows(
     hidden,
     partial_out,
     partial_lse,
+    row_lse,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
+    ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
     TOKEN_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
+    VALUE_HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FORM: tl.constexpr,
     FOLD: tl.constexpr,
     DRAFTS: tl.constexpr,
+    LSE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Merge the partial results of each row. Grid: (rows of q) x (KV heads). Skips rows whose output an item has
@@ -429,7 +473,8 @@ def merge_rows(
         top = tl.full([FEW], float("-inf"), tl.float32)
         total = tl.zeros([FEW], tl.float32)
         acc = tl.zeros([FEW, D], tl.float32)
-        if tail_chunks > 0:
+        # Keys with ROPE have no tails (`planner.Shape.tail_tokens`).
+        if (ROPE == 0) & (tail_chunks > 0):
             lanes = tl.arange(0, LANES)
             index = row.to(tl.int64) * q_row + (head * GROUP + lanes).to(tl.int64) * q_head
             query = tl.load(q + index[:, None] + dims[None, :], mask=(lanes < GROUP)[:, None], other=0.0)
@@ -438,10 +483,10 @@ def merge_rows(
             if DRAFTS > 0:
                 limits = lanes * 0 + tl.load(reads + row) - tl.load(entry + BEFORE) * CHUNK
             tail_top, tail_total, tail_acc = _attend(
-                query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
+                query, query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
                 tl.zeros([LANES, D], tl.float32), keys, values, key_places, value_places, tail_first, length,
-                head * HEAD_STEP, scale, limits, hidden, lanes * 0 + row, DRAFTS, CHUNK, TILE, D, TOKEN_STEP, UNIT,
-                FORM, 1,
+                head * HEAD_STEP, head * VALUE_HEAD_STEP, scale, limits, hidden, lanes * 0 + row, DRAFTS, CHUNK, TILE,
+                D, 0, False, TOKEN_STEP, VALUE_STEP, UNIT, FORM, 1,
             )  # fmt: skip
             top = tl.reshape(_first_lanes(tail_top[:, None], FEW), (FEW,))
             total = tl.reshape(_first_lanes(tail_total[:, None], FEW), (FEW,))
@@ -452,6 +497,9 @@ def merge_rows(
         )  # fmt: skip
         few = tl.arange(0, FEW)
         target = out + row.to(tl.int64) * out_row + ((head * GROUP + few).to(tl.int64) * out_head)[:, None]
+        if LSE:
+            at = row_lse + row.to(tl.int64) * HEADS + head * GROUP + few
+            tl.store(at, top + tl.log2(total), mask=few < GROUP)
         total = tl.where(few < GROUP, total, 1.0)
         tl.store(target + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=(few < GROUP)[:, None])
     elif OVERLAP:
@@ -460,8 +508,8 @@ def merge_rows(
 
 @triton.jit
 def append_tokens(
-    k,  # [b, KV_HEADS, D], contiguous
-    v,
+    k,  # [b, KV_HEADS, D + ROPE], contiguous
+    v,  # [b, KV_HEADS, D], contiguous; not read with LATENT
     keys,
     values,
     tail_keys,  # [b] places of the rows' last chunks
@@ -471,8 +519,12 @@ def append_tokens(
     LANES: tl.constexpr,  # KV heads, rounded up to a power of two
     CHUNK: tl.constexpr,
     D: tl.constexpr,
+    ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
     TOKEN_STEP: tl.constexpr,
+    VALUE_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
+    VALUE_HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FORM: tl.constexpr,
     COUNTED: tl.constexpr,
@@ -480,15 +532,46 @@ def append_tokens(
     """Append one token to each row. In the first layer, where COUNTED is false, also count the token. Grid: rows."""
     row = tl.program_id(0)
     slot = tl.load(tokens + row) - COUNTED
-    heads = tl.arange(0, LANES)
-    dims = tl.arange(0, D)
-    valid = (heads < KV_HEADS)[:, None]
-    source = row.to(tl.int64) * KV_HEADS * D + heads[:, None] * D + dims[None, :]
-    target = heads[:, None] * HEAD_STEP + slot * TOKEN_STEP
-    _store(keys + tl.load(tail_keys + row) * UNIT, target, tl.load(k + source, mask=valid, other=0.0), valid, D, FORM)
-    _store(
-        values + tl.load(tail_values + row) * UNIT, target, tl.load(v + source, mask=valid, other=0.0), valid, D, FORM
-    )
+    heads = tl.arange(0, LANES)[:, None]
+    dims = tl.arange(0, D)[None, :]
+    valid = heads < KV_HEADS
+    which = row.to(tl.int64) * KV_HEADS + heads
+    source = k + which * (D + ROPE)
+    at, target = keys + tl.load(tail_keys + row) * UNIT, heads * HEAD_STEP + slot * TOKEN_STEP
+    _store(at, target, tl.load(source + dims, mask=valid, other=0.0), valid, D, FORM)
+    if ROPE > 0:
+        rotary = tl.load(source + D + tl.arange(0, ROPE)[None, :], mask=valid, other=0.0)
+        _store(at + D, target, rotary, valid, ROPE, FORM)
+    if not LATENT:
+        at, target = values + tl.load(tail_values + row) * UNIT, heads * VALUE_HEAD_STEP + slot * VALUE_STEP
+        _store(at, target, tl.load(v + which * D + dims, mask=valid, other=0.0), valid, D, FORM)
     if not COUNTED:
         tl.debug_barrier()  # every thread has read the count
         tl.store(tokens + row, slot + 1)
+
+
+@triton.jit
+def balance(
+    first,  # [rows, FIRST], contiguous
+    first_lse,  # [rows]
+    second,  # [rows, SECOND], contiguous
+    second_lse,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+):
+    """Scale the attention of each row over two contexts by the weight of its context. Grid: rows."""
+    row = tl.program_id(0).to(tl.int64)
+    one, other = tl.load(first_lse + row), tl.load(second_lse + row)
+    top = tl.maximum(one, other)
+    one, other = tl.exp2(one - top), tl.exp2(other - top)
+    total = one + other
+    _scale(first + row * FIRST, one / total, FIRST)
+    _scale(second + row * SECOND, other / total, SECOND)
+
+
+@triton.jit
+def _scale(at, factor, SIZE: tl.constexpr):
+    """Multiply SIZE numbers; if the factor is 0, they may be unwritten memory before."""
+    places = at + tl.arange(0, SIZE)
+    numbers = tl.load(places).to(tl.float32)
+    tl.store(places, tl.where(factor == 0.0, 0.0, numbers * factor).to(at.dtype.element_ty))

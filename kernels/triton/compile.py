@@ -18,17 +18,16 @@ from triton.compiler import ASTSource
 from chunkbench.draft import Drafts
 from chunkbench.kernels.triton import attention, constants
 from chunkbench.kernels.triton.tuning import Tuning
-from chunkbench.kv_dtype import KvDtype
 
 SHARED_BYTES = {80: 167936, 86: 102400, 90: 233472, 120: 102400}
 """Compute capability -> bytes of shared memory of a multiprocessor. A value also holds for later capabilities, up to
 the next key. The system reserves 1 KB of it per block."""
 REGISTERS = 65536
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _POINTERS = {
     "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
     "i32": ("items", "order", "rows", "folds", "tokens", "reads", "hidden"),
-    "fp32": ("partial_out", "partial_lse"),
+    "fp32": ("partial_out", "partial_lse", "row_lse"),
     "data": ("q", "out", "k", "v"),
     "kv": ("keys", "values"),
 }
@@ -59,28 +58,19 @@ class Built(NamedTuple):
         return min(shared, REGISTERS // (registers_of_warp * self.warps))
 
 
-def build(
-    generation: int,
-    dtype: str,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    chunk_size: int,
-    tuning: Tuning,
-    kv_dtype: KvDtype = "same",
-    drafts: Drafts = "none",
-) -> list[Built]:
-    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and `dtype` fp16 or bf16."""
-    sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype], kv_dtype=kv_dtype)
+def build(generation: int, sizes: constants.Sizes, tuning: Tuning, drafts: Drafts = "none") -> list[Built]:
+    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and queries in 16 bits."""
+    dtype = _DTYPES[sizes.dtype]
+    stored, sizes = sizes, sizes.for_heads(sizes.heads, tuning.wide)
     overlap = constants.overlaps(generation)
     merge_warps = constants.merge_warps(sizes, tuning)
-    sights = {"DRAFTS": constants.DRAFTS.index(drafts)}
+    sights = {"DRAFTS": constants.DRAFTS.index(drafts), "LSE": sizes.rope > 0}
     wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) | sights for wide in (True, False))
     return [
         _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
         _build("merge_rows", constants.merge_rows(sizes, tuning, overlap) | sights, generation, dtype, merge_warps),
-        _build("append_tokens", constants.append_tokens(sizes) | {"COUNTED": False}, generation, dtype, 4),
+        _build("append_tokens", constants.append_tokens(stored) | {"COUNTED": False}, generation, dtype, 4),
     ]
 
 

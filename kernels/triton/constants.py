@@ -41,6 +41,24 @@ class Sizes(NamedTuple):
     """Elements between two heads of a chunk. 0 means that the tokens of a head follow those of the head before it."""
     kv_dtype: KvDtype = "same"
     """How K and V are stored. In 8 bits, an element is a byte, and a token is what `eight_bits.narrow` makes."""
+    rope: int = 0
+    """Numbers of a query and of a key behind the first `head_dim`. V has `head_dim` numbers."""
+    latent: bool = False
+    """Whether V is the first `head_dim` numbers of K, and all KV heads read the same K."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the numbers of a token, for a KV head."""
+        return (self.head_dim + self.rope + (0 if self.latent else self.head_dim)) * self.itemsize
+
+    def for_heads(self, heads: int, lanes: int) -> Sizes:
+        """The same chunks for `heads` query heads and tiles of at most `lanes` query heads. All query heads read the
+        same latents, so these count as the K of as many KV heads as there are tiles."""
+        if not self.latent:
+            return self._replace(heads=heads)
+        return self._replace(
+            heads=heads, kv_heads=next(n for n in range(-(-heads // lanes), heads + 1) if heads % n == 0)
+        )
 
     @property
     def group(self) -> int:
@@ -70,15 +88,22 @@ def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool) -> 
 
 def merge_rows(sizes: Sizes, tuning: Tuning, overlap: bool) -> dict[str, Any]:
     # Partial results per load: as in the tuning table, but fewer for wide groups, which need more registers for each.
-    fold = max(1, min(tuning.fold, 4096 // (power_of_two(sizes.group) * sizes.head_dim)))
-    lanes = {"LANES": narrow(sizes.group), "TILE": tuning.merge_tile, "FOLD": fold}
-    return _queries(sizes, overlap) | lanes
+    group = merged_heads(sizes)
+    fold = max(1, min(tuning.fold, 4096 // (power_of_two(group) * sizes.head_dim)))
+    lanes = {"LANES": narrow(group), "TILE": tuning.merge_tile, "FOLD": fold}
+    return _queries(sizes, overlap) | lanes | {"GROUP": group}
+
+
+def merged_heads(sizes: Sizes) -> int:
+    """Query heads of a program of `merge_rows`: all that read the same K. Those of latents have no tails and much wider
+    outputs, so a program takes fewer."""
+    return sizes.group if not sizes.rope else max(n for n in (1, 2, 4) if sizes.group % n == 0)
 
 
 def merge_warps(sizes: Sizes, tuning: Tuning) -> int:
     """Number of warps in a block of `merge_rows`. Wide groups get more than the tuning table says, because their sums
     fill more registers."""
-    return max(tuning.merge_warps, min(8, power_of_two(sizes.group) * sizes.head_dim // 512))
+    return max(tuning.merge_warps, min(8, power_of_two(merged_heads(sizes)) * sizes.head_dim // 512))
 
 
 def overlaps(generation: int) -> bool:
@@ -87,12 +112,17 @@ def overlaps(generation: int) -> bool:
 
 
 def _chunks(sizes: Sizes) -> dict[str, Any]:
-    step = width(sizes.head_dim, sizes.kv_dtype)
+    value_step = sizes.token_step or width(sizes.head_dim, sizes.kv_dtype)
+    step = value_step + sizes.rope
     return {
         "CHUNK": sizes.chunk_size,
         "D": sizes.head_dim,
-        "TOKEN_STEP": sizes.token_step or step,
-        "HEAD_STEP": sizes.head_step or sizes.chunk_size * step,
+        "ROPE": sizes.rope,
+        "LATENT": sizes.latent,
+        "TOKEN_STEP": step,
+        "VALUE_STEP": value_step,
+        "HEAD_STEP": 0 if sizes.latent else sizes.head_step or sizes.chunk_size * step,
+        "VALUE_HEAD_STEP": sizes.head_step or sizes.chunk_size * value_step,
         "UNIT": PLACE_BYTES // sizes.itemsize,
         "FORM": KV_DTYPES.index(sizes.kv_dtype),
     }

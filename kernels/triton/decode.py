@@ -6,6 +6,7 @@ two-phase partition without its chunk-first phase.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import log2
 from typing import Any, Protocol
@@ -20,9 +21,9 @@ from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, two_phase
 from chunkbench.kernels.query_rows import QueryRows, chunks_of_rows
 from chunkbench.kernels.triton import capability, constants
-from chunkbench.kernels.triton.attention import merge_rows, partial_results
+from chunkbench.kernels.triton.attention import balance, merge_rows, partial_results
 from chunkbench.kernels.triton.buffers import Buffers, Capacity, Sights
-from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
+from chunkbench.kernels.triton.planner import TAIL_TOKENS, Shape, describe, room_to_grow, spread
 from chunkbench.kernels.triton.tuning import Tuning, tuning_for
 
 _LOG2E = log2(np.e)
@@ -69,19 +70,21 @@ class TritonDecode:
     graph may have more rows than the plan. `reserve` makes room in advance.
     """
 
-    def __init__(self, store: Places, heads: int, tuning: Tuning | None = None) -> None:
+    def __init__(self, store: Places, heads: int, tuning: Tuning | None = None, scale: float | None = None) -> None:
+        """`scale`: factor of the scores; default: 1/sqrt(d)."""
         self.store = store
         self.generation = 0
         """A number that changes when captured graphs become invalid: when buffers are replaced or launches need more
         than before."""
+        self._scale = (store.sizes.head_dim + store.sizes.rope) ** -0.5 if scale is None else scale
         self.work_items = 0
         """Number of items of the current plan. Each item runs once for every KV head."""
-        self.sizes = sizes = store.sizes._replace(heads=heads)
-        """Shape of the chunks, and the number of query heads."""
         device = store.device
         on_gpu = device.type == "cuda"
         generation = capability(device) if on_gpu else 90
-        self._tuning = tuning or tuning_for(generation, sizes.head_dim)
+        self._tuning = tuning or tuning_for(generation, store.sizes.head_dim)
+        self.sizes = sizes = store.sizes.for_heads(heads, self._tuning.wide)
+        """Shape of the chunks, and the number of query heads."""
         self._overlap = on_gpu and constants.overlaps(generation)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._shape = Shape(
@@ -93,7 +96,8 @@ class TritonDecode:
             narrow_blocks=self._tuning.narrow_blocks,
             narrow=constants.narrow(sizes.group),
             lanes=self._tuning.wide,
-            head_tokens=4 / sizes.itemsize,
+            head_tokens=8 * sizes.head_dim / sizes.token_bytes,
+            tail_tokens=0 if sizes.rope else TAIL_TOKENS,
         )
         self._partial_constants = [
             constants.partial_results(sizes, self._tuning, wide, self._overlap) for wide in (False, True)
@@ -126,6 +130,7 @@ class TritonDecode:
         """Make the work descriptors for `batch` rows and send them to the device."""
         work = describe(items, batch, self._shape)
         places = spread(work, self._shape)
+        self.store.reserve_rows(batch)
         capacity = Capacity(len(work.items), len(work.order), work.slots, _end(places, self._shape), batch)
         self._grow(capacity).fill(work, places, *self.store.places(work.chunks))
         self._launch_needs(len(work.items), work.widest() * self._shape.group > self._shape.narrow, work.merges)
@@ -156,11 +161,19 @@ class TritonDecode:
         self._buffers.send()
         return True
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: Any = 0, scale: float | None = None) -> None:
-        """Compute attention of q `[b, h, d]` in a layer, and write it to out `[b, h, d]`.
+    def decode(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        layer: Any = 0,
+        scale: float | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Compute attention of q `[b, h, d]` in a layer, and write it to out `[b, h, d of V]`.
 
-        `layer`: argument of `Places.layer` of the store. `scale`: factor of the scores, by default 1/sqrt(d). q and out
-        have the store's dtype and device. They may have more rows than the plan; these rows of out stay unchanged.
+        `layer`: argument of `Places.layer` of the store. `scale`: factor of the scores in place of the usual one. q and
+        out have the store's dtype and device. They may have more rows than the plan; these rows of out stay unchanged.
+        `lse` `[b, h]`, float32: gets the base-2 logarithm of each sum of exponentials of scores.
         """
         store, sizes, tuning, views = self.store, self.sizes, self._tuning, self._buffers.device
         keys, values = store.layer(layer)
@@ -174,7 +187,7 @@ class TritonDecode:
             "q_head": q.stride(1),
             "out_row": target.stride(0),
             "out_head": target.stride(1),
-            "scale": (sizes.head_dim**-0.5 if scale is None else scale) * _LOG2E,
+            "scale": (self._scale if scale is None else scale) * _LOG2E,
             "keys": keys,
             "values": values,
             "key_places": views["key_places"],
@@ -183,6 +196,8 @@ class TritonDecode:
             "reads": self._sights.reads,
             "hidden": self._sights.hidden,
             "DRAFTS": self._drafts,
+            "row_lse": views["partial_lse"] if lse is None else lse,
+            "LSE": lse is not None,
             "partial_out": views["partial_out"],
             "partial_lse": views["partial_lse"],
         }
@@ -194,7 +209,8 @@ class TritonDecode:
             num_warps=tuning.warps,
         )
         if self._merges:
-            merge_rows[(min(q.shape[0], self._buffers.capacity.batch) * sizes.kv_heads,)](
+            programs = sizes.heads // self._merge_constants["GROUP"]
+            merge_rows[(min(q.shape[0], self._buffers.capacity.batch) * programs,)](
                 **common,
                 rows=views["rows"],
                 folds=views["folds"],
@@ -204,6 +220,14 @@ class TritonDecode:
             )
         if target is not out:
             out.copy_(target)
+
+    def balance(self, outs: Sequence[torch.Tensor], lse: torch.Tensor) -> None:
+        """Scale the attention of the same rows over two contexts, `[b, h, d]` each, by the weights of these contexts.
+        `lse` `[2, b, h]`: what `decode` wrote; -inf where a context is empty."""
+        first, second = outs
+        balance[(first.shape[0] * first.shape[1],)](
+            first, lse[0], second, lse[1], FIRST=first.shape[2], SECOND=second.shape[2], num_warps=4
+        )
 
     def _launch_needs(self, items: int, wide: bool, merges: bool) -> None:
         """Extend launches to the needs of this plan. Launches never shrink, so that a captured launch works for many
@@ -244,8 +268,15 @@ class TppTriton(TritonDecode):
     reads all of its chunks by itself.
     """
 
-    def __init__(self, store: Places, heads: int, planner: Planner | None = None, tuning: Tuning | None = None) -> None:
-        super().__init__(store, heads, tuning)
+    def __init__(
+        self,
+        store: Places,
+        heads: int,
+        planner: Planner | None = None,
+        tuning: Tuning | None = None,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(store, heads, tuning, scale)
         self._planner = planner or partial(two_phase, costs=self._shape.costs)
         self._plan: Plan | None = None
         self._query_rows: QueryRows | None = None

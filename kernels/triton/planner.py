@@ -42,8 +42,10 @@ class Shape(NamedTuple):
     lanes: int
     """Query heads of the large tile."""
     head_tokens: float
-    """Cost of writing and reading one float32 vector `[d]`. The unit is the cost of reading one token. 2 for 16-bit K
-    and V."""
+    """Cost of writing and reading one float32 vector `[d of V]`. The unit is the cost of reading one token. 2 for
+    16-bit K and V."""
+    tail_tokens: int = TAIL_TOKENS
+    """Largest number of tokens in a tail; 0: the merge reads none."""
     growth: int = 8
     """Number of chunks that can be added to a row before the planner must make a new plan."""
 
@@ -89,7 +91,7 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     """Cut and order items for a machine. Every key of every row is in exactly one item or tail."""
     items = items.split_rows(shape.lanes // shape.group)
     # The merge can take over the only own item of a row that has other items, too.
-    tails = items.only_own(batch) & (items.chunk_count * shape.chunk_size <= TAIL_TOKENS)
+    tails = items.only_own(batch) & (items.chunk_count * shape.chunk_size <= shape.tail_tokens)
     if tails.any():
         tails &= items.divided(items.of_rows(batch))
     rows, own = np.zeros(batch, ITEM), items.rows[items.first_row[tails]]
@@ -123,9 +125,9 @@ def room_to_grow(work: Descriptors, own: Ints, shape: Shape) -> Ints:
     """`[b]`: number of chunks that can be added to each row after `spread`.
 
     `own` `[b]`: the item that only this row has, or -1 if there is none. Then the row can grow only if it has a tail. A
-    tail can grow to 2 * TAIL_TOKENS tokens.
+    tail can grow to twice `tail_tokens`.
     """
-    longest, chunks = 2 * TAIL_TOKENS // shape.chunk_size, work.rows["chunk_count"]
+    longest, chunks = 2 * shape.tail_tokens // shape.chunk_size, work.rows["chunk_count"]
     tails = np.where(chunks > 0, np.clip(longest - chunks, 0, shape.growth), 0)
     return np.where(own >= 0, shape.growth, tails)
 

@@ -31,9 +31,16 @@ class TritonStore(AddressedStore):
         device: torch.device | str,
         layers: int = 1,
         kv_dtype: KvDtype = "same",
+        rope: int = 0,
+        latent: bool = False,
     ) -> None:
-        super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers, kv_dtype)
-        self.sizes = constants.Sizes(kv_heads, kv_heads, head_dim, chunk_size, dtype, kv_dtype=kv_dtype)
+        """`rope`: numbers of a key behind the first `head_dim`, which V has not. With `latent`, a chunk holds K alone,
+        and V is its first `head_dim` numbers."""
+        value_dim = 0 if latent else head_dim
+        super().__init__(chunk_size, kv_heads, head_dim + rope, dtype, device, layers, kv_dtype, value_dim)
+        self.sizes = constants.Sizes(
+            kv_heads, kv_heads, head_dim, chunk_size, dtype, kv_dtype=kv_dtype, rope=rope, latent=latent
+        )
         """The shape of the chunks, as the kernels need it."""
         self._append_constants = constants.append_tokens(self.sizes)
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -98,7 +105,7 @@ class TritonStore(AddressedStore):
             self._tokens = self._tokens + 1
         append_tokens[(len(chunks),)](
             k.contiguous(),
-            v.contiguous(),
+            v.contiguous() if self.value_dim else k,
             *self.layer(layer),
             self.tail_keys,
             self.tail_values,

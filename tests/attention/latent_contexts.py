@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chunkbench.attention.latent import LatentAttention, MixedAttention, both_parts
+from chunkbench.attention.latent import LatentAttention, LatentKernel, MixedAttention, both_parts
 from chunkbench.kernels.latent import Projections
 from chunkbench.kernels.planners import Planner
 from chunkbench.kernels.reference import attention
@@ -19,20 +19,33 @@ from tests.attention.contexts import Contexts
 class LatentContexts(Contexts):
     """The K of a token is its latents, those of a single KV head. Its V is not used."""
 
-    def __init__(self, chance: Random, heads: int, chunk: int, dtype: torch.dtype, planner: Planner, seed: int) -> None:
+    def __init__(
+        self,
+        chance: Random,
+        heads: int,
+        chunk: int,
+        dtype: torch.dtype,
+        planner: Planner,
+        seed: int,
+        kernel: LatentKernel = "native",
+        device: str = "cpu",
+    ) -> None:
         """A drawn shape, in one of the forms of these caches: absorbed, expanded or both."""
-        rank, rope, nope, v = (16 * chance.randint(1, 4) for _ in range(4))
+        if kernel == "triton":
+            rank, rope, nope, v = 64 << chance.randint(0, 1), 16 << chance.randint(0, 2), 64, 64
+        else:
+            rank, rope, nope, v = (16 * chance.randint(1, 4) for _ in range(4))
         self.shape = shape = LatentShape(kv_rank=rank, rope=rope, nope=nope, v=v)
         looks: Any = SimpleNamespace(
-            layers=1, heads=heads, kv_heads=1, head_dim=shape.width, dtype=dtype, device=torch.device("cpu")
+            layers=1, heads=heads, kv_heads=1, head_dim=shape.width, dtype=dtype, device=torch.device(device)
         )
         super().__init__(looks, seed=seed)
         self.w_uk, self.w_uv = (self.normal(heads, size, rank) / rank**0.5 for size in (nope, v))
         projections = Projections(shape, self.w_uk, self.w_uv)
         share, expanded = chance.random() < 0.7, chance.random() < 0.5
         makes = (
-            lambda: LatentAttention(projections, chunk, share, planner, expanded),
-            lambda: MixedAttention(projections, chunk, chance.uniform(1, 4)),
+            lambda: LatentAttention(projections, chunk, share, planner, expanded, kernel),
+            lambda: MixedAttention(projections, chunk, chance.uniform(1, 4), kernel),
         )
         self.cache: LatentAttention = chance.choice(makes)()
 

@@ -144,8 +144,9 @@ def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
     """Add to a candidate the number of blocks that fit a multiprocessor. Returns the reason as text if it is
     refused."""
     from chunkbench.kernels.triton.compile import build
+    from chunkbench.kernels.triton.constants import Sizes
 
-    binaries = build(generation, "fp16", 32, 32, head_dim, CHUNK, candidate)
+    binaries = build(generation, Sizes(32, 32, head_dim, CHUNK, torch.float16), candidate)
     spilled = [binary.kernel for binary in binaries if binary.stack_bytes]
     wide, narrow = (binary.blocks(generation) for binary in binaries[:2])
     if spilled or not wide:

@@ -121,7 +121,7 @@ class Drafts(NamedTuple):
     [
         Drafts(6, 2, [4, 1, 2, 3, 5, 1]),
         Drafts(6, 2, [7] * 5, (-1, 0, 0, 1, 1, 2, 5)),
-        Drafts(6, 1, [40] * 4, (-1, *range(20), *range(19))),  # lie in several chunks; more rows than lanes
+        Drafts(6, 1, [40] * 2, (-1, *range(20), *range(19))),  # lie in several chunks; more rows than lanes
         Drafts(24, 1, [3, 3, 3, 3, 3, 1], None, node_wise),  # two rows fill the lanes, so the third is a tail
         Drafts(24, 1, [3] * 5, (-1, -1, 0), node_wise),
         Drafts(2, 2, [5] * 5, None, flat),

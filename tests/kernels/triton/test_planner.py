@@ -24,7 +24,7 @@ from chunkbench.bench.measure.tune import Trial, Tuning, best, merges, search, t
 from chunkbench.cli.tune import command
 from chunkbench.kernels.items import items_of_forest, items_of_tables
 from chunkbench.kernels.planners import flat, two_phase
-from chunkbench.kernels.triton import HEAD_DIMS
+from chunkbench.kernels.triton import KV_RANKS
 from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
 from chunkbench.kernels.triton.tuning import VARIABLE, UnusableTable, read, tuning_for, write
 from tests.kernels.pieces import planned, prompts
@@ -156,7 +156,7 @@ def test_paged_tables_are_split_over_keys() -> None:
 def test_every_generation_has_every_head_dimension_and_a_newer_gpu_uses_the_nearest_older_row() -> None:
     table = read()
     assert {"sm_80", "sm_86", "sm_90", "sm_120"} <= set(table)
-    assert all(set(rows) == set(HEAD_DIMS) for rows in table.values())
+    assert all(set(rows) == set(KV_RANKS) for rows in table.values())
     for capability, head_dim, generation in ((90, 128, "sm_90"), (89, 128, "sm_86"), (100, 64, "sm_90")):
         assert tuning_for(capability, head_dim) == table[generation][head_dim]
     with pytest.raises(UnusableTable, match=r"no row for compute capability 7\.5"):
@@ -214,26 +214,33 @@ def test_without_a_gpu_the_command_says_so() -> None:
 
 
 _BUILD = """
-import json, sys
+import json, sys, torch
 from chunkbench.kernels.triton.compile import build
+from chunkbench.kernels.triton.constants import Sizes
 from chunkbench.kernels.triton.tuning import read
 kernels = []
 for generation, rows in read().items():
     number = int(generation.removeprefix("sm_"))
     for head_dim, tuning in rows.items():
-        shapes = [(32, 32, 64, "same", "none"), (32, 8, 64, "same", "none"), (32, 1, 64, "same", "none")]
+        shapes = [(32, 32, 64, {}), (32, 8, 64, {}), (32, 1, 64, {})]
         if head_dim == 128:
-            shapes += [(heads, kv_heads, chunk, "same", "none") for heads, kv_heads, chunk in
+            shapes += [(heads, kv_heads, chunk, {}) for heads, kv_heads, chunk in
                        ((32, 4, 64), (64, 1, 64), (32, 32, 16), (32, 32, 128))]
-            shapes += [(32, kv_heads, 64, form, "none") for form in ("int8", "uint8", "fp8") for kv_heads in (32, 8)]
-            shapes += [(32, kv_heads, 64, "same", "trees") for kv_heads in (32, 8)]
+            shapes += [(32, kv_heads, 64, {"kv_dtype": form})
+                       for form in ("int8", "uint8", "fp8") for kv_heads in (32, 8)]
+            shapes += [(32, kv_heads, 64, {"drafts": "trees"}) for kv_heads in (32, 8)]
+            shapes += [(16, 16, 64, {"rope": 64})]
+        if head_dim == 512:
+            shapes = [(heads, 1, 64, {"rope": 64, "latent": True}) for heads in (16, 128)]
         if sys.argv[1] == "few":
-            shapes = shapes[:1] if head_dim == 128 else []
-        for heads, kv_heads, chunk, form, drafts in shapes:
-            dtype = "bf16" if kv_heads == 8 else "fp16"
-            for built in build(number, dtype, heads, kv_heads, head_dim, chunk, tuning, form, drafts):
-                case = {"generation": number, "head_dim": head_dim, "kv_heads": kv_heads, "chunk": chunk}
-                case |= {"kv_dtype": form, "drafts": drafts}
+            shapes = {128: shapes[:1], 512: shapes[:1] if number == 90 else []}.get(head_dim, [])
+        for heads, kv_heads, chunk, more in shapes:
+            dtype = torch.bfloat16 if kv_heads == 8 or "rope" in more else torch.float16
+            drafts = more.pop("drafts", "none")
+            sizes = Sizes(heads, kv_heads, head_dim, chunk, dtype, **more)
+            for built in build(number, sizes, tuning, drafts):
+                case = {"generation": number, "head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
+                case |= {"chunk": chunk, "plain": not more and drafts == "none"}
                 assumed = tuning.narrow_blocks if built.kernel.endswith("narrow") else tuning.blocks
                 fit = {"blocks": built.blocks(number), "assumed": assumed}
                 kernels.append(case | built._asdict() | fit)
@@ -256,27 +263,25 @@ def built(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 def test_kernels_compile_for_all_generations(built: list[dict[str, Any]]) -> None:
     assert {kernel["generation"] for kernel in built} >= {80, 86, 90, 120}
-    assert {kernel["head_dim"] for kernel in built} in ({128}, {64, 128, 256})
+    assert {kernel["head_dim"] for kernel in built} in ({128, 512}, {64, 128, 256, 512})
 
 
 def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
     """Exception: a word or two outside the loop, if 32 heads share a KV head, or if K and V have 8 bits."""
-    exceptions = [kernel for kernel in built if kernel["kv_heads"] < 4 or kernel["kv_dtype"] != "same"]
+    exceptions = [kernel for kernel in built if kernel["kv_heads"] < 4 or not kernel["plain"]]
     assert [
         " ".join(map(str, kernel.values())) for kernel in built if kernel["stack_bytes"] and kernel not in exceptions
     ] == []
     assert [" ".join(map(str, kernel.values())) for kernel in exceptions if kernel["stack_bytes"] > 8] == []
 
 
-def of_stored_numbers(built: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The table of tuning was measured for K and V in the dtype of q, and without drafts."""
-    plain = ("same", "none")
-    partial = (kernel for kernel in built if kernel["kernel"].startswith("partial"))
-    return [kernel for kernel in partial if (kernel["kv_dtype"], kernel["drafts"]) == plain]
+def of_plain_numbers(built: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The table of tuning was measured for K and V in the dtype of q, without drafts and latents."""
+    return [kernel for kernel in built if kernel["kernel"].startswith("partial") and kernel["plain"]]
 
 
 def test_as_many_blocks_fit_as_the_planner_assumes(built: list[dict[str, Any]]) -> None:
-    partial = of_stored_numbers(built)
+    partial = of_plain_numbers(built)
     equal_heads = [kernel for kernel in partial if kernel["kv_heads"] == 32 and kernel["chunk"] == 64]
     assert {kernel["kernel"] for kernel in equal_heads} == {"partial_results wide", "partial_results narrow"}
     assert [kernel for kernel in equal_heads if kernel["blocks"] != kernel["assumed"]] == []
@@ -287,6 +292,6 @@ def test_as_many_blocks_fit_as_the_planner_assumes(built: list[dict[str, Any]]) 
 
 def test_keys_and_values_are_loaded_ahead(built: list[dict[str, Any]]) -> None:
     """A block has several tiles of K and V in flight, or several blocks of a multiprocessor have one each."""
-    partial = of_stored_numbers(built)
+    partial = of_plain_numbers(built)
     assert [kernel for kernel in partial if not kernel["asynchronous_loads"]] == []
     assert [kernel for kernel in partial if kernel["ahead"] < 2 and kernel["blocks"] < 3] == []
