@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from chunkbench.attention.blocks import BlockTables
 from chunkbench.baselines import on_gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
@@ -43,14 +44,24 @@ def library() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _workspace(device: str) -> torch.Tensor:
+def workspace(device: str) -> torch.Tensor:
     """Memory for partial results during a call. Calls never overlap, so all sessions share one workspace."""
     return torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
-def _host(values: Indices) -> torch.Tensor:
+def host(values: Indices) -> torch.Tensor:
+    """The integers that a plan call gets."""
     # Copy, because the library copies to the GPU asynchronously while the tables change in place at the next step.
     return torch.from_numpy(values.copy())
+
+
+def pages(tables: BlockTables) -> tuple[Indices, Indices]:
+    """The pages that each sequence reads: the position `[b + 1]` of its first page among those of all sequences, and
+    their ids `[pages read]`."""
+    table = tables.table
+    counts = -(-tables.lengths // tables.block_size)
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return indptr, table[np.arange(table.shape[1]) < counts[:, None]]
 
 
 class _Shape:
@@ -70,17 +81,14 @@ class PagedSession(PoolSession):
         group = point.heads // point.kv_heads
         # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
         self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
-            _workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
+            workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
         )
         on_gpu.compile_now(self, inputs)
 
     def plan(self) -> None:
-        size, table, lengths = self._block_size, self._tables.table, self._tables.lengths
-        pages = -(-lengths // size)
-        indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
-        held = np.arange(table.shape[1]) < pages[:, None]
-        last = ((lengths - 1) % size + 1).astype(np.int32)
-        self._wrapper.plan(_host(indptr), _host(table[held]), _host(last), *self._shape.sizes, **self._shape.dtypes)
+        indptr, indices = pages(self._tables)
+        last = ((self._tables.lengths - 1) % self._block_size + 1).astype(np.int32)
+        self._wrapper.plan(host(indptr), host(indices), host(last), *self._shape.sizes, **self._shape.dtypes)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         self._wrapper.run(q, (self._k, self._v), out=out)
@@ -95,7 +103,7 @@ class _TreeSession(PoolSession):
         self._kv = self._k, self._v
         self._shape = _Shape(point)
         self._backend = backend
-        self._workspace = _workspace(point.device)
+        self._workspace = workspace(point.device)
         self._library = library()
         self._planned: Plan | None = None
         self._like = torch.empty(
@@ -117,10 +125,10 @@ class _TreeSession(PoolSession):
 
     def _plan_wrapper(self, wrapper: Any, requests: Requests) -> None:
         wrapper.plan(
-            _host(requests.qo_indptr),
-            _host(requests.kv_indptr),
-            _host(requests.indices),
-            _host(requests.last_page_len),
+            host(requests.qo_indptr),
+            host(requests.kv_indptr),
+            host(requests.indices),
+            host(requests.last_page_len),
             *self._shape.sizes,
             causal=False,
             **self._shape.dtypes,
@@ -226,6 +234,20 @@ _SESSIONS: Mapping[str, Callable[[Inputs, str], Session]] = {
 }
 
 
+def availability(device: str, backend: str, otherwise: str) -> Answer:
+    """Whether the library can run here with this backend. `otherwise`: the row to use where the GPU has no fa3."""
+    answer = on_gpu.gpu_library(device, "flashinfer-python", on_gpu.extra("flashinfer"), library)
+    if answer.ok and not _can_compile():
+        return Answer(False, "FlashInfer compiles its kernels with nvcc, and nvcc was not found", "set CUDA_HOME")
+    if answer.ok and backend == "fa3" and torch.cuda.get_device_capability() != (9, 0):
+        return Answer(False, "FlashInfer's fa3 backend runs only on Hopper GPUs", f"use {otherwise}")
+    return answer
+
+
+def package_version(backend: str) -> str:
+    return f"{on_gpu.named('flashinfer-python')} ({backend})"
+
+
 class FlashInfer(Implementation):
     compiles = True
     shares_storage = True
@@ -233,12 +255,7 @@ class FlashInfer(Implementation):
     backend = "fa2"
 
     def availability(self, device: str) -> Answer:
-        answer = on_gpu.gpu_library(device, "flashinfer-python", "flashinfer", library)
-        if answer.ok and not _can_compile():
-            return Answer(False, "FlashInfer compiles its kernels with nvcc, and nvcc was not found", "set CUDA_HOME")
-        if answer.ok and self.backend == "fa3" and torch.cuda.get_device_capability() != (9, 0):
-            return Answer(False, "FlashInfer's fa3 backend runs only on Hopper GPUs", "use flashinfer_cascade")
-        return answer
+        return availability(device, self.backend, "flashinfer_cascade")
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim not in _HEAD_DIMS:
@@ -249,7 +266,7 @@ class FlashInfer(Implementation):
         return _SESSIONS[self.form](inputs, self.backend)
 
     def package_version(self) -> str:
-        return f"{on_gpu.named('flashinfer-python')} ({self.backend})"
+        return package_version(self.backend)
 
 
 def _can_compile() -> bool:
