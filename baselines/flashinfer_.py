@@ -8,6 +8,9 @@ All three forms read a pool of pages that stores a common prefix once. They diff
   So this adapter makes the same calls itself and names the backend (fa2; fa3 in `flashinfer_cascade_fa3`).
 - `flashinfer_flat`: all segments of the tree are requests of one batch-prefill call, so that deep and uneven trees
   still fill the GPU with one launch. `merge_states` merges the gathered partial results.
+
+K and V may be fp8 beside queries of 16 bits, with scales of 1, which the library takes if it gets none. Its fa3 backend
+takes such K and V only with queries of 8 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
 from chunkbench.bench.contract import Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.kernels.eight_bits import NUMBERS
 from chunkbench.kernels.plan import Plan
+from chunkbench.kv_dtype import KvDtype
 
 _WORKSPACE = 128 << 20  # bytes, as the library recommends
 _HEAD_DIMS = (64, 128, 256)
@@ -70,7 +75,12 @@ class _Shape:
     def __init__(self, point: AttentionPoint) -> None:
         self.sizes = (point.heads, point.kv_heads, point.head_dim, point.block_size)
         dtype: torch.dtype = getattr(torch, point.dtype)
-        self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
+        self.numbers = dtype if point.kv_dtype == "same" else NUMBERS[point.kv_dtype]
+        self.dtypes = {"q_data_type": dtype, "kv_data_type": self.numbers}
+
+    def stored(self, *pools: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Pools of K and V as the numbers that they hold."""
+        return tuple(pool.view(self.numbers) for pool in pools)
 
 
 class PagedSession(PoolSession):
@@ -78,6 +88,7 @@ class PagedSession(PoolSession):
         point = inputs.point
         super().__init__(inputs, point.block_size)
         self._shape = _Shape(point)
+        self._kv = self._shape.stored(self._k, self._v)
         group = point.heads // point.kv_heads
         # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
         self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
@@ -91,7 +102,7 @@ class PagedSession(PoolSession):
         self._wrapper.plan(host(indptr), host(indices), host(last), *self._shape.sizes, **self._shape.dtypes)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._wrapper.run(q, (self._k, self._v), out=out)
+        self._wrapper.run(q, self._kv, out=out)
 
 
 class _TreeSession(PoolSession):
@@ -100,8 +111,8 @@ class _TreeSession(PoolSession):
     def __init__(self, inputs: Inputs, backend: str) -> None:
         point = inputs.point
         super().__init__(inputs, point.block_size)
-        self._kv = self._k, self._v
         self._shape = _Shape(point)
+        self._kv = self._shape.stored(self._k, self._v)
         self._backend = backend
         self._workspace = workspace(point.device)
         self._library = library()
@@ -251,6 +262,7 @@ def package_version(backend: str) -> str:
 class FlashInfer(Implementation):
     compiles = True
     shares_storage = True
+    kv_dtypes: tuple[KvDtype, ...] = ("same", "fp8")
     form = "paged"
     backend = "fa2"
 

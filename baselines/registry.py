@@ -110,7 +110,7 @@ ROWS = (
     Row(
         "flashinfer_cascade_fa3", "flashinfer_:FlashInfer", "FlashInfer cascade (fa3)",
         ("FlashInf.", "cascade", "fa3"), 210, _FLASHINFER, "v", "dashdot", "one call for each level of the prefix tree",
-        form="cascade", backend="fa3", reads_shared_once=True,
+        form="cascade", backend="fa3", reads_shared_once=True, kv_dtypes=("same",),
     ),
     Row(
         "flashinfer_flat", "flashinfer_:FlashInfer", "FlashInfer flat",
