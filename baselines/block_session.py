@@ -9,7 +9,9 @@ import torch
 
 from chunkbench.attention.blocks import BlockTables
 from chunkbench.bench.contract import Inputs, Session
+from chunkbench.kernels.eight_bits import narrow
 from chunkbench.kernels.integers import Ints
+from chunkbench.kv_dtype import width
 
 _COPY_TOKENS = 4096  # tokens that one copy moves during `prepare`
 
@@ -63,7 +65,8 @@ class BlockSession(Session):
 
 
 class PoolSession(BlockSession):
-    """A session whose blocks lie in two tensors `_k` and `_v` `[blocks, block_size, kv_heads, d]`.
+    """A session whose blocks lie in two tensors `_k` and `_v` `[blocks, block_size, kv_heads, d]`. In 8 bits they hold
+    the bytes that `eight_bits.narrow` makes.
 
     With `head_major` the tensors are `[kv_heads, slots, d]`, so the slots of a head are contiguous. The number of slots
     is then a multiple of 128, so no kernel has to check for the end.
@@ -72,10 +75,11 @@ class PoolSession(BlockSession):
     def __init__(self, inputs: Inputs, block_size: int, head_major: bool = False) -> None:
         super().__init__(inputs, True, block_size)
         point = inputs.point
-        h_kv, d = point.kv_heads, point.head_dim
+        self._kv_dtype = point.kv_dtype
+        h_kv, d = point.kv_heads, width(point.head_dim, point.kv_dtype)
         slots = -(-self._blocks * block_size // 128) * 128
         shape = (h_kv, slots, d) if head_major else (self._blocks, block_size, h_kv, d)
-        dtype = getattr(torch, point.dtype)
+        dtype = getattr(torch, point.dtype) if point.kv_dtype == "same" else torch.uint8
         # Zeros, because a kernel may multiply unfilled slots by a weight of zero, and uninitialised memory can be NaN.
         self._k, self._v = (torch.zeros(shape, dtype=dtype, device=point.device) for _ in range(2))
         self._by_slot = [x.transpose(0, 1) if head_major else x.flatten(0, 1) for x in (self._k, self._v)]
@@ -84,4 +88,4 @@ class PoolSession(BlockSession):
     def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         indices = torch.from_numpy(slots).to(self._k.device)
         for target, source in zip(self._by_slot, (k, v), strict=True):
-            target.index_copy_(0, indices, source)
+            target.index_copy_(0, indices, narrow(source, self._kv_dtype))

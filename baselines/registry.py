@@ -110,7 +110,7 @@ ROWS = (
     Row(
         "flashinfer_cascade_fa3", "flashinfer_:FlashInfer", "FlashInfer cascade (fa3)",
         ("FlashInf.", "cascade", "fa3"), 210, _FLASHINFER, "v", "dashdot", "one call for each level of the prefix tree",
-        form="cascade", backend="fa3", reads_shared_once=True,
+        form="cascade", backend="fa3", reads_shared_once=True, kv_dtypes=("same",),
     ),
     Row(
         "flashinfer_flat", "flashinfer_:FlashInfer", "FlashInfer flat",
@@ -227,6 +227,22 @@ ROWS = (
     Row(
         "mla_vllm", "latent:VllmLatent", "vLLM's MLA", ("vLLM", "MLA"), 1010, _VLLM, "P",
         meaning="vLLM's operator for CPUs: the absorbed form, each sequence by itself", latent="absorbed",
+    ),
+    Row(
+        "flashinfer_mla", "latent_gpu:FlashInferLatent", "FlashInfer MLA (fa2)", ("FlashInf.", "MLA", "fa2"), 1012,
+        _FLASHINFER, "s", meaning="FlashInfer's kernel: the absorbed form, shared storage, each sequence by itself",
+        latent="absorbed", shares_storage=True,
+    ),
+    Row(
+        "flashinfer_mla_fa3", "latent_gpu:FlashInferLatent", "FlashInfer MLA (fa3)", ("FlashInf.", "MLA", "fa3"), 1014,
+        _FLASHINFER, "v", "dashdot", "FlashInfer's kernel for Hopper GPUs", latent="absorbed", shares_storage=True,
+        backend="fa3",
+    ),
+    Row(
+        "flash_mla", "latent_gpu:FlashMla", "FlashMLA", ("Flash", "MLA"), 1016, _FLASH, "^",
+        meaning="DeepSeek's kernel: the absorbed form, shared storage, each sequence by itself",
+        latent="absorbed", shares_storage=True,
+        note="FlashMLA of 2026 distributes its work in the first call after a plan, which is not timed",
     ),
     Row(
         "mla_absorb", "latent:LatentTree", "Absorbed", ("absorb",), 1020, _PAGED, "s",

@@ -130,8 +130,6 @@ class VllmPagedAttn(Implementation):
         if point.device != "cpu":
             if point.query_rows > 1:
                 return Answer(False, "we run vLLM's kernel for GPUs with one query row of a sequence")
-            if point.kv_dtype != "same":
-                return Answer(False, f"we run vLLM's kernel for GPUs without K and V in {point.kv_dtype}")
             return vllm_cuda.supports(point)
         if point.block_size % 16:
             return Answer(False, f"vLLM's CPU kernel takes blocks of a multiple of 16 tokens, not {point.block_size}")

@@ -94,13 +94,16 @@ def availability() -> Answer:
 
 
 def supports(point: AttentionPoint) -> Answer:
-    """Whether vLLM's kernels were compiled for the sizes and the dtype (float32, float16, bfloat16) of this point."""
+    """Whether vLLM's kernels were compiled for the sizes and the dtype (float32, float16, bfloat16; fp8 for K and V) of
+    this point."""
     if point.block_size not in _BLOCK_SIZES:
         reason = f"vLLM's CUDA kernel takes blocks of 8, 16 or 32 tokens, not {point.block_size}"
         return Answer(False, reason, "set block_size: 16")
     if point.head_dim not in _HEAD_SIZES:
         sizes = ", ".join(map(str, _HEAD_SIZES))
         return Answer(False, f"vLLM's CUDA kernel takes head sizes of {sizes}, not {point.head_dim}")
+    if point.kv_dtype != "same" and point.head_dim % _VECTOR:
+        return Answer(False, f"vLLM's CUDA kernel takes fp8 with head sizes of a multiple of {_VECTOR} only")
     most = _LAUNCH * _VECTOR
     keys = point.token_bytes // 2
     if keys > most:
@@ -123,11 +126,13 @@ class PagedSession(BlockSession):
         self._b, self._h, self._h_kv, self._d = point.batch_size, point.heads, point.kv_heads, point.head_dim
         self._scale = point.head_dim**-0.5
         dtype: torch.dtype = getattr(torch, point.dtype)
-        x = _VECTOR // dtype.itemsize
+        # The operators call E4M3 fp8, and round to the nearest number. Their caches in 8 bits are bytes.
+        self._form, stored = ("auto", dtype) if point.kv_dtype == "same" else ("fp8", torch.uint8)
+        x = _VECTOR // stored.itemsize
         key_shape = (self._blocks, self._h_kv, self._d // x, point.block_size, x)
         value_shape = (self._blocks, self._h_kv, self._d, point.block_size)
         self._key, self._value = (
-            torch.zeros(shape, dtype=dtype, device=point.device) for shape in (key_shape, value_shape)
+            torch.zeros(shape, dtype=stored, device=point.device) for shape in (key_shape, value_shape)
         )
         self._unit_scale = torch.ones(1, dtype=torch.float32, device=point.device)  # the scale of keys and of values
         self._fill(inputs)
@@ -153,9 +158,9 @@ class PagedSession(BlockSession):
         attention = self._v2 if self._scratch else self._v1
         attention(
             out, *self._scratch, q, self._key, self._value, self._h_kv, self._scale, self._table, self._lengths,
-            self._block_size, self._longest, None, "auto", self._unit_scale, self._unit_scale, 0, 0, 0, 64, 0,
+            self._block_size, self._longest, None, self._form, self._unit_scale, self._unit_scale, 0, 0, 0, 64, 0,
         )  # fmt: skip
 
     def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         index, scale = torch.from_numpy(slots).to(self._key.device), self._unit_scale
-        self._reshape_and_cache(k, v, self._key, self._value, index, "auto", scale, scale)
+        self._reshape_and_cache(k, v, self._key, self._value, index, self._form, scale, scale)

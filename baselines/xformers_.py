@@ -78,7 +78,7 @@ class Xformers(Implementation):
     def availability(self, device: str) -> Answer:
         if device == "cpu":
             return Answer(False, "xformers has no CPU operator", on_gpu.GPU_REMEDY)
-        answer = on_gpu.gpu_library(device, "xformers", "xformers", library)
+        answer = on_gpu.gpu_library(device, "xformers", on_gpu.extra("xformers"), library)
         if answer.ok and self._chosen() is None:
             first = library().operators[0]
             q, k = _smallest()

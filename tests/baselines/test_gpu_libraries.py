@@ -15,9 +15,11 @@ import torch
 
 from chunkbench.baselines import xformers_
 from chunkbench.baselines.registry import REGISTRY
-from tests.baselines.checked import attend, bound, check, importable, inputs_of, points, signature
+from chunkbench.bench.contract import supported
+from tests.baselines.checked import attend, bound, check, importable, inputs_of, make_point, points, signature
 
 FLASHINFER = ("flashinfer_paged", "flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat")
+FP8: dict[str, Any] = {"kv_dtype": "fp8", "dtype": "bfloat16", "kv_heads": 2}
 
 
 class Requests:
@@ -31,8 +33,13 @@ class Requests:
         self.qo, self.kv, self.indices, self.last, self.page = qo, kv, indices, last, page
         self.sizes = (heads, kv_heads, d)
 
+    def typed(self, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:
+        self.dtypes = q_data_type, kv_data_type
+
     def run(self, q: Any, cache: Any, out: Any, lse: Any = None) -> None:
-        k, v = (x.flatten(0, 1) for x in cache)
+        assert (q.dtype, cache[0].dtype, cache[1].dtype) == (*self.dtypes, self.dtypes[1])
+        # Eight bits are read with a scale of 1. PyTorch cannot index them on a CPU.
+        k, v = (x.flatten(0, 1).to(q.dtype) for x in cache)
         assert q.shape == out.shape
         assert q.shape[1:] == (self.sizes[0], self.sizes[2])
         assert cache[0].shape[1:] == (self.page, *self.sizes[1:])
@@ -64,6 +71,7 @@ class Decode:
             bind("decode.py", f"{self.name}.{method}", self, *args, **kwargs)
         indptr, indices, last, *sizes = args
         self.requests.planned(torch.arange(len(indptr), dtype=torch.int32), indptr, indices, last, *sizes)
+        self.requests.typed(**kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         bind("decode.py", f"{self.name}.run", self, *args, **kwargs)
@@ -81,6 +89,7 @@ class Prefill:
         bind("prefill.py", f"{self.name}.plan", self, *args, causal=causal, **kwargs)
         assert not causal
         self.requests.planned(*args)
+        self.requests.typed(**kwargs)
 
     def run(self, *args: Any, return_lse: bool, **kwargs: Any) -> None:
         bind("prefill.py", f"{self.name}.run", self, *args, return_lse=return_lse, **kwargs)
@@ -118,6 +127,23 @@ def test_flashinfers_planned_and_merged_calls_compute_attention(name: str, axes:
     inputs = inputs_of(**axes)
     with importable(flashinfer=STAND_IN):
         check(REGISTRY.load(name).prepare(inputs), inputs)
+
+
+@pytest.mark.parametrize(
+    "axes", [FP8, FP8 | {"dtype": "float16", "n_p": (50, 90)}], ids=["bfloat16", "ragged, float16"]
+)
+@pytest.mark.parametrize("name", [name for name in FLASHINFER if not name.endswith("fa3")])
+def test_flashinfer_reads_fp8_beside_queries_of_16_bits(name: str, axes: dict[str, Any]) -> None:
+    inputs = inputs_of(**axes)
+    implementation = REGISTRY.load(name)
+    assert supported(implementation, inputs.point).ok
+    with importable(flashinfer=STAND_IN):
+        check(implementation.prepare(inputs), inputs)
+
+
+def test_flashinfers_fa3_refuses_fp8() -> None:
+    answer = supported(REGISTRY.load("flashinfer_cascade_fa3"), make_point(**FP8))
+    assert answer.reason == "stores K and V as same, not as fp8"
 
 
 @pytest.mark.parametrize("name", FLASHINFER)

@@ -17,7 +17,9 @@ import torch
 
 from chunkbench.baselines import on_gpu, vllm_cuda
 from chunkbench.baselines.registry import REGISTRY
+from chunkbench.bench.contract import supported
 from chunkbench.bench.workers.inputs import PooledInputs
+from chunkbench.kernels.eight_bits import narrow
 from tests.baselines.checked import POINTS, attend, check, inputs_of, make_point
 
 NAMES = ("paged_attention_v1", "paged_attention_v2", "reshape_and_cache")
@@ -38,11 +40,13 @@ class Operators:
         k, v, keys, values, slots, cache_dtype, _, _ = arguments
         if not self.computes:
             return
-        assert (cache_dtype, slots.dtype) == ("auto", torch.int64)
+        assert cache_dtype == ("fp8" if keys.dtype == torch.uint8 else "auto")
+        assert slots.dtype == torch.int64
         assert k.is_contiguous()
         assert v.is_contiguous()
         size, x = keys.shape[-2:]
         assert x * keys.element_size() == 16
+        k, v = (narrow(vectors, "fp8" if cache_dtype == "fp8" else "same") for vectors in (k, v))
         for key, value, slot in zip(k, v, slots.tolist(), strict=True):
             keys[slot // size, :, :, slot % size] = key.unflatten(-1, (-1, x))
             values[slot // size, :, :, slot % size] = value
@@ -72,12 +76,16 @@ class Operators:
         assert table.is_contiguous()
         assert (table.dtype, lengths.dtype) == (torch.int32, torch.int32)
         assert (k_scale.dtype, v_scale.dtype) == (torch.float32, torch.float32)
-        assert (alibi, dtype, sparse, longest) == (None, "auto", [0, 0, 0, 64, 0], int(lengths.max()))
+        assert dtype == ("fp8" if keys.dtype == torch.uint8 else "auto")
+        assert (alibi, sparse, longest) == (None, [0, 0, 0, 64, 0], int(lengths.max()))
+        assert k_scale.item() == v_scale.item() == 1
         assert (h_kv, size, scale) == (keys.shape[1], keys.shape[3], q.shape[-1] ** -0.5)
         for row, length in enumerate(lengths.tolist()):
             blocks = table[row, : -(-length // size)].long()
             k = keys[blocks].permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)[:length]
             v = values[blocks].permute(0, 3, 1, 2).flatten(0, 1)[:length]
+            if dtype == "fp8":
+                k, v = (bytes_.view(torch.float8_e4m3fn).to(q.dtype) for bytes_ in (k, v))
             out[row] = attend(q[row : row + 1], k, v)[0][0]
 
 
@@ -94,10 +102,11 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Operators:
     [
         *POINTS.values(),
         {"block_size": 8, "head_dim": 80},
+        {"kv_dtype": "fp8", "kv_heads": 2, "dtype": "bfloat16"},
         PARTITIONS,
         {"n_p": (500, 1100), "n_s": 400, "batch_size": 2},
     ],
-    ids=[*POINTS, "blocks of 8", "partitions", "more partitions in one row"],
+    ids=[*POINTS, "blocks of 8", "fp8", "partitions", "more partitions in one row"],
 )
 @pytest.mark.parametrize("share", [False, True], ids=["private", "shared"])
 def test_the_adapters_calls_compute_attention(share: bool, axes: dict[str, Any], operators: Operators) -> None:
@@ -160,10 +169,29 @@ def real(operators: Operators) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("real")
-@pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}, PARTITIONS], ids=["equal", "ragged", "partitions"])
+@pytest.mark.parametrize(
+    "axes", [{}, {"n_p": (50, 90)}, {"kv_dtype": "fp8"}, PARTITIONS], ids=["equal", "ragged", "fp8", "partitions"]
+)
 def test_the_calls_match_the_schemas_in_vllms_source(axes: dict[str, Any]) -> None:
     inputs = inputs_of(**axes)
     check(vllm_cuda.PagedSession(inputs, share=True), inputs)
+
+
+@pytest.mark.parametrize(
+    ("axes", "reason"),
+    [
+        ({"head_dim": 112}, ""),
+        ({"head_dim": 120}, "vLLM's CUDA kernel takes fp8 with head sizes of a multiple of 16 only"),
+        # Of the 32 KiB of a token in float32, fp8 stores 8.
+        ({"kv_heads": 64, "heads": 64, "head_dim": 128}, ""),
+        ({"kv_heads": 65, "heads": 65, "head_dim": 128}, "vLLM's reshape_and_cache writes at most 8192 bytes"),
+    ],
+)
+def test_which_points_in_fp8_vllm_takes(axes: dict[str, Any], reason: str) -> None:
+    point = make_point(kv_dtype="fp8", device="cuda", **axes)
+    answer = supported(REGISTRY.load("vllm_paged_attn_fp8"), point)
+    assert answer.ok == (reason == "")
+    assert answer.reason.startswith(reason)
 
 
 WITHOUT, WITH = "def reshape_and_cache(key): ...", "def paged_attention_v1(out): ..."

@@ -153,7 +153,8 @@ _TABLE = (
     _counted("head_dim", "head dimension", "128", 16, 256, "head dimension", "d", multiple=16),
     Axis(
         "latent",
-        "latent attention (MLA) in place of heads with K and V of their own, for the rows mla_*; a model decides heads",
+        "latent attention (MLA) in place of heads with K and V of their own, for the rows mla_*, flashinfer_mla* and "
+        "flash_mla; a model decides heads",
         f"{', '.join(LATENTS)}, or {{kv_rank: 512, rope: 64, nope: 128, v: 128}} with heads beside it",
         "none",
         read_latent,

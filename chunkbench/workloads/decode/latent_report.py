@@ -18,7 +18,7 @@ from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode import tables
 
 ABSORBED, EXPANDED, MIXED, AUTO = "mla_absorb_two_phase", "mla_naive", "mla_mixed", "mla_auto"
-_NOT_OURS = ("mla_sdpa", "mla_vllm")
+_NOT_OURS = ("mla_sdpa", "mla_vllm", "flashinfer_mla", "flashinfer_mla_fa3", "flash_mla")
 _EVEN = 1.02
 """Times up to this ratio are even."""
 
