@@ -2,7 +2,8 @@
 
 All three forms read a pool of pages that stores a common prefix once. They differ in how often that prefix is read:
 
-- `flashinfer_paged` (BatchDecodeWithPagedKVCacheWrapper): every sequence reads all its pages through its own table.
+- `flashinfer_paged` (BatchDecodeWithPagedKVCacheWrapper): every sequence reads all its pages through its own table. The
+  rows of drafts take batch prefill.
 - `flashinfer_cascade`: one batch-prefill call per level of the prefix tree, then pairwise merges, like the library's
   MultiLevelCascadeAttentionWrapper. That class has no parameter for the backend and would choose fa3 on Hopper GPUs.
   So this adapter makes the same calls itself and names the backend (fa2; fa3 in `flashinfer_cascade_fa3`).
@@ -32,8 +33,10 @@ from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
 from chunkbench.bench.contract import Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
+from chunkbench.draft import parents_of
 from chunkbench.kernels.eight_bits import NUMBERS
 from chunkbench.kernels.plan import Plan
+from chunkbench.kernels.query_rows import seen_in_draft
 from chunkbench.kv_dtype import KvDtype
 
 _WORKSPACE = 128 << 20  # bytes, as the library recommends
@@ -100,6 +103,40 @@ class PagedSession(PoolSession):
         indptr, indices = pages(self._tables)
         last = ((self._tables.lengths - 1) % self._block_size + 1).astype(np.int32)
         self._wrapper.plan(host(indptr), host(indices), host(last), *self._shape.sizes, **self._shape.dtypes)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._wrapper.run(q, self._kv, out=out)
+
+
+class DraftSession(PoolSession):
+    """Several query rows of each sequence, through its own table: batch prefill whose rows are the last tokens. A chain
+    is the library's causal mask, a tree a mask of all tokens."""
+
+    def __init__(self, inputs: Inputs, backend: str) -> None:
+        point = inputs.point
+        super().__init__(inputs, point.block_size)
+        self._shape = _Shape(point)
+        self._kv = self._shape.stored(self._k, self._v)
+        self._rows = host(point.query_rows * np.arange(point.batch_size + 1, dtype=np.int32))
+        self._parents = parents_of(point.draft)
+        self._draft = seen_in_draft(point.query_rows, self._parents)
+        self._wrapper = library().BatchPrefillWithPagedKVCacheWrapper(workspace(point.device), "NHD", backend=backend)
+        on_gpu.compile_now(self, inputs)
+
+    def plan(self) -> None:
+        indptr, indices = pages(self._tables)
+        last = ((self._tables.lengths - 1) % self._block_size + 1).astype(np.int32)
+        mask = {"causal": True} if self._parents is None else {"causal": False, "custom_mask": self._mask()}
+        tables = map(host, (indptr, indices, last))
+        self._wrapper.plan(self._rows, *tables, *self._shape.sizes, **mask, **self._shape.dtypes)
+
+    def _mask(self) -> torch.Tensor:
+        """`[sum of rows * tokens]`: whether a row reads a token, sequence by sequence."""
+        rows = len(self._draft)
+        seen = [np.ones((rows, length), np.bool_) for length in self._tables.lengths.tolist()]
+        for of_sequence in seen:
+            of_sequence[:, -rows:] = self._draft
+        return torch.from_numpy(np.concatenate([each.ravel() for each in seen])).to(self._k.device)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         self._wrapper.run(q, self._kv, out=out)
@@ -275,7 +312,7 @@ class FlashInfer(Implementation):
         return on_gpu.half_precision(point, "FlashInfer")
 
     def prepare(self, inputs: Inputs) -> Session:
-        return _SESSIONS[self.form](inputs, self.backend)
+        return (DraftSession if inputs.point.query_rows > 1 else _SESSIONS[self.form])(inputs, self.backend)
 
     def package_version(self) -> str:
         return package_version(self.backend)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,8 +20,8 @@ from chunkbench.baselines.block_session import BlockSession
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.bench.measure.peaks import probe_cpu
-from chunkbench.kernels import cpu
+from chunkbench.bench.measure.peaks import PeakProbe, probe_cpu
+from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.latent import Projections
@@ -88,8 +88,9 @@ class ProjectedSession(Session):
         self._session, self._form, self._projections = session, form, inputs.projections
         shape, rows = self._projections.shape, (inputs.point.batch_size, inputs.point.heads)
         numbers = rows[0] * rows[1]
-        self._flat_q = torch.empty(numbers * (shape.key_dim + shape.width), dtype=self._projections.dtype)
-        self._flat_out = torch.empty(numbers * (shape.v + shape.kv_rank), dtype=self._projections.dtype)
+        kind: dict[str, Any] = {"dtype": self._projections.dtype, "device": self._projections.device}
+        self._flat_q = torch.empty(numbers * (shape.key_dim + shape.width), **kind)
+        self._flat_out = torch.empty(numbers * (shape.v + shape.kv_rank), **kind)
         self._q, self._absorbed = both_parts(self._flat_q, rows, shape.key_dim, shape.width)
         self._expanded, self._latent = both_parts(self._flat_out, rows, shape.v, shape.kv_rank)
 
@@ -123,13 +124,9 @@ class ProjectedSession(Session):
 
 
 class Latent(Implementation):
-    """Latent attention, on a CPU unless a subclass says otherwise. Subclasses add `_session`, whose queries and outputs
-    have the form `latent`."""
+    """Latent attention. Subclasses add `_session`, whose queries and outputs have the form `latent`."""
 
     latent: QueryForm = "absorbed"
-
-    def availability(self, device: str) -> Answer:
-        return YES if device == "cpu" else Answer(False, "runs on CPUs only")
 
     def prepare(self, inputs: Inputs) -> Session:
         session = self._session(inputs)  # type: ignore[arg-type]  # points with latent have such inputs
@@ -142,20 +139,26 @@ class Latent(Implementation):
 
 
 class LatentTree(Latent):
-    """Our native kernels over the prefix tree."""
+    """Our kernels over the prefix tree: native on a CPU, Triton on a GPU."""
+
+    _device = "cpu"
 
     def availability(self, device: str) -> Answer:
-        missing = cpu.why_missing() if device == "cpu" else "our kernels of latent attention run on CPUs only"
+        self._device = device
+        missing = cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
         return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:
+        if point.device == "cuda" and point.latent is not None:
+            unfit = triton.why_not_latent(getattr(torch, point.dtype), point.latent, point.chunk_size)
+            return Answer(False, f"the GPU kernel cannot compute this: {unfit}") if unfit else YES
         return Answer(False, f"chunks of {point.chunk_size} tokens") if point.chunk_size % 16 else YES
 
     def package_version(self) -> str:
         return f"chunkbench {__version__}"
 
     def isa(self) -> str | None:
-        return instruction_set("cpu")
+        return instruction_set(self._device)
 
     def _session(self, inputs: LatentInputs) -> Session:
         expanded = self.latent == "expanded"
@@ -177,15 +180,15 @@ class LatentMixed(LatentTree):
     def _session(self, inputs: LatentInputs) -> Session:
         point, least = inputs.point, 2.0
         if self.chooses:
-            flops, read = _rates(point.dtype, torch.get_num_threads())
+            flops, read = _rates(point.device, point.dtype, torch.get_num_threads())
             least = inputs.projections.shape.break_even(point.element_bytes, flops, read)
         return MixedSession(inputs, MixedAttention(inputs.projections, point.chunk_size, least))
 
 
 @cache
-def _rates(dtype: str, threads: int) -> tuple[float, float]:
+def _rates(device: str, dtype: str, threads: int) -> tuple[float, float]:
     """Floating-point operations per second of the kernels' instruction set, and bytes per second from memory."""
-    peaks = probe_cpu(dtype, threads)
+    peaks = probe_cpu(dtype, threads) if device == "cpu" else PeakProbe(device, dtype, threads).probe()
     return peaks.matrix_native_flops_per_s or peaks.matrix_flops_per_s, peaks.read_bytes_per_s
 
 
@@ -229,7 +232,7 @@ def deepseeks_latents(point: AttentionPoint, library: str) -> Answer:
 
 class VllmLatent(Latent):
     def availability(self, device: str) -> Answer:
-        return vllm_cpu.availability() if device == "cpu" else super().availability(device)
+        return vllm_cpu.availability() if device == "cpu" else Answer(False, "it is for CPUs", "use flash_mla")
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.block_size != 16:
@@ -254,7 +257,8 @@ class SdpaSession(Session):
         self._length = self._prompt = len(inputs.prompts[0])
         shape, rows = self._projections.shape, (len(inputs.prompts), inputs.point.heads)
         sizes = ((*rows, inputs.capacity, width) for width in (shape.key_dim, shape.v))
-        self._k, self._v = (torch.zeros(size, dtype=self._projections.dtype) for size in sizes)
+        kind: dict[str, Any] = {"dtype": self._projections.dtype, "device": self._projections.device}
+        self._k, self._v = (torch.zeros(size, **kind) for size in sizes)
         for row in range(len(inputs.prompts)):
             for first in range(0, self._prompt, _PIECE):
                 end = min(first + _PIECE, self._prompt)
@@ -282,6 +286,9 @@ _PIECE = 256  # tokens that are expanded at a time
 
 class SdpaLatent(Latent):
     latent: QueryForm = "expanded"
+
+    def availability(self, device: str) -> Answer:
+        return YES if device == "cpu" or torch.cuda.is_available() else on_gpu.NO_GPU
 
     def supports(self, point: AttentionPoint) -> Answer:
         return YES if isinstance(point.n_p, int) else Answer(False, "prompts of different lengths would need a mask")

@@ -71,7 +71,7 @@ def half_precision(point: AttentionPoint, library: str) -> Answer:
 def compile_now(session: Session, inputs: Inputs) -> None:
     """Plan and decode once, so that `prepare` compiles the kernels and no timed call does."""
     point = inputs.point
-    rows = (point.batch_size, point.heads)
+    rows = (point.rows, point.heads)
     value_dim = point.head_dim if point.latent is None else point.latent.kv_rank
     q = torch.zeros((*rows, point.head_dim), dtype=getattr(torch, point.dtype), device=point.device)
     session.plan()

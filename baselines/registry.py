@@ -100,7 +100,7 @@ ROWS = (
     ),
     Row(
         "flashinfer_paged", "flashinfer_:FlashInfer", "FlashInfer paged",
-        ("FlashInf.", "paged"), 190, _FLASHINFER, "s",
+        ("FlashInf.", "paged"), 190, _FLASHINFER, "s", drafts="trees",
     ),
     Row(
         "flashinfer_cascade", "flashinfer_:FlashInfer", "FlashInfer cascade (fa2)",

@@ -16,7 +16,8 @@ import torch
 from chunkbench.baselines import xformers_
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.bench.contract import supported
-from tests.baselines.checked import attend, bound, check, importable, inputs_of, make_point, points, signature
+from chunkbench.kernels.reference import attention
+from tests.baselines.checked import DRAFTS, attend, bound, check, importable, inputs_of, make_point, points, signature
 
 FLASHINFER = ("flashinfer_paged", "flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat")
 FP8: dict[str, Any] = {"kv_dtype": "fp8", "dtype": "bfloat16", "kv_heads": 2}
@@ -31,7 +32,18 @@ class Requests:
             assert indptr.device.type == "cpu"  # for a GPU tensor the library would wait for the GPU
         assert len(qo) == len(kv) == len(last) + 1
         self.qo, self.kv, self.indices, self.last, self.page = qo, kv, indices, last, page
-        self.sizes = (heads, kv_heads, d)
+        self.sizes, self.masks = (heads, kv_heads, d), None
+
+    def masked(self, causal: bool, custom_mask: torch.Tensor | None) -> None:
+        """The mask of each request: rows are the last tokens, or a bit for each row and token."""
+        rows, held = self.qo.diff().tolist(), (self.kv.diff() - 1) * self.page + self.last
+        shapes = list(zip(rows, held.tolist(), strict=True))
+        if custom_mask is not None:
+            assert not causal  # which would not count
+            parts = custom_mask.split([row * tokens for row, tokens in shapes])
+            self.masks = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        elif causal:
+            self.masks = [torch.ones(shape).tril(shape[1] - shape[0]).bool() for shape in shapes]
 
     def typed(self, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:
         self.dtypes = q_data_type, kv_data_type
@@ -49,6 +61,9 @@ class Requests:
             pages = self.indices[int(self.kv[request]) : int(self.kv[request + 1])].long()
             slots = (pages[:, None] * self.page + torch.arange(self.page)).flatten()
             held = slots[: max(0, len(pages) - 1) * self.page + last]
+            if self.masks is not None:
+                out[rows] = attention(q[rows], k[held], v[held], None, self.masks[request]).to(out.dtype)
+                continue
             out[rows], request_lse = attend(q[rows], k[held], v[held])
             if lse is not None:
                 lse[rows] = request_lse
@@ -85,15 +100,15 @@ class Prefill:
         bind("prefill.py", f"{self.name}.__init__", self, *args, **kwargs)
         self.requests = Requests()
 
-    def plan(self, *args: Any, causal: bool, **kwargs: Any) -> None:
-        bind("prefill.py", f"{self.name}.plan", self, *args, causal=causal, **kwargs)
-        assert not causal
+    def plan(self, *args: Any, causal: bool, custom_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
+        bind("prefill.py", f"{self.name}.plan", self, *args, causal=causal, custom_mask=custom_mask, **kwargs)
         self.requests.planned(*args)
+        self.requests.masked(causal, custom_mask)
         self.requests.typed(**kwargs)
 
-    def run(self, *args: Any, return_lse: bool, **kwargs: Any) -> None:
+    def run(self, *args: Any, return_lse: bool = False, **kwargs: Any) -> None:
         bind("prefill.py", f"{self.name}.run", self, *args, return_lse=return_lse, **kwargs)
-        assert return_lse
+        assert return_lse == ("lse" in kwargs)
         self.requests.run(*args, **kwargs)
 
 
@@ -137,6 +152,14 @@ def test_flashinfer_reads_fp8_beside_queries_of_16_bits(name: str, axes: dict[st
     inputs = inputs_of(**axes)
     implementation = REGISTRY.load(name)
     assert supported(implementation, inputs.point).ok
+    with importable(flashinfer=STAND_IN):
+        check(implementation.prepare(inputs), inputs)
+
+
+@pytest.mark.parametrize("axes", DRAFTS.values(), ids=DRAFTS.keys())
+def test_flashinfers_prefill_verifies_drafts(axes: dict[str, Any]) -> None:
+    inputs, implementation = inputs_of(**axes), REGISTRY.load("flashinfer_paged")
+    assert supported(implementation, inputs.point).reason == "FlashInfer takes float16 or bfloat16"
     with importable(flashinfer=STAND_IN):
         check(implementation.prepare(inputs), inputs)
 
