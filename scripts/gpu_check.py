@@ -1,12 +1,13 @@
 """Check and time everything that needs a GPU, within a time limit. The most important steps come first.
 
     python3 scripts/gpu_check.py --out results/gpu-check
+    python3 scripts/gpu_check.py --out results/gpu-more --step mla-gpu --step trees-gpu
 
 Runs from a plain checkout, without installation and network. It needs an NVIDIA GPU, PyTorch for CUDA with its Triton,
 and the packages of pyproject.toml. In the first minute it checks every implementation against float64 at a small shape,
-and prints which ones work. Then it runs the kernels' tests, and the experiments table3-gpu and gpu-kernels. When the
-time is up, it keeps the measurements that it has. All results are in one folder. A file beside the folder contains them
-too, to send by mail.
+and prints which ones work. Then it runs the kernels' tests, and the experiments table3-gpu and gpu-kernels. --step runs
+other steps in place of these, in the given order. When the time is up, it keeps the measurements that it has. All
+results are in one folder. A file beside the folder contains them too, to send by mail.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import sys
 import tarfile
 import time
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -110,16 +113,45 @@ class Steps:
         return code
 
 
-EXPERIMENTS = {"table3-gpu": 0.6, "gpu-kernels": 0.9}
-"""Experiment -> fraction of the remaining time that it may take."""
-SMALL = {"n_p": "256", "n_s": "256", "n_c": "1", "batch_size": "8"}
-"""Axes of the point at which every implementation is checked in the first minute."""
-TOY = {
-    "first": SMALL | {"n_p": "64", "n_s": "64", "batch_size": "2", "heads": "2", "head_dim": "64"},
-    "table3-gpu": {"n_p": "64", "n_s": "0,64", "n_c": "1", "batch_size": "2", "heads": "2", "head_dim": "64"},
-    "gpu-kernels": {"heads": "2", "kv_heads": "1", "head_dim": "16", "n_c": "1"},
+class Measurement(NamedTuple):
+    """An experiment to run on the GPU."""
+
+    experiment: str
+    part: float = 0.6
+    """Fraction of the remaining time that it may take, if other steps follow."""
+    options: tuple[str, ...] = ()
+    """Options of `chunkbench run`."""
+    axes: tuple[str, ...] = ()
+    """Values of axes."""
+    toy: tuple[str, ...] = ("heads=2", "kv_heads=1", "head_dim=16", "n_c=1")
+    """Values in their place that make it small, for `--rehearse`."""
+
+
+_SHORT = ("n_p=64", "n_s=0,64", "n_c=1", "batch_size=2", "heads=2", "head_dim=64")
+_LATENT = ("latent=deepseek-v2-lite", "n_p=64", "n_s=64", "batch_size=2")
+MEASUREMENTS = {
+    "table3-gpu": Measurement("table3-gpu", toy=_SHORT),
+    "gpu-kernels": Measurement("gpu-kernels"),
+    "figure3": Measurement("figure3", toy=_SHORT),
+    "figure4": Measurement("figure4", toy=_SHORT),
+    "table3-modes": Measurement(
+        "table3-gpu", options=("--modes", "events,eager", "--caches", "cold,warm"), axes=("n_c=8",), toy=_SHORT
+    ),
+    "kv8-gpu": Measurement("kv8-gpu", 0.35, toy=(*_SHORT, "kv_heads=1")),
+    "query-rows-gpu": Measurement("query-rows-gpu", 0.4, toy=("n_p=64", "heads=2", "kv_heads=1", "batch_size=1")),
+    "mla-gpu": Measurement("mla-gpu", toy=_LATENT),
+    "trees-gpu": Measurement("trees-gpu", toy=("tree=1x64 2x16", "heads=2", "kv_heads=1", "head_dim=64")),
 }
-"""Step -> axes that make it small, for `--rehearse`."""
+USUAL = ("first", "doctor", "tests", "table3-gpu", "gpu-kernels")
+"""Steps without `--step`."""
+SMALL = ("n_p=256", "n_s=256", "n_c=1", "batch_size=8")
+"""Axes of the point at which every implementation is checked in the first minute."""
+TOY_SMALL = ("n_p=64", "n_s=64", "n_c=1", "batch_size=2", "heads=2", "head_dim=64")
+
+
+def set_axes(values: Sequence[str]) -> list[str]:
+    """Options of `chunkbench run` for these values of axes."""
+    return [part for value in values for part in ("--set", value)]
 
 
 def what_works(cases: Path) -> list[str]:
@@ -156,6 +188,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/gpu-check"), help="new folder for all results")
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit for everything")
     parser.add_argument("--rehearse", action="store_true", help="all steps at toy sizes, on a machine without a GPU")
+    parser.add_argument(
+        "--step",
+        action="append",
+        choices=[*USUAL[:3], *MEASUREMENTS],
+        help="a step to run; repeatable; default: the usual",
+    )
     arguments = parser.parse_args()
     check_needs(arguments.rehearse)
     out = arguments.out.absolute()
@@ -171,32 +209,52 @@ def main() -> None:
     if skipped:
         print(f"gpu-check: skips {', '.join(skipped)}, which compile for minutes: see `make gpu-prepare`", flush=True)
 
-    def measure(name: str, experiment: str, sizes: dict[str, str], budget_s: float, limit_s: float, *less: str) -> int:
+    def measure(name: str, experiment: str, options: Sequence[str], budget_s: float, limit_s: float, *less: str) -> int:
         listed = yaml.safe_load((ROOT / "experiments" / f"{experiment}.yaml").read_text())["implementations"]
         only = [part for id_ in listed if id_ not in (*skipped, *less) for part in ("--only", id_)]
-        shape = [part for axis, value in sizes.items() for part in ("--set", f"{axis}={value}")]
-        command = [*bench, "run", experiment, "--device", device, "--budget", f"{budget_s:.0f}s", *shape, *only]
+        command = [*bench, "run", experiment, "--device", device, "--budget", f"{budget_s:.0f}s", *options, *only]
         return steps.run(name, [*command, "--out", str(out / name)], limit_s)
 
-    toy = TOY if arguments.rehearse else {}
     versions = sorted(f"{distribution.name} {distribution.version}" for distribution in distributions())
     (out / "versions.txt").write_text("\n".join([f"Python {sys.version}", *versions, ""]))
     if shutil.which("nvidia-smi"):
         steps.run("nvidia-smi", ["nvidia-smi", f"--query-gpu={GPU_FACTS}", "--format=csv"], 20)
-    # flex_attention compiles for 15 s.
-    if measure("first", "table3-gpu", toy.get("first", SMALL), 1, 60, "flex_attention") in ENDED:
-        print("gpu-check: a minute was too short for this step, most of which compiles: see first.txt", flush=True)
-    print("\n".join(what_works(out / "first" / "cases.jsonl")), flush=True)
-    steps.run("doctor", [*bench, "doctor"], 30)
-    tests = [python, "-m", "pytest", "-q", "-ra", "-m", "", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
-    seconds = 0.4 * steps.left_s
-    tests += ["--session-timeout", f"{seconds - 10:.0f}"]  # so that the output ends with the messages of failed tests
-    steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], seconds)
-    for name, part in EXPERIMENTS.items():
-        seconds = part * steps.left_s
-        measure(name, name, toy.get(name, {}), 1 if arguments.rehearse else 0.4 * seconds, seconds)
+    wanted = arguments.step or USUAL
+    for place, name in enumerate(wanted):
+        if name == "first":
+            # flex_attention compiles for 15 s.
+            small = set_axes(TOY_SMALL if arguments.rehearse else SMALL)
+            if measure("first", "table3-gpu", small, 1, 60, "flex_attention") in ENDED:
+                print("gpu-check: a minute was too short for this step, most of which compiles: see first.txt")
+            print("\n".join(what_works(out / "first" / "cases.jsonl")), flush=True)
+        elif name == "doctor":
+            steps.run("doctor", [*bench, "doctor"], 30)
+        elif name == "tests":
+            tests = [
+                python,
+                "-m",
+                "pytest",
+                "-q",
+                "-ra",
+                "-m",
+                "",
+                "-p",
+                "no:cacheprovider",
+                "--timeout",
+                "120",
+                *TESTS,
+            ]
+            seconds = 0.4 * steps.left_s
+            tests += ["--session-timeout", f"{seconds - 10:.0f}"]  # so that messages of failed tests come last
+            steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], seconds)
+        else:
+            experiment, part, options, axes, toy = MEASUREMENTS[name]
+            seconds = steps.left_s * (part if place + 1 < len(wanted) else 0.9)
+            budget = 1 if arguments.rehearse else 0.4 * seconds
+            options = () if arguments.rehearse else options  # which need a GPU
+            measure(name, experiment, [*options, *set_axes(toy if arguments.rehearse else axes)], budget, seconds)
     (out / "steps.json").write_text(json.dumps(steps.done, indent=1) + "\n")
-    for name in EXPERIMENTS:
+    for name in [name for name in wanted if name in MEASUREMENTS]:
         report = out / name / "report.md"
         print(report.read_text() if report.exists() else f"gpu-check: no report of {name}; see {name}.txt")
     sent = arguments.out.parent / f"{out.name}.tar.gz"

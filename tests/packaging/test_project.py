@@ -196,18 +196,20 @@ def test_steps_keep_their_output_and_end_at_their_time_limit(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.serial
 def test_a_rehearsal_does_every_step_and_leaves_one_file_to_send(tmp_path: Path) -> None:
+    all_steps = list(dict.fromkeys([*gpu_check.USUAL, *gpu_check.MEASUREMENTS]))
     command = [sys.executable, str(SCRIPT), "--rehearse", "--out", str(tmp_path / "check")]
+    command += [part for name in all_steps for part in ("--step", name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "works here, right against float64: naive" in done.stdout
     assert "  cudnn: unavailable: " in done.stdout
     steps = json.loads((tmp_path / "check" / "steps.json").read_text())
     steps = [step for step in steps if step["step"] != "nvidia-smi"]  # where there is one
-    assert [step["step"] for step in steps] == ["first", "doctor", "tests", "table3-gpu", "gpu-kernels"]
+    assert [step["step"] for step in steps] == all_steps
     assert steps[0]["seconds"] < 60
     with tarfile.open(tmp_path / "check.tar.gz") as archive:
         names = archive.getnames()
-    assert {"check/versions.txt", "check/table3-gpu/cases.jsonl", "check/gpu-kernels/report.html"} <= {*names}
+    assert {"check/versions.txt", "check/table3-gpu/cases.jsonl", "check/mla-gpu/report.html"} <= {*names}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -27,7 +27,7 @@ from chunkbench.report.claims.judgement import (
     judged,
     listed,
 )
-from chunkbench.report.claims.judges import bounded, each_reached, fixed, largest
+from chunkbench.report.claims.judges import bounded, each_reached, largest
 from chunkbench.report.printed import printed_of_trees
 
 CHUNK = "chunk_attn"
@@ -336,6 +336,13 @@ def deft_node(evidence: Evidence) -> Judgement:
     return bounded(found, stated, words, needs, "{:.2f}x")
 
 
+def on_a_gpu(evidence: Evidence, slow: str, fast: str, experiment: str, prefix: int, stated: Stated) -> Judgement:
+    """Latency of `slow` over that of `fast` on a GPU, with 256 sequences after a shared prefix."""
+    found = _ratios(evidence, experiment, slow, fast, tree=((prefix, 256),), device="cuda")[-1:]
+    needs = f"{slow} beside {fast} on a GPU, with 256 sequences after {prefix:,} shared tokens", experiment
+    return bounded(found, stated, "{each}", needs, "{:.2f}x", "both kernels are of another year and GPU", 1)
+
+
 def tensorrt(evidence: Evidence) -> Judgement:
     """The cascade's speed-up for each prefix length. Each has to reach the printed one."""
     points = evidence.of(_TENSORRT).points(CASCADE, **_ANY)
@@ -461,12 +468,20 @@ JUDGES: Mapping[str, Judge] = {
     "PAT-naive": partial(pat_naive, stated=_at_least("pat", "pat_naive", "mean_speedup", 3)),
     "PAT-no-sharing": partial(pat_no_sharing, stated=Stated("at most", 1.0, 2)),
     "DF-node": deft_node,
-    "DF-speedup": fixed(
-        "not measured", "it needs a GPU: no plan here cuts K and V evenly across nodes, as DeFT-Flatten does"
+    # On a GPU every plan's items are cut so that all multiprocessors get as many tokens, as DeFT-Flatten does.
+    "DF-speedup": partial(
+        on_a_gpu, slow=FLAT, fast=NODE_WISE, experiment=_DEFT, prefix=1000, stated=Stated("at least", 3.59, 2)
     ),
     "TRT-cascade": tensorrt,
     "FI-595": partial(issue595, stated=ABOVE_1),
     "KV-8k": partial(eight_bits, n_p=8192, stated=Stated("at least", 1.61, 2)),
     "KV-128": partial(eight_bits, n_p=128, stated=Stated("at least", 1.14, 2)),
-    "FI-31x": fixed("not measured", "it needs a GPU: the figure compares a GPU kernel with vLLM's of 2024"),
+    "FI-31x": partial(
+        on_a_gpu,
+        slow="vllm_paged_attn_star",
+        fast="flashinfer_cascade",
+        experiment="trees-gpu",
+        prefix=32768,
+        stated=Stated("at least", 31, 0),
+    ),
 }

@@ -67,3 +67,16 @@ def test_the_cascade_with_one_kv_head_and_with_eight(point: Point, one: float, e
     assert judge("FI-595", *rows).verdict == verdict
     assert "(printed: 1.37)" in judge("FI-595", *rows).reason
     assert judge("FI-595", rows[0]).verdict == "not measured"
+
+
+def test_claims_on_a_gpus_time_need_a_gpu(point: Point) -> None:
+    """With 256 speculated tokens after 1,000."""
+
+    def judged(device: str, flat: float) -> Judgement:
+        latencies, axes = {"flat": flat, "node_wise": 10.0}, {"batch_size": 256, "n_p": 1001, "device": device}
+        return judge("DF-speedup", point("deft", latencies, ((1000, 256),), **axes))
+
+    assert judged("cpu", 100.0).verdict == "not measured"
+    assert judged("cuda", 36.0).verdict == "holds"
+    assert judged("cuda", 20.0).verdict == "different here"
+    assert judged("cuda", 9.0).verdict == "does not hold"
