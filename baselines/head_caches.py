@@ -8,6 +8,8 @@ that it would have alone.
 
 from __future__ import annotations
 
+import torch
+
 from chunkbench.attention import Partition
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
@@ -15,7 +17,7 @@ from chunkbench.baselines.hardware import instruction_set
 from chunkbench.baselines.head_methods import METHODS
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.kernels import cpu
+from chunkbench.kernels import cpu, triton
 from chunkbench.kv_dtype import KV_DTYPES
 from chunkbench.version import __version__
 
@@ -44,12 +46,18 @@ class HeadCaches(Implementation):
     reads_shared_once = True
     kv_dtypes = KV_DTYPES
 
+    _device = "cpu"
+
     def availability(self, device: str) -> Answer:
-        missing = cpu.why_missing() if device == "cpu" else "caches whose heads keep windows are for CPUs"
+        self._device = device
+        missing = cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
         return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:
         obstacle = METHODS[self.id].obstacle(point)
+        if not obstacle and point.device == "cuda":
+            sizes = point.heads, point.kv_heads, point.head_dim, point.chunk_size
+            obstacle = triton.why_not(getattr(torch, point.dtype), *sizes)
         return Answer(False, obstacle) if obstacle else YES
 
     def prepare(self, inputs: Inputs) -> Session:
@@ -60,4 +68,4 @@ class HeadCaches(Implementation):
         return f"chunkbench {__version__}"
 
     def isa(self) -> str | None:
-        return instruction_set("cpu")
+        return instruction_set(self._device)

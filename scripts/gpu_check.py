@@ -140,6 +140,8 @@ MEASUREMENTS = {
     "kv8-gpu": Measurement("kv8-gpu", 0.35, toy=(*_SHORT, "kv_heads=1")),
     "query-rows-gpu": Measurement("query-rows-gpu", 0.4, toy=("n_p=64", "heads=2", "kv_heads=1", "batch_size=1")),
     "mla-gpu": Measurement("mla-gpu", toy=_LATENT),
+    "razor": Measurement("razor", axes=("n_c=8",), toy=("heads=4", "kv_heads=2", "n_c=1", "n_p=512", "n_s=0")),
+    "windows": Measurement("windows", toy=("heads=4", "kv_heads=2", "n_c=1", "n_p=512", "n_s=0", "window=64")),
     "trees-gpu": Measurement("trees-gpu", toy=("tree=1x64 2x16", "heads=2", "kv_heads=1", "head_dim=64")),
 }
 USUAL = ("first", "doctor", "tests", "table3-gpu", "gpu-kernels")

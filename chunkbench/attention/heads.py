@@ -43,7 +43,9 @@ class HeadKernel(Decode, Protocol):
     heads."""
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), *, window: int | None = None) -> None: ...
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, sinks: torch.Tensor | None = None) -> None: ...
+    def decode(
+        self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, *, sinks: torch.Tensor | None = None
+    ) -> None: ...
     def compensate(self, tokens: CompensationTokens) -> None:
         """Add a compensation token to each row of the current plan."""
 
@@ -110,6 +112,7 @@ class HeadStores:
         group: int,
         together: bool,
         make: Callable[[int], ChunkStore],
+        device: torch.device,
     ) -> None:
         """`limit`: maximum number of chunks of the pool. `group`: query heads per KV head. `together`: whether a kernel
         takes several heads at once. `make(n)` makes a store of n layers with one head each."""
@@ -117,7 +120,8 @@ class HeadStores:
         self.chunk_size = chunk_size
         self.full = _HeadStore(policy, True, group, together, make)
         self.windows = _HeadStore(policy, False, group, together, make)
-        self.sums = torch.empty(0, 0 if policy.compensation == "none" else self.windows.heads, 2, head_dim)
+        heads = 0 if policy.compensation == "none" else self.windows.heads
+        self.sums = torch.empty(0, heads, 2, head_dim, device=device)
         """`[entry, window heads of all layers, 2, d]` float32; without a compensation token the second size is 0."""
         share = max(0, self.windows.store.chunk_bytes - self.entry_bytes) / self.chunk_bytes
         rooms = self.full.store.grow, self.windows.store.grow, self._grow_sums
@@ -178,16 +182,19 @@ class HeadStores:
             self.sums[entry] += self.sums[int(self.pool.entries[before])]
 
     def _grow_sums(self, entries: int) -> None:
-        more = torch.empty(entries - len(self.sums), *self.sums.shape[1:])
+        more = torch.empty(entries - len(self.sums), *self.sums.shape[1:], device=self.sums.device)
         self.sums = torch.cat([self.sums, more])
 
 
 class HeadDecode:
     """Decode attention over both kinds of heads."""
 
-    def __init__(self, stores: HeadStores, make: Callable[[ChunkStore, int], HeadKernel]) -> None:
-        """`make(store, n)` makes a kernel for n adjacent heads of a store."""
-        self._stores = stores
+    def __init__(
+        self, stores: HeadStores, make: Callable[[ChunkStore, int], HeadKernel], strided: bool = False
+    ) -> None:
+        """`make(store, n)` makes a kernel for n adjacent heads of a store. `strided`: whether q and out of the kernels
+        need not be contiguous."""
+        self._stores, self._strided = stores, strided
         self._kernels = [
             {count: make(heads.store, count) for count in {run.count for runs in heads.runs for run in runs}}
             for heads in (stores.full, stores.windows)
@@ -230,9 +237,9 @@ class HeadDecode:
         for kernels, heads in zip(self._kernels, (self._stores.full, self._stores.windows), strict=True):
             for run in heads.runs[layer]:
                 part, own = q[:, run.queries], None if sinks is None else sinks[run.queries]
-                if isinstance(run.queries, slice) and part.is_contiguous():  # all heads of the layer
-                    kernels[run.count].decode(part, out[:, run.queries], run.first, own)
+                if isinstance(run.queries, slice) and (self._strided or part.is_contiguous()):
+                    kernels[run.count].decode(part, out[:, run.queries], run.first, sinks=own)
                     continue
                 result = torch.empty(part.shape, dtype=q.dtype, device=q.device)
-                kernels[run.count].decode(part.contiguous(), result, run.first, own)
+                kernels[run.count].decode(part.contiguous(), result, run.first, sinks=own)
                 out[:, run.queries] = result

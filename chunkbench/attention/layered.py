@@ -47,8 +47,8 @@ class LayeredChunkAttention:
     - `share=False` gives every sequence chunks of its own.
     - `retain` keeps the full chunks of removed or cut sequences for later sequences, until their memory is needed.
     - `kv_dtype` says how K and V are stored: in `dtype`, or in 8 bits (`KvDtype`).
-    - `policy` lets some KV heads keep only a window (`HeadPolicy`). It needs a CPU; exact windows need the native
-      kernel.
+    - `policy` lets some KV heads keep only a window (`HeadPolicy`). PyTorch's kernel computes it on a CPU only, and no
+      exact windows.
     - `softcap`: a scaled score x becomes softcap * tanh(x / softcap); 0: it stays. It needs the native kernel.
     """
 

@@ -78,11 +78,12 @@ def assemble(
     make_tree: Callable[[ChunkPool], PrefixTree],
 ) -> Cache:
     """Make an empty cache for at most `limit` chunks. Raises ValueError."""
-    if kernel != "native" and (shape.softcap or (policy is not None and policy.exact)):
-        what = "softcap" if shape.softcap else "exact windows"
+    if kernel != "native" and shape.softcap:
         raise ValueError(
-            f"{what}: only kernel='native', on a CPU, can do this, not {kernel!r}; see `chunkbench doctor`"
+            f"softcap: only kernel='native', on a CPU, can do this, not {kernel!r}; see `chunkbench doctor`"
         )
+    if kernel == "torch" and policy is not None and policy.exact:
+        raise ValueError("exact windows: PyTorch's kernel cannot do this; see `chunkbench doctor`")
     # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
     if policy is None:
         store, decode = _store(shape, kernel, partition)
@@ -99,40 +100,45 @@ def _head_stores(
         raise ValueError(
             f"heads: the policy is for {sizes}; this model has {shape.layers} layers of {shape.kv_heads} KV heads"
         )
-    if shape.device.type != "cpu":
-        raise ValueError(f"heads: caches with window heads need a CPU, not {shape.device}")
-    group, planner = shape.heads // shape.kv_heads, _planner(partition)
-    native = kernel == "native"
+    if kernel == "torch" and shape.device.type != "cpu":
+        raise ValueError(f"heads: PyTorch's kernel of caches with window heads needs a CPU, not {shape.device}")
+    group, planner, together = shape.heads // shape.kv_heads, _planner(partition), kernel != "torch"
 
     def make_store(heads: int) -> ChunkStore:
-        if native:
-            return PackedStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, heads, shape.kv_dtype)
-        return ChunkStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, shape.device, heads, shape.kv_dtype)
+        return _chunk_store(shape._replace(kv_heads=1, layers=heads), kernel)
 
     def make_kernel(store: ChunkStore, heads: int) -> HeadKernel:
         if isinstance(store, PackedStore):
             return TppNative(StoredHeads(store, heads), heads * group, planner, softcap=shape.softcap)
-        return TppTorch(store, group, planner)
+        if kernel == "torch":
+            return TppTorch(store, group, planner)
+        from chunkbench.kernels.triton import store as triton_store
+        from chunkbench.kernels.triton.decode import TppTriton
 
-    stores = HeadStores(policy, limit, shape.chunk_size, shape.head_dim, group, native, make_store)
-    return stores, HeadDecode(stores, make_kernel)
+        assert isinstance(store, triton_store.TritonStore)
+        return TppTriton(triton_store.StoredHeads(store, heads), heads * group, planner)
+
+    stores = HeadStores(policy, limit, shape.chunk_size, shape.head_dim, group, together, make_store, shape.device)
+    return stores, HeadDecode(stores, make_kernel, strided=kernel == "triton")
 
 
 def _store(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
-    planner = _planner(partition)
-    sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
+    planner, store = _planner(partition), _chunk_store(shape, kernel)
     if kernel == "torch":
-        plain_store = ChunkStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
-        return plain_store, TppTorch(plain_store, shape.heads, planner)
-    store: ChunkStore
-    if kernel == "native":
-        store = PackedStore(*sizes, shape.layers, shape.kv_dtype)
-    else:
-        # Imported here because importing Triton takes a second and only a GPU needs it.
-        from chunkbench.kernels.triton.store import TritonStore
-
-        store = TritonStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
+        return store, TppTorch(store, shape.heads, planner)
     return store, new_kernel(store, shape.heads, planner, shape.softcap)
+
+
+def _chunk_store(shape: CacheShape, kernel: Chosen) -> ChunkStore:
+    sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
+    if kernel == "native":
+        return PackedStore(*sizes, shape.layers, shape.kv_dtype)
+    if kernel == "torch":
+        return ChunkStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
+    # Imported here because importing Triton takes a second and only a GPU needs it.
+    from chunkbench.kernels.triton.store import TritonStore
+
+    return TritonStore(*sizes, shape.device, shape.layers, shape.kv_dtype)
 
 
 def new_kernel(

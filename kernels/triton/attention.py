@@ -123,6 +123,7 @@ def _attend(
     value_inner,  # the same in V
     scale,
     limits,  # if DRAFTS: [ROWS] number of tokens from the beginning of the run on up to those that the row cannot read
+    window,
     hidden,
     row,  # [ROWS] index of each row
     DRAFTS: tl.constexpr,
@@ -181,7 +182,7 @@ def _attend(
         seen = valid[None, :]
         if DRAFTS > 0:
             after = limits[:, None] - 1 - (start + offsets)[None, :]
-            seen = seen & (after >= 0)
+            seen = seen & (after >= 0) & (after < window)
             if DRAFTS == TREES:
                 words = hidden + (row * (_ROWS_OF_DRAFT // 32))[:, None] + (after >> 5)
                 bits = tl.load(words, mask=seen & (after < _ROWS_OF_DRAFT), other=0)
@@ -274,6 +275,7 @@ def _run_item(
     order,
     tokens,
     reads,
+    window,
     hidden,
     partial_out,
     partial_lse,
@@ -327,7 +329,7 @@ def _run_item(
         limits = tl.load(reads + row, mask=valid, other=0) - tl.load(entry + BEFORE) * CHUNK
     top, total, acc = _attend(
         query, query_rope, top, total, acc, keys, values, key_places, value_places, first, length, head * HEAD_STEP,
-        head * VALUE_HEAD_STEP, scale, limits, hidden, row, DRAFTS, CHUNK, TILE, D, ROPE, LATENT, TOKEN_STEP,
+        head * VALUE_HEAD_STEP, scale, limits, window, hidden, row, DRAFTS, CHUNK, TILE, D, ROPE, LATENT, TOKEN_STEP,
         VALUE_STEP, UNIT, FORM, STAGES,
     )  # fmt: skip
     # A row may read nothing of a run that others read. This keeps its partial result zero instead of NaN.
@@ -360,6 +362,7 @@ def partial_results(
     order,  # [positions] row of each position
     tokens,  # [b] tokens in the last chunk of each row
     reads,  # if DRAFTS: [b] number of tokens of the row's sequence up to those that the row cannot read
+    window,  # if DRAFTS: largest number of tokens that a row reads
     hidden,  # if TREES: [b, 8] bit i of the row's bits: it does not read the token that i of these tokens follow
     partial_out,  # [slots, HEADS, D]
     partial_lse,  # [slots, HEADS]
@@ -397,14 +400,14 @@ def partial_results(
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, reads, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
+                items, order, tokens, reads, window, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
                 HEADS, GROUP, CHUNK, WIDE, TILE, D, ROPE, LATENT, TOKEN_STEP, VALUE_STEP, HEAD_STEP,
                 VALUE_HEAD_STEP, UNIT, FORM, STAGES,
             )  # fmt: skip
         else:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, reads, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
+                items, order, tokens, reads, window, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
                 HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, ROPE, LATENT, TOKEN_STEP, VALUE_STEP, HEAD_STEP,
                 VALUE_HEAD_STEP, UNIT, FORM, NARROW_STAGES,
             )  # fmt: skip
@@ -434,7 +437,13 @@ def merge_rows(
     folds,  # slots of partial results, row by row
     tokens,
     reads,
+    window,
     hidden,
+    lost,  # if COMPENSATED: [b] index of the sums of the tokens that a row lost, -1 if there are none
+    shares,  # [b] factors that turn sums into means
+    biases,  # [b] numbers that are added to the scores of means, in powers of two
+    sums,  # [entries, .., 2, D] float32, of this layer's first KV head; entries sum_step apart
+    sum_step,
     partial_out,
     partial_lse,
     row_lse,
@@ -454,11 +463,12 @@ def merge_rows(
     FORM: tl.constexpr,
     FOLD: tl.constexpr,
     DRAFTS: tl.constexpr,
+    COMPENSATED: tl.constexpr,
     LSE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Merge the partial results of each row. Grid: (rows of q) x (KV heads). Skips rows whose output an item has
-    written."""
+    """Merge the partial results of each row, and a token with the means of those that it lost. Grid: (rows of q) x (KV
+    heads). Skips rows whose output an item has written."""
     row = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
     entry = rows + row * ITEM_WIDTH
@@ -485,12 +495,27 @@ def merge_rows(
             tail_top, tail_total, tail_acc = _attend(
                 query, query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
                 tl.zeros([LANES, D], tl.float32), keys, values, key_places, value_places, tail_first, length,
-                head * HEAD_STEP, head * VALUE_HEAD_STEP, scale, limits, hidden, lanes * 0 + row, DRAFTS, CHUNK, TILE,
-                D, 0, False, TOKEN_STEP, VALUE_STEP, UNIT, FORM, 1,
+                head * HEAD_STEP, head * VALUE_HEAD_STEP, scale, limits, window, hidden, lanes * 0 + row, DRAFTS, CHUNK,
+                TILE, D, 0, False, TOKEN_STEP, VALUE_STEP, UNIT, FORM, 1,
             )  # fmt: skip
             top = tl.reshape(_first_lanes(tail_top[:, None], FEW), (FEW,))
             total = tl.reshape(_first_lanes(tail_total[:, None], FEW), (FEW,))
             acc = _first_lanes(tail_acc, FEW)
+        if COMPENSATED:
+            of_means = tl.load(lost + row)
+            if of_means >= 0:
+                heads = tl.arange(0, FEW)
+                mean = sums + of_means.to(tl.int64) * sum_step + head * (2 * D) + dims
+                share = tl.load(shares + row)
+                at = row.to(tl.int64) * q_row + (head * GROUP + heads).to(tl.int64) * q_head
+                few_q = tl.load(q + at[:, None] + dims[None, :], mask=(heads < GROUP)[:, None], other=0.0)
+                score = tl.sum(few_q.to(tl.float32) * (tl.load(mean) * share)[None, :], 1) * scale
+                score += tl.load(biases + row)
+                peak = tl.maximum(top, score)
+                shrink, weight = tl.exp2(top - peak), tl.exp2(score - peak)
+                total = total * shrink + weight
+                acc = acc * shrink[:, None] + weight[:, None] * (tl.load(mean + D) * share)[None, :]
+                top = peak
         top, total, acc = _fold(
             top, total, acc, partial_out, partial_lse, folds, first, count, head,
             HEADS, GROUP, FEW, D, FOLD, OVERLAP,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from chunkbench.draft import MOST_ROWS
+from chunkbench.kernels.compensation import CompensationTokens
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.items import ITEM_COLUMNS
 from chunkbench.kernels.triton.constants import Sizes
@@ -109,3 +110,25 @@ class Sights:
         if hidden is not None:
             host[self.rows :].reshape(-1, WORDS)[: len(reads)] = hidden.view(np.int32)
         self._staging.send()
+
+
+class Means:
+    """The compensation tokens of rows, on the host and on the device. Raises the allocator's error."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.rows = rows
+        """Number of rows for which there is room."""
+        self._staging = Staging(device, 3 * rows)
+        self.lost, self.shares, self.biases = (self._staging.device[i * rows : (i + 1) * rows] for i in range(3))
+        """Device arrays by the argument names of `attention.merge_rows`."""
+        self.shares, self.biases = self.shares.view(torch.float32), self.biases.view(torch.float32)
+
+    def send(self, tokens: CompensationTokens) -> None:
+        """Send what rows need, if it changed."""
+        host = self._staging.host.copy().reshape(3, self.rows)
+        biases = tokens.biases * np.float32(np.log2(np.e))
+        host[0, : len(biases)] = tokens.entries
+        host[1:, : len(biases)] = np.stack([tokens.shares, biases]).view(np.int32)
+        if not np.array_equal(host.ravel(), self._staging.host):
+            self._staging.host[:] = host.ravel()
+            self._staging.send()

@@ -26,8 +26,8 @@ REGISTERS = 65536
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _POINTERS = {
     "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
-    "i32": ("items", "order", "rows", "folds", "tokens", "reads", "hidden"),
-    "fp32": ("partial_out", "partial_lse", "row_lse"),
+    "i32": ("items", "order", "rows", "folds", "tokens", "reads", "hidden", "lost"),
+    "fp32": ("partial_out", "partial_lse", "row_lse", "shares", "biases", "sums"),
     "data": ("q", "out", "k", "v"),
     "kv": ("keys", "values"),
 }
@@ -58,18 +58,22 @@ class Built(NamedTuple):
         return min(shared, REGISTERS // (registers_of_warp * self.warps))
 
 
-def build(generation: int, sizes: constants.Sizes, tuning: Tuning, drafts: Drafts = "none") -> list[Built]:
-    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and queries in 16 bits."""
+def build(
+    generation: int, sizes: constants.Sizes, tuning: Tuning, drafts: Drafts = "none", compensated: bool = False
+) -> list[Built]:
+    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and queries in 16 bits. `compensated`:
+    whether rows have compensation tokens."""
     dtype = _DTYPES[sizes.dtype]
     stored, sizes = sizes, sizes.for_heads(sizes.heads, tuning.wide)
     overlap = constants.overlaps(generation)
     merge_warps = constants.merge_warps(sizes, tuning)
     sights = {"DRAFTS": constants.DRAFTS.index(drafts), "LSE": sizes.rope > 0}
+    merge = constants.merge_rows(sizes, tuning, overlap) | sights | {"COMPENSATED": compensated}
     wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) | sights for wide in (True, False))
     return [
         _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
-        _build("merge_rows", constants.merge_rows(sizes, tuning, overlap) | sights, generation, dtype, merge_warps),
+        _build("merge_rows", merge, generation, dtype, merge_warps),
         _build("append_tokens", constants.append_tokens(stored) | {"COUNTED": False}, generation, dtype, 4),
     ]
 

@@ -15,18 +15,21 @@ import numpy as np
 import torch
 
 from chunkbench.draft import Drafts
-from chunkbench.kernels.integers import Ints
-from chunkbench.kernels.items import Items, items_of_forest
+from chunkbench.kernels.compensation import CompensationTokens
+from chunkbench.kernels.integers import NOWHERE, Ints
+from chunkbench.kernels.items import Items, PromptRows, items_of_forest
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, two_phase
 from chunkbench.kernels.query_rows import QueryRows, chunks_of_rows
 from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import balance, merge_rows, partial_results
-from chunkbench.kernels.triton.buffers import Buffers, Capacity, Sights
+from chunkbench.kernels.triton.buffers import Buffers, Capacity, Means, Sights
 from chunkbench.kernels.triton.planner import TAIL_TOKENS, Shape, describe, room_to_grow, spread
 from chunkbench.kernels.triton.tuning import Tuning, tuning_for
 
 _LOG2E = log2(np.e)
+UNLIMITED = 1 << 30
+"""Window of rows that read all tokens."""
 
 
 class Places(Protocol):
@@ -107,6 +110,9 @@ class TritonDecode:
         self._wide = self._merges = False
         self._drafts = 0  # index in constants.DRAFTS
         self._sights = Sights(0, device)
+        self._window = UNLIMITED
+        self._means = Means(0, device)
+        self._compensation: CompensationTokens | None = None
         self._grid = 0  # number of items for which a launch has programs
         self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), sizes, device)
         self._tokens = store.tokens
@@ -128,12 +134,14 @@ class TritonDecode:
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors for `batch` rows and send them to the device."""
-        work = describe(items, batch, self._shape)
+        tokens = self._compensation
+        work = describe(items, batch, self._shape, None if tokens is None else tokens.entries != NOWHERE)
         places = spread(work, self._shape)
         self.store.reserve_rows(batch)
         capacity = Capacity(len(work.items), len(work.order), work.slots, _end(places, self._shape), batch)
         self._grow(capacity).fill(work, places, *self.store.places(work.chunks))
-        self._launch_needs(len(work.items), work.widest() * self._shape.group > self._shape.narrow, work.merges)
+        merges = work.merges or tokens is not None
+        self._launch_needs(len(work.items), work.widest() * self._shape.group > self._shape.narrow, merges)
         self.work_items = len(work.items)
         own = np.flatnonzero(work.items["tail_row"] >= 0)
         self._own = np.full(batch, -1)
@@ -168,13 +176,17 @@ class TritonDecode:
         layer: Any = 0,
         scale: float | None = None,
         lse: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Compute attention of q `[b, h, d]` in a layer, and write it to out `[b, h, d of V]`.
 
         `layer`: argument of `Places.layer` of the store. `scale`: factor of the scores in place of the usual one. q and
         out have the store's dtype and device. They may have more rows than the plan; these rows of out stay unchanged.
-        `lse` `[b, h]`, float32: gets the base-2 logarithm of each sum of exponentials of scores.
+        `lse` `[b, h]`, float32: gets the base-2 logarithm of each sum of exponentials of scores. Raises ValueError for
+        `sinks` (see `NativeDecode.decode`), which this kernel cannot compute.
         """
+        if sinks is not None:
+            raise ValueError("the Triton kernel computes attention without sinks")
         store, sizes, tuning, views = self.store, self.sizes, self._tuning, self._buffers.device
         keys, values = store.layer(layer)
         if q.stride(-1) != 1:
@@ -195,6 +207,7 @@ class TritonDecode:
             "tokens": store.tokens,
             "reads": self._sights.reads,
             "hidden": self._sights.hidden,
+            "window": self._window,
             "DRAFTS": self._drafts,
             "row_lse": views["partial_lse"] if lse is None else lse,
             "LSE": lse is not None,
@@ -209,11 +222,19 @@ class TritonDecode:
             num_warps=tuning.warps,
         )
         if self._merges:
+            means = self._means
+            sums = views["partial_lse"] if self._compensation is None else self._compensation.sums[:, layer:]
             programs = sizes.heads // self._merge_constants["GROUP"]
             merge_rows[(min(q.shape[0], self._buffers.capacity.batch) * programs,)](
                 **common,
                 rows=views["rows"],
                 folds=views["folds"],
+                lost=means.lost,
+                shares=means.shares,
+                biases=means.biases,
+                sums=sums,
+                sum_step=sums.stride(0),
+                COMPENSATED=self._compensation is not None,
                 **self._merge_constants,
                 num_warps=self._merge_warps,
                 launch_pdl=self._overlap,
@@ -281,24 +302,36 @@ class TppTriton(TritonDecode):
         self._plan: Plan | None = None
         self._query_rows: QueryRows | None = None
 
-    def plan(self, plan: Plan, query_rows: QueryRows | None = None) -> None:
+    def plan(
+        self,
+        plan: Plan,
+        prompts: Sequence[PromptRows] = (),
+        *,
+        query_rows: QueryRows | None = None,
+        window: int | None = None,
+    ) -> None:
         """Make the work descriptors of a plan. If sequences only got new chunks since the last plan, extend its
         descriptors instead.
 
         Extending avoids the planner, which takes a millisecond for 256 sequences. That is as long as several layers on
         a GPU. On a busy server, some sequence begins a chunk at almost every step.
 
-        `query_rows`: the rows of each sequence; None: one.
+        `query_rows`: the rows of each sequence; None: one. `window`: tokens that a row reads, its own included; None:
+        all. Raises ValueError for prompts, and for a window with drafts that are trees.
         """
+        if prompts:
+            raise ValueError("the Triton kernel computes no prompts")
         rows = query_rows or QueryRows.alike(len(plan.order), 1)
-        self._verify(rows.drafts, rows.total)
+        if window is not None and rows.drafts == "trees":
+            raise ValueError("the Triton kernel computes windows without trees of drafts")
+        self._verify("chains" if window is not None and rows.drafts == "none" else rows.drafts, rows.total)
+        self._window = UNLIMITED if window is None else window
         same_rows = rows.same_as(self._query_rows)
         if plan is not self._plan or not same_rows:
             grows = self._plan is not None and same_rows and rows.drafts == "none"
             new = plan.growth_since(self._plan) if grows and self._plan is not None else None
             if new is None or not self.extend(*new):
-                items = items_of_forest(plan, self._planner(plan, self._shape.group * rows.usual))
-                self.make(items if rows.drafts == "none" else rows.rows_of(items), rows.total)
+                self._make(plan, rows)
             self._plan, self._query_rows = plan, rows
         chunks, tokens = rows.of_sequences(plan.last_chunks), rows.of_sequences(plan.last_tokens)
         self._follow(chunks, tokens)
@@ -308,3 +341,28 @@ class TppTriton(TritonDecode):
                 self._sights.send(ends, rows.hidden)
             else:
                 self._sights.send(ends - rows.behind)
+
+    def compensate(self, tokens: CompensationTokens) -> None:
+        """Add a compensation token to each row of the current plan, whose sequences have one row each."""
+        before, lost = self._compensation, tokens.entries != NOWHERE
+        now = tokens if lost.any() else None
+        if now is None and before is None:
+            return
+        had = np.zeros(0, np.bool_) if before is None else before.entries != NOWHERE
+        self._compensation = now
+        self.generation += before is None or now is None or before.sums is not now.sums
+        if now is None or not np.array_equal(had, lost):
+            assert self._plan is not None
+            assert self._query_rows is not None
+            self._make(self._plan, self._query_rows)
+        if now is not None:
+            if len(lost) > self._means.rows:
+                self._means = Means(2 * len(lost), self.store.device)
+                self.generation += 1
+            self._means.send(now)
+
+    def _make(self, plan: Plan, rows: QueryRows) -> None:
+        if self._compensation is not None and len(self._compensation.entries) != rows.total:
+            self._compensation = None  # until the rows of this plan get theirs
+        items = items_of_forest(plan, self._planner(plan, self._shape.group * rows.usual))
+        self.make(items if rows.drafts == "none" else rows.rows_of(items), rows.total)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.integers import Bools, Ints
 from chunkbench.kernels.items import ITEM_COLUMNS, Items, number_partials
 from chunkbench.kernels.planners import Costs
 
@@ -87,8 +87,9 @@ class Descriptors(NamedTuple):
         return int(self.items["row_count"].max(initial=0))
 
 
-def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
-    """Cut and order items for a machine. Every key of every row is in exactly one item or tail."""
+def describe(items: Items, batch: int, shape: Shape, more: Bools | None = None) -> Descriptors:
+    """Cut and order items for a machine. Every key of every row is in exactly one item or tail. `more` `[b]`: rows that
+    `merge_rows` gives something else to read, so that their items must leave partial results."""
     items = items.split_rows(shape.lanes // shape.group)
     # The merge can take over the only own item of a row that has other items, too.
     tails = items.only_own(batch) & (items.chunk_count * shape.chunk_size <= shape.tail_tokens)
@@ -99,7 +100,8 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
         rows[name][own] = getattr(items, name)[tails]
 
     items = split_keys(items.take(np.flatnonzero(~tails)), shape)
-    partials = number_partials(items, items.divided(items.of_rows(batch) + (rows["chunk_count"] > 0)), batch)
+    parts = items.of_rows(batch) + (rows["chunk_count"] > 0) + (0 if more is None else more)
+    partials = number_partials(items, items.divided(parts), batch)
     rows["first_fold"], rows["folds"] = partials.first_fold, partials.folds
     return Descriptors(
         items=items.table(ITEM, partials.first),

@@ -3,6 +3,8 @@ appended tokens itself."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 
@@ -18,6 +20,8 @@ from chunkbench.kv_dtype import KvDtype
 
 class TritonStore(AddressedStore):
     """A chunk store that appends with one launch and keeps the end of each row on the device.
+
+    k and v may have n times as many KV heads as the store. Then they are written to n consecutive layers.
 
     While rows grow inside their chunks, it copies no integers to the device: the launch that writes a token counts it.
     """
@@ -42,7 +46,6 @@ class TritonStore(AddressedStore):
             kv_heads, kv_heads, head_dim, chunk_size, dtype, kv_dtype=kv_dtype, rope=rope, latent=latent
         )
         """The shape of the chunks, as the kernels need it."""
-        self._append_constants = constants.append_tokens(self.sizes)
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
         self.tail_values = self.tail_keys
         self.tokens = self.tail_keys
@@ -87,6 +90,11 @@ class TritonStore(AddressedStore):
         self._staging.send()
         self._chunks, self._tokens = chunks.copy(), np.array(tokens, np.int64)
 
+    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        for first in range(0, k.shape[1], self.kv_heads):
+            heads = slice(first, first + self.kv_heads)
+            super().fill(chunks, k[:, heads], v[:, heads], layer + first // self.kv_heads)
+
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
         """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens.
 
@@ -96,7 +104,9 @@ class TritonStore(AddressedStore):
         if len(chunks) == 0:
             return
         if not appended.every_row:
-            super().append(appended, k, v, layer)
+            for first in range(0, k.shape[1], self.kv_heads):
+                heads = slice(first, first + self.kv_heads)
+                super().append(appended, k[:, heads], v[:, heads], layer + first // self.kv_heads)
             self._chunks = np.empty(0, np.int64)  # the ends of rows on the device are outdated
             return
         counted = np.array_equal(chunks, self._chunks) and np.array_equal(slots + 1, self._tokens)
@@ -110,6 +120,25 @@ class TritonStore(AddressedStore):
             self.tail_keys,
             self.tail_values,
             self.tokens,
-            **self._append_constants,
+            **_append_constants(self.sizes._replace(kv_heads=k.shape[1])),
             COUNTED=counted,
         )
+
+
+_append_constants = lru_cache(constants.append_tokens)
+
+
+class StoredHeads:
+    """Makes adjacent heads of a store look like one layer with `kv_heads` KV heads. Each layer of the store has one
+    head. The interface is `decode.Places`."""
+
+    def __init__(self, store: TritonStore, kv_heads: int) -> None:
+        self._store = store
+        self.sizes = store.sizes._replace(heads=kv_heads, kv_heads=kv_heads)
+        self.device = store.device
+        self.places, self.reserve_rows = store.places, store.reserve_rows
+        self.follow, self.layer = store.follow, store.layer
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return self._store.tokens

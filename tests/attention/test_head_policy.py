@@ -206,7 +206,7 @@ def test_prompts_in_pieces_behind_a_compressed_prefix(kernel: Any, compress: Com
 def test_a_policy_must_fit_the_cache() -> None:
     with pytest.raises(ValueError, match="the policy is for 4 layers of 2 KV heads; this model has 1 layers of 2"):
         ChunkAttention(HEADS, DIM, KV_HEADS, CHUNK, policy=HeadPolicy(FULL, 20))
-    with pytest.raises(ValueError, match="need a CPU, not meta"):
+    with pytest.raises(ValueError, match="needs a CPU, not meta"):
         ChunkAttention(HEADS, DIM, KV_HEADS, CHUNK, device="meta", kernel="torch", policy=HeadPolicy(FULL[:1], 20))
     for arguments, message in (((FULL, 0), "at least 1 token"), ((FULL, 8, -1), "cannot be negative")):
         with pytest.raises(ValueError, match=message):

@@ -83,7 +83,8 @@ class DecodeSteps:
     def plan(self, table: np.ndarray, lengths: Ints, counts: Ints | None = None) -> None:
         """Plan a step for block tables `[b, blocks]` and lengths `[b]`, which include the tokens of this step. b may be
         0. `counts` `[b]`: rows of each sequence, its last tokens; None: one."""
-        self._kernel.plan(self._forest.plan(table, lengths), None if counts is None else QueryRows(counts))
+        rows = None if counts is None else QueryRows(counts)
+        self._kernel.plan(self._forest.plan(table, lengths), query_rows=rows)
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, scale: float) -> None:
         """Compute attention of q in the layer with this cache, and write it to out. Both are `[rows, heads, head_dim]`.

@@ -72,7 +72,7 @@ class Forest(Contexts):
         self.kernel.plan(self.tree.plan())
 
     def outputs(self, q: torch.Tensor, layer: int, rows: QueryRows | None = None) -> dict[str, torch.Tensor]:
-        self.kernel.plan(self.tree.plan(), rows)
+        self.kernel.plan(self.tree.plan(), query_rows=rows)
         out = torch.full_like(q, float("nan"))
         self.kernel.decode(q, out, layer)
         return {"": out}

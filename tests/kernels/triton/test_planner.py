@@ -229,18 +229,18 @@ for generation, rows in read().items():
             shapes += [(32, kv_heads, 64, {"kv_dtype": form})
                        for form in ("int8", "uint8", "fp8") for kv_heads in (32, 8)]
             shapes += [(32, kv_heads, 64, {"drafts": "trees"}) for kv_heads in (32, 8)]
-            shapes += [(16, 16, 64, {"rope": 64})]
+            shapes += [(16, 16, 64, {"rope": 64}), (28, 4, 64, {"drafts": "chains", "compensated": True})]
         if head_dim == 512:
             shapes = [(heads, 1, 64, {"rope": 64, "latent": True}) for heads in (16, 128)]
         if sys.argv[1] == "few":
             shapes = {128: shapes[:1], 512: shapes[:1] if number == 90 else []}.get(head_dim, [])
         for heads, kv_heads, chunk, more in shapes:
             dtype = torch.bfloat16 if kv_heads == 8 or "rope" in more else torch.float16
-            drafts = more.pop("drafts", "none")
+            plain, drafts, means = not more, more.pop("drafts", "none"), more.pop("compensated", False)
             sizes = Sizes(heads, kv_heads, head_dim, chunk, dtype, **more)
-            for built in build(number, sizes, tuning, drafts):
+            for built in build(number, sizes, tuning, drafts, means):
                 case = {"generation": number, "head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
-                case |= {"chunk": chunk, "plain": not more and drafts == "none"}
+                case |= {"chunk": chunk, "plain": plain}
                 assumed = tuning.narrow_blocks if built.kernel.endswith("narrow") else tuning.blocks
                 fit = {"blocks": built.blocks(number), "assumed": assumed}
                 kernels.append(case | built._asdict() | fit)
