@@ -258,8 +258,13 @@ def _fold(
 
 @triton.jit
 def _run_item(
-    item,
     head,
+    first,
+    length,  # number of tokens of the item
+    position,
+    positions,
+    before,
+    slot,
     q,
     out,
     q_row,
@@ -271,9 +276,7 @@ def _run_item(
     values,
     key_places,
     value_places,
-    items,
     order,
-    tokens,
     reads,
     window,
     hidden,
@@ -299,17 +302,6 @@ def _run_item(
     STAGES: tl.constexpr,
 ):
     """Run one item for one KV head. Lane i of the tile is query head i % GROUP of the item's position i // GROUP."""
-    entry = items + item * ITEM_WIDTH
-    first = tl.load(entry + FIRST_CHUNK)
-    chunks = tl.load(entry + CHUNK_COUNT)
-    position = tl.load(entry + FIRST_ROW)
-    positions = tl.load(entry + ROW_COUNT)
-    slot = tl.load(entry + FIRST_PARTIAL)
-    tail = tl.load(entry + TAIL_ROW)
-    length = chunks * CHUNK
-    if tail >= 0:
-        length += tl.load(tokens + tail) - CHUNK
-
     lanes = tl.arange(0, ROWS)
     dims = tl.arange(0, D)
     place = lanes // GROUP
@@ -326,7 +318,7 @@ def _run_item(
     acc = tl.zeros([ROWS, D], tl.float32)
     limits = lanes
     if DRAFTS > 0:
-        limits = tl.load(reads + row, mask=valid, other=0) - tl.load(entry + BEFORE) * CHUNK
+        limits = tl.load(reads + row, mask=valid, other=0) - before * CHUNK
     top, total, acc = _attend(
         query, query_rope, top, total, acc, keys, values, key_places, value_places, first, length, head * HEAD_STEP,
         head * VALUE_HEAD_STEP, scale, limits, window, hidden, row, DRAFTS, CHUNK, TILE, D, ROPE, LATENT, TOKEN_STEP,
@@ -395,19 +387,30 @@ def partial_results(
         tl.extra.cuda.gdc_launch_dependents()
     item = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
-    positions = tl.load(items + item * ITEM_WIDTH + ROW_COUNT)
+    # Loaded together: where the caches are cold, a load that needs another one waits a microsecond for it.
+    entry = items + item * ITEM_WIDTH
+    first = tl.load(entry + FIRST_CHUNK)
+    chunks = tl.load(entry + CHUNK_COUNT)
+    position = tl.load(entry + FIRST_ROW)
+    positions = tl.load(entry + ROW_COUNT)
+    tail = tl.load(entry + TAIL_ROW)
+    before = tl.load(entry + BEFORE)
+    slot = tl.load(entry + FIRST_PARTIAL)
     if positions > 0:
+        length = (chunks - 1) * CHUNK + tl.load(tokens + tail, mask=tail >= 0, other=CHUNK)
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
-                item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, reads, window, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
+                head, first, length, position, positions, before, slot, q, out, q_row, q_head, out_row, out_head, scale,
+                keys, values, key_places, value_places, order, reads, window, hidden, partial_out, partial_lse,
+                row_lse, DRAFTS, LSE,
                 HEADS, GROUP, CHUNK, WIDE, TILE, D, ROPE, LATENT, TOKEN_STEP, VALUE_STEP, HEAD_STEP,
                 VALUE_HEAD_STEP, UNIT, FORM, STAGES,
             )  # fmt: skip
         else:
             _run_item(
-                item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, tokens, reads, window, hidden, partial_out, partial_lse, row_lse, DRAFTS, LSE,
+                head, first, length, position, positions, before, slot, q, out, q_row, q_head, out_row, out_head, scale,
+                keys, values, key_places, value_places, order, reads, window, hidden, partial_out, partial_lse,
+                row_lse, DRAFTS, LSE,
                 HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, ROPE, LATENT, TOKEN_STEP, VALUE_STEP, HEAD_STEP,
                 VALUE_HEAD_STEP, UNIT, FORM, NARROW_STAGES,
             )  # fmt: skip
