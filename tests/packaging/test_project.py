@@ -195,6 +195,7 @@ def test_steps_keep_their_output_and_end_at_their_time_limit(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.timeout(900)
 def test_a_rehearsal_does_every_step_and_leaves_one_file_to_send(tmp_path: Path) -> None:
     all_steps = list(dict.fromkeys([*gpu_check.USUAL, *gpu_check.MEASUREMENTS]))
     command = [sys.executable, str(SCRIPT), "--rehearse", "--out", str(tmp_path / "check")]

@@ -267,12 +267,13 @@ def test_kernels_compile_for_all_generations(built: list[dict[str, Any]]) -> Non
 
 
 def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
-    """Exception: a word or two outside the loop, if 32 heads share a KV head, or if K and V have 8 bits."""
-    exceptions = [kernel for kernel in built if kernel["kv_heads"] < 4 or not kernel["plain"]]
+    """Exception: some words outside the loop, if 32 heads share a KV head, with chunks of 16 tokens, or if K and V have
+    8 bits."""
+    exceptions = [kernel for kernel in built if kernel["kv_heads"] < 4 or not kernel["plain"] or kernel["chunk"] == 16]
     assert [
         " ".join(map(str, kernel.values())) for kernel in built if kernel["stack_bytes"] and kernel not in exceptions
     ] == []
-    assert [" ".join(map(str, kernel.values())) for kernel in exceptions if kernel["stack_bytes"] > 8] == []
+    assert [" ".join(map(str, kernel.values())) for kernel in exceptions if kernel["stack_bytes"] > 24] == []
 
 
 def of_plain_numbers(built: list[dict[str, Any]]) -> list[dict[str, Any]]:
