@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from chunkbench.kv_dtype import FLOATS, KvDtype
+from chunkbench.kv_dtype import FLOATS, KvDtype, width
 
 NUMBERS: Mapping[str, torch.dtype] = {"int8": torch.int8, "uint8": torch.uint8, "fp8": torch.float8_e4m3fn}
 """The type of a stored number."""
@@ -68,6 +68,8 @@ def narrow(x: torch.Tensor, kv_dtype: KvDtype) -> torch.Tensor:
     """K or V `[..., d]` as bytes `[..., d + 4 * FLOATS[kv_dtype]]`; unchanged if `kv_dtype` is `same`."""
     if kv_dtype == "same":
         return x
+    if not len(x):  # PyTorch cannot view vectors of a tensor without any as bytes
+        return torch.empty((*x.shape[:-1], width(x.shape[-1], kv_dtype)), dtype=torch.uint8, device=x.device)
     numbers, *floats = rounded(x, kv_dtype)
     return torch.cat([part.contiguous().view(torch.uint8) for part in (numbers, *floats[: FLOATS[kv_dtype]])], -1)
 

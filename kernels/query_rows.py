@@ -66,7 +66,8 @@ class QueryRows:
     @cached_property
     def hidden(self) -> npt.NDArray[np.uint64]:
         """`[rows, 4]`: bit i of a row: the row does not read the token of its sequence that i tokens follow."""
-        return np.concatenate([_hidden(count, self.parents) for count in self.counts.tolist()])
+        none = np.empty((0, MOST_ROWS // 64), np.uint64)
+        return np.concatenate([none, *(_hidden(count, self.parents) for count in self.counts.tolist())])
 
     def same_as(self, other: QueryRows | None) -> bool:
         if other is self:

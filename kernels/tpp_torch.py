@@ -55,9 +55,21 @@ class TppTorch:
         """Number of pieces (independent batches of matrix products) of the current plan."""
         return 0 if self._work is None else len(self._work.shared) + len(self._work.private)
 
-    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), *, window: int | None = None) -> None:
+    def plan(
+        self,
+        plan: Plan,
+        prompts: Sequence[PromptRows] = (),
+        *,
+        window: int | None = None,
+        compensation: CompensationTokens | None = None,
+    ) -> None:
         if window is not None:
-            raise ValueError(f"a window of {window} tokens needs kernel='native'")
+            raise ValueError(f"a window of {window} tokens needs another kernel than PyTorch's")
+        self._plan_items(plan, prompts)
+        if compensation is not None:
+            self._compensate(compensation)
+
+    def _plan_items(self, plan: Plan, prompts: Sequence[PromptRows]) -> None:
         self._prompts = tuple(prompts)
         if len(plan.order) == 0:
             self._plan = self._work = None
@@ -70,7 +82,7 @@ class TppTorch:
         self._partials.reset(self._work.rows, len(plan.last_tokens))
         self._plan = plan
 
-    def compensate(self, tokens: CompensationTokens) -> None:
+    def _compensate(self, tokens: CompensationTokens) -> None:
         self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
         if self._work is not None and self._plan is not None:
             rows = torch.from_numpy(self._compensated(len(self._plan.order))).to(self.store.device)

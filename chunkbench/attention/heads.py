@@ -42,12 +42,17 @@ class HeadKernel(Decode, Protocol):
     """A kernel for some adjacent heads of a store. The argument `layer` of `decode` is the index of the first of these
     heads."""
 
-    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), *, window: int | None = None) -> None: ...
+    def plan(
+        self,
+        plan: Plan,
+        prompts: Sequence[PromptRows] = (),
+        *,
+        window: int | None = None,
+        compensation: CompensationTokens | None = None,
+    ) -> None: ...
     def decode(
         self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, *, sinks: torch.Tensor | None = None
     ) -> None: ...
-    def compensate(self, tokens: CompensationTokens) -> None:
-        """Add a compensation token to each row of the current plan."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,9 @@ class _Run:
 
     first: int
     """Index in the store of the first of these heads."""
-    heads: slice | list[int]
+    heads: slice | torch.Tensor
     """Indices of these KV heads in the layer."""
-    queries: slice | list[int]
+    queries: slice | torch.Tensor
     """Indices in the layer of the query heads that belong to these KV heads."""
     count: int
 
@@ -67,7 +72,13 @@ class _HeadStore:
     """The store for all full heads, or for all window heads, of all layers."""
 
     def __init__(
-        self, policy: HeadPolicy, full: bool, group: int, together: bool, make: Callable[[int], ChunkStore]
+        self,
+        policy: HeadPolicy,
+        full: bool,
+        group: int,
+        together: bool,
+        make: Callable[[int], ChunkStore],
+        device: torch.device,
     ) -> None:
         self.runs: list[list[_Run]] = []
         """`[layer]`: the runs of the layer's heads."""
@@ -78,7 +89,7 @@ class _HeadStore:
             runs = []
             for part in parts:
                 queries = [head * group + i for head in part for i in range(group)]
-                runs.append(_Run(first, _slice(part), _slice(queries), len(part)))
+                runs.append(_Run(first, _index(part, device), _index(queries, device), len(part)))
                 first += len(part)
             self.runs.append(runs)
         self.heads = first
@@ -93,10 +104,11 @@ class _HeadStore:
             self.store.append(appended, k[:, run.heads], v[:, run.heads], run.first)
 
 
-def _slice(numbers: list[int]) -> slice | list[int]:
-    """The indices, as a slice if they are consecutive: indexing with a slice makes no copy."""
+def _index(numbers: list[int], device: torch.device) -> slice | torch.Tensor:
+    """The indices, as a slice if they are consecutive: indexing with a slice makes no copy. Else they are on the
+    device, because a list would be copied there in each call."""
     adjacent = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    return slice(numbers[0], numbers[-1] + 1) if adjacent else numbers
+    return slice(numbers[0], numbers[-1] + 1) if adjacent else torch.tensor(numbers, device=device)
 
 
 class HeadStores:
@@ -118,8 +130,8 @@ class HeadStores:
         takes several heads at once. `make(n)` makes a store of n layers with one head each."""
         self.policy = policy
         self.chunk_size = chunk_size
-        self.full = _HeadStore(policy, True, group, together, make)
-        self.windows = _HeadStore(policy, False, group, together, make)
+        self.full = _HeadStore(policy, True, group, together, make, device)
+        self.windows = _HeadStore(policy, False, group, together, make, device)
         heads = 0 if policy.compensation == "none" else self.windows.heads
         self.sums = torch.empty(0, heads, 2, head_dim, device=device)
         """`[entry, window heads of all layers, 2, d]` float32; without a compensation token the second size is 0."""
@@ -228,8 +240,7 @@ class HeadDecode:
             all_entries[:] = NOWHERE
         lost_tokens = CompensationTokens(stores.sums, all_entries, np.concatenate(tokens), weighted)
         for kernel in self._kernels[1].values():
-            kernel.plan(seen.plan, rows, window=policy.exact_window)
-            kernel.compensate(lost_tokens)
+            kernel.plan(seen.plan, rows, window=policy.exact_window, compensation=lost_tokens)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0, sinks: torch.Tensor | None = None) -> None:
         """Compute attention of q `[b, h, d]` in a layer, scaled by 1/sqrt(d), and write it to out `[b, h, d]`. `sinks`:

@@ -175,7 +175,7 @@ class NativeDecode:
         self._last_tokens = np.ascontiguousarray(tokens, np.int64)
         self._work.set_last_tokens(self._last_tokens)
 
-    def compensate(self, tokens: CompensationTokens) -> None:
+    def _compensate(self, tokens: CompensationTokens) -> None:
         assert self._work is not None
         self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
         if self._compensation is not None:
@@ -361,12 +361,14 @@ class TppNative(NativeDecode):
         rows: Ints | None = None,
         query_rows: QueryRows | None = None,
         window: int | None = None,
+        compensation: CompensationTokens | None = None,
     ) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
         `prompts`: additional rows, one per token of a prompt, after the rows of the plan. Each such row reads its
         sequence up to its token. `rows`: index in q and out of every row; ignored without prompts. `query_rows`: the
         rows of each sequence of the plan; None: one. `window`: tokens that a row reads, its own included; None: all.
+        `compensation`: a token for each row, in place of those that it lost.
         """
         several = query_rows if query_rows is not None and (query_rows.counts != 1).any() else None
         tokens = plan.last_tokens if several is None else several.of_sequences(plan.last_tokens)
@@ -392,6 +394,8 @@ class TppNative(NativeDecode):
             self._make(self._items(plan, several), len(tokens), self._sights(plan, several, window))
             self._plan, self._query_rows, self._window = plan, several, window
         self.set_last_tokens(tokens)
+        if compensation is not None:
+            self._compensate(compensation)
 
     def _make(self, items: Items, batch: int, sights: npt.NDArray[np.int64] | None) -> None:
         self.make(items, batch)

@@ -352,7 +352,7 @@ def partial_results(
     value_places,
     items,  # [items] of planner.ITEM; no rows: no item
     order,  # [positions] row of each position
-    tokens,  # [b] tokens in the last chunk of each row
+    tokens,  # if not DRAFTS: [b] tokens in the last chunk of each row
     reads,  # if DRAFTS: [b] number of tokens of the row's sequence up to those that the row cannot read
     window,  # if DRAFTS: largest number of tokens that a row reads
     hidden,  # if TREES: [b, 8] bit i of the row's bits: it does not read the token that i of these tokens follow
@@ -397,7 +397,10 @@ def partial_results(
     before = tl.load(entry + BEFORE)
     slot = tl.load(entry + FIRST_PARTIAL)
     if positions > 0:
-        length = (chunks - 1) * CHUNK + tl.load(tokens + tail, mask=tail >= 0, other=CHUNK)
+        if DRAFTS > 0:
+            length = tl.load(reads + tail, mask=tail >= 0, other=(before + chunks) * CHUNK) - before * CHUNK
+        else:
+            length = (chunks - 1) * CHUNK + tl.load(tokens + tail, mask=tail >= 0, other=CHUNK)
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
                 head, first, length, position, positions, before, slot, q, out, q_row, q_head, out_row, out_head, scale,
@@ -491,10 +494,11 @@ def merge_rows(
             lanes = tl.arange(0, LANES)
             index = row.to(tl.int64) * q_row + (head * GROUP + lanes).to(tl.int64) * q_head
             query = tl.load(q + index[:, None] + dims[None, :], mask=(lanes < GROUP)[:, None], other=0.0)
-            length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
-            limits = lanes
             if DRAFTS > 0:
-                limits = lanes * 0 + tl.load(reads + row) - tl.load(entry + BEFORE) * CHUNK
+                length = tl.load(reads + row) - tl.load(entry + BEFORE) * CHUNK
+            else:
+                length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
+            limits = lanes * 0 + length
             tail_top, tail_total, tail_acc = _attend(
                 query, query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
                 tl.zeros([LANES, D], tl.float32), keys, values, key_places, value_places, tail_first, length,

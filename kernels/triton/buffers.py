@@ -10,7 +10,7 @@ import torch
 
 from chunkbench.draft import MOST_ROWS
 from chunkbench.kernels.compensation import CompensationTokens
-from chunkbench.kernels.integers import Ints
+from chunkbench.kernels.integers import NOWHERE, Ints
 from chunkbench.kernels.items import ITEM_COLUMNS
 from chunkbench.kernels.triton.constants import Sizes
 from chunkbench.kernels.triton.planner import ITEM, Descriptors
@@ -58,8 +58,7 @@ class Buffers:
             "order": capacity.positions,
             "folds": capacity.slots,
         }
-        # Each array begins at a multiple of 128 bytes: Triton compiles a kernel anew for another alignment.
-        begins = np.cumsum([0, *(-(-size // 32) * 32 for size in sizes.values())]).tolist()
+        begins = np.cumsum([0, *map(_aligned, sizes.values())]).tolist()
         spans = {name: slice(begin, begin + size) for (name, size), begin in zip(sizes.items(), begins, strict=False)}
         self._staging = Staging(device, begins[-1])
         host: dict[str, Any] = {name: self._staging.host[span] for name, span in spans.items()}
@@ -92,11 +91,17 @@ class Buffers:
         self._staging.send()
 
 
+def _aligned(numbers: int) -> int:
+    """Room for int32 numbers that ends at a multiple of 128 bytes, because Triton compiles a kernel anew for another
+    alignment of the array behind it."""
+    return -(-numbers // 32) * 32
+
+
 class Sights:
     """What the rows of drafts read, on the host and on the device. Raises the allocator's error."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self.rows = rows
+        self.rows = rows = _aligned(rows)
         """Number of rows for which there is room."""
         self._staging = Staging(device, rows + rows * WORDS)
         self.reads, self.hidden = self._staging.device[:rows], self._staging.device[rows:]
@@ -116,7 +121,7 @@ class Means:
     """The compensation tokens of rows, on the host and on the device. Raises the allocator's error."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self.rows = rows
+        self.rows = rows = _aligned(rows)
         """Number of rows for which there is room."""
         self._staging = Staging(device, 3 * rows)
         self.lost, self.shares, self.biases = (self._staging.device[i * rows : (i + 1) * rows] for i in range(3))
@@ -125,8 +130,8 @@ class Means:
 
     def send(self, tokens: CompensationTokens) -> None:
         """Send what rows need, if it changed."""
-        host = self._staging.host.copy().reshape(3, self.rows)
-        biases = tokens.biases * np.float32(np.log2(np.e))
+        host, biases = np.zeros((3, self.rows), np.int32), tokens.biases * np.float32(np.log2(np.e))
+        host[0] = NOWHERE
         host[0, : len(biases)] = tokens.entries
         host[1:, : len(biases)] = np.stack([tokens.shares, biases]).view(np.int32)
         if not np.array_equal(host.ravel(), self._staging.host):

@@ -70,8 +70,9 @@ def build(
     sights = {"DRAFTS": constants.DRAFTS.index(drafts), "LSE": sizes.rope > 0}
     merge = constants.merge_rows(sizes, tuning, overlap) | sights | {"COMPENSATED": compensated}
     wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) | sights for wide in (True, False))
+    needs_wide = constants.narrow(sizes.group) < tuning.wide
     return [
-        _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
+        *([_build("partial_results", wide, generation, dtype, tuning.warps, " wide")] if needs_wide else []),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
         _build("merge_rows", merge, generation, dtype, merge_warps),
         _build("append_tokens", constants.append_tokens(stored) | {"COUNTED": False}, generation, dtype, 4),

@@ -16,7 +16,7 @@ import torch
 
 from chunkbench.draft import Drafts
 from chunkbench.kernels.compensation import CompensationTokens
-from chunkbench.kernels.integers import NOWHERE, Ints
+from chunkbench.kernels.integers import NOWHERE, Bools, Ints
 from chunkbench.kernels.items import Items, PromptRows, items_of_forest
 from chunkbench.kernels.plan import Plan
 from chunkbench.kernels.planners import Planner, two_phase
@@ -28,6 +28,7 @@ from chunkbench.kernels.triton.planner import TAIL_TOKENS, Shape, describe, room
 from chunkbench.kernels.triton.tuning import Tuning, tuning_for
 
 _LOG2E = log2(np.e)
+_NO_ROWS = np.empty(0, np.bool_)
 UNLIMITED = 1 << 30
 """Window of rows that read all tokens."""
 
@@ -90,14 +91,15 @@ class TritonDecode:
         """Shape of the chunks, and the number of query heads."""
         self._overlap = on_gpu and constants.overlaps(generation)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
+        narrow = constants.narrow(sizes.group)
         self._shape = Shape(
             kv_heads=sizes.kv_heads,
             group=sizes.group,
             chunk_size=sizes.chunk_size,
             multiprocessors=processors,
             blocks=self._tuning.blocks,
-            narrow_blocks=self._tuning.narrow_blocks,
-            narrow=constants.narrow(sizes.group),
+            narrow_blocks=self._tuning.narrow_blocks if narrow < self._tuning.wide else self._tuning.blocks,
+            narrow=narrow,
             lanes=self._tuning.wide,
             head_tokens=8 * sizes.head_dim / sizes.token_bytes,
             tail_tokens=0 if sizes.rope else TAIL_TOKENS,
@@ -112,7 +114,8 @@ class TritonDecode:
         self._sights = Sights(0, device)
         self._window = UNLIMITED
         self._means = Means(0, device)
-        self._compensation: CompensationTokens | None = None
+        self._sums: torch.Tensor | None = None
+        """Sums of the tokens that rows lost, once any row lost some."""
         self._grid = 0  # number of items for which a launch has programs
         self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), sizes, device)
         self._tokens = store.tokens
@@ -128,19 +131,20 @@ class TritonDecode:
         items = items or 2 * rows + 4 * shape.multiprocessors * shape.blocks // shape.kv_heads
         self._grow(Capacity(items, rows, 32 * rows, 2 * chunks, rows))
         self.store.reserve_rows(rows)
+        self.generation += self.store.tokens is not self._tokens
         self._tokens = self.store.tokens
         self._launch_needs(items, wide=shape.lanes > shape.narrow, merges=True)
         self._verify(drafts, rows)
 
-    def make(self, items: Items, batch: int) -> None:
-        """Make the work descriptors for `batch` rows and send them to the device."""
-        tokens = self._compensation
-        work = describe(items, batch, self._shape, None if tokens is None else tokens.entries != NOWHERE)
+    def make(self, items: Items, batch: int, compensated: Bools = _NO_ROWS) -> None:
+        """Make the work descriptors for `batch` rows and send them to the device. `compensated` `[b]`: rows with a
+        compensation token; empty: none."""
+        work = describe(items, batch, self._shape, compensated if len(compensated) else None)
         places = spread(work, self._shape)
         self.store.reserve_rows(batch)
         capacity = Capacity(len(work.items), len(work.order), work.slots, _end(places, self._shape), batch)
         self._grow(capacity).fill(work, places, *self.store.places(work.chunks))
-        merges = work.merges or tokens is not None
+        merges = work.merges or len(compensated) > 0
         self._launch_needs(len(work.items), work.widest() * self._shape.group > self._shape.narrow, merges)
         self.work_items = len(work.items)
         own = np.flatnonzero(work.items["tail_row"] >= 0)
@@ -223,7 +227,7 @@ class TritonDecode:
         )
         if self._merges:
             means = self._means
-            sums = views["partial_lse"] if self._compensation is None else self._compensation.sums[:, layer:]
+            sums = views["partial_lse"] if self._sums is None else self._sums[:, layer:]
             programs = sizes.heads // self._merge_constants["GROUP"]
             merge_rows[(min(q.shape[0], self._buffers.capacity.batch) * programs,)](
                 **common,
@@ -234,7 +238,7 @@ class TritonDecode:
                 biases=means.biases,
                 sums=sums,
                 sum_step=sums.stride(0),
-                COMPENSATED=self._compensation is not None,
+                COMPENSATED=self._sums is not None,
                 **self._merge_constants,
                 num_warps=self._merge_warps,
                 launch_pdl=self._overlap,
@@ -261,11 +265,11 @@ class TritonDecode:
     def _verify(self, drafts: Drafts, rows: int) -> None:
         """Let this launch and all later ones compute such drafts of `rows` rows in all."""
         wanted = max(self._drafts, constants.DRAFTS.index(drafts))
-        room = self._sights.rows if rows <= self._sights.rows or not wanted else max(16, rows + rows // 2)
-        if (wanted, room) != (self._drafts, self._sights.rows):
-            self._sights = Sights(room, self.store.device)
-            self._drafts = wanted
-            self.generation += 1
+        lacks_room = wanted > 0 and rows > self._sights.rows
+        if lacks_room:
+            self._sights = Sights(rows + rows // 2, self.store.device)
+        self.generation += lacks_room or wanted != self._drafts
+        self._drafts = wanted
 
     def _grow(self, needed: Capacity) -> Buffers:
         if not self._buffers.capacity.enough_for(needed):
@@ -301,6 +305,7 @@ class TppTriton(TritonDecode):
         self._planner = planner or partial(two_phase, costs=self._shape.costs)
         self._plan: Plan | None = None
         self._query_rows: QueryRows | None = None
+        self._lost = _NO_ROWS
 
     def plan(
         self,
@@ -309,6 +314,7 @@ class TppTriton(TritonDecode):
         *,
         query_rows: QueryRows | None = None,
         window: int | None = None,
+        compensation: CompensationTokens | None = None,
     ) -> None:
         """Make the work descriptors of a plan. If sequences only got new chunks since the last plan, extend its
         descriptors instead.
@@ -317,52 +323,48 @@ class TppTriton(TritonDecode):
         a GPU. On a busy server, some sequence begins a chunk at almost every step.
 
         `query_rows`: the rows of each sequence; None: one. `window`: tokens that a row reads, its own included; None:
-        all. Raises ValueError for prompts, and for a window with drafts that are trees.
+        all. `compensation`: a token for each row, in place of those that it lost. Raises ValueError for prompts, and
+        for windows or compensation tokens with several rows of a sequence.
         """
+        rows = query_rows or QueryRows.alike(len(plan.order), 1)
         if prompts:
             raise ValueError("the Triton kernel computes no prompts")
-        rows = query_rows or QueryRows.alike(len(plan.order), 1)
-        if window is not None and rows.drafts == "trees":
-            raise ValueError("the Triton kernel computes windows without trees of drafts")
-        self._verify("chains" if window is not None and rows.drafts == "none" else rows.drafts, rows.total)
-        self._window = UNLIMITED if window is None else window
-        same_rows = rows.same_as(self._query_rows)
+        if rows.drafts != "none" and (window is not None or compensation is not None):
+            raise ValueError("the Triton kernel computes windows with one query row of a sequence")
+        self._verify(rows.drafts if window is None else "chains", rows.total)
+        self.generation += self._window != (window or UNLIMITED)
+        self._window = window or UNLIMITED
+        lost = self._compensate(compensation)
+        same_rows = rows.same_as(self._query_rows) and np.array_equal(lost, self._lost)
         if plan is not self._plan or not same_rows:
             grows = self._plan is not None and same_rows and rows.drafts == "none"
             new = plan.growth_since(self._plan) if grows and self._plan is not None else None
             if new is None or not self.extend(*new):
-                self._make(plan, rows)
-            self._plan, self._query_rows = plan, rows
-        chunks, tokens = rows.of_sequences(plan.last_chunks), rows.of_sequences(plan.last_tokens)
-        self._follow(chunks, tokens)
-        if self._drafts:
-            ends = rows.of_sequences(chunks_of_rows(plan) - 1) * self._shape.chunk_size + tokens
-            if constants.DRAFTS[self._drafts] == "trees":
-                self._sights.send(ends, rows.hidden)
-            else:
-                self._sights.send(ends - rows.behind)
-
-    def compensate(self, tokens: CompensationTokens) -> None:
-        """Add a compensation token to each row of the current plan, whose sequences have one row each."""
-        before, lost = self._compensation, tokens.entries != NOWHERE
-        now = tokens if lost.any() else None
-        if now is None and before is None:
+                items = items_of_forest(plan, self._planner(plan, self._shape.group * rows.usual))
+                self.make(items if rows.drafts == "none" else rows.rows_of(items), rows.total, lost)
+            self._plan, self._query_rows, self._lost = plan, rows, lost
+        if not self._drafts:
+            self._follow(plan.last_chunks, plan.last_tokens)
             return
-        had = np.zeros(0, np.bool_) if before is None else before.entries != NOWHERE
-        self._compensation = now
-        self.generation += before is None or now is None or before.sums is not now.sums
-        if now is None or not np.array_equal(had, lost):
-            assert self._plan is not None
-            assert self._query_rows is not None
-            self._make(self._plan, self._query_rows)
-        if now is not None:
-            if len(lost) > self._means.rows:
-                self._means = Means(2 * len(lost), self.store.device)
-                self.generation += 1
-            self._means.send(now)
+        ends = (chunks_of_rows(plan) - 1) * self._shape.chunk_size + plan.last_tokens
+        if constants.DRAFTS[self._drafts] == "trees":
+            self._sights.send(rows.of_sequences(ends), rows.hidden)
+        else:
+            self._sights.send(rows.of_sequences(ends) - rows.behind)
 
-    def _make(self, plan: Plan, rows: QueryRows) -> None:
-        if self._compensation is not None and len(self._compensation.entries) != rows.total:
-            self._compensation = None  # until the rows of this plan get theirs
-        items = items_of_forest(plan, self._planner(plan, self._shape.group * rows.usual))
-        self.make(items if rows.drafts == "none" else rows.rows_of(items), rows.total)
+    def _compensate(self, tokens: CompensationTokens | None) -> Bools:
+        """Send the compensation tokens of the rows, and return which rows have one; empty if none has."""
+        if tokens is None:
+            self.generation += self._sums is not None
+            self._sums = None
+            return _NO_ROWS
+        lost: Bools = tokens.entries != NOWHERE
+        if self._sums is None and not lost.any():
+            return _NO_ROWS
+        if len(lost) > self._means.rows:
+            self._means = Means(2 * len(lost), self.store.device)
+            self.generation += 1
+        self.generation += self._sums is not tokens.sums
+        self._sums = tokens.sums
+        self._means.send(tokens)
+        return lost if lost.any() else _NO_ROWS

@@ -91,8 +91,10 @@ def describe(items: Items, batch: int, shape: Shape, more: Bools | None = None) 
     """Cut and order items for a machine. Every key of every row is in exactly one item or tail. `more` `[b]`: rows that
     `merge_rows` gives something else to read, so that their items must leave partial results."""
     items = items.split_rows(shape.lanes // shape.group)
-    # The merge can take over the only own item of a row that has other items, too.
-    tails = items.only_own(batch) & (items.chunk_count * shape.chunk_size <= shape.tail_tokens)
+    # The merge can take over the only own item of a row that has other items, too. It must be the end of the sequence:
+    # of a shared run that was cut by rows, a part can have one row, too.
+    short = items.chunk_count * shape.chunk_size <= shape.tail_tokens
+    tails = items.only_own(batch) & (items.tail_row >= 0) & short
     if tails.any():
         tails &= items.divided(items.of_rows(batch))
     rows, own = np.zeros(batch, ITEM), items.rows[items.first_row[tails]]

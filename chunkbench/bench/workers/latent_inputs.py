@@ -82,7 +82,7 @@ class LatentCheck(Check):
             return super()._compared(out)
         rows = self.inputs.point.batch_size, self.inputs.point.heads
         expanded, latent = both_parts(out, rows, shape.v, shape.kv_rank) if form == "both" else (None, out)
-        w_uv = self.inputs.w_uv[list(self.heads)].double()
+        w_uv = self.inputs.w_uv[list(self.heads)].to("cpu", torch.float64)
         projected = torch.einsum("bhk,hvk->bhv", super()._compared(latent), w_uv)
         return projected if expanded is None else projected + super()._compared(expanded)
 
@@ -94,11 +94,11 @@ def make_latent_check(inputs: LatentInputs, steps: int, nonce: int, sample: bool
     chance = random.Random(f"check {nonce}")
     head_numbers = inputs.capacity * (shape.key_dim + shape.v)
     heads, sequences = sizes_of_check(chance, point.heads, point.batch_size, head_numbers, sample)
-    plain = inputs.in_form("expanded").queries(nonce)
-    w_uk, w_uv = inputs.w_uk[heads].double(), inputs.w_uv[heads].double()
+    plain = inputs.in_form("expanded").queries(nonce).cpu()
+    w_uk, w_uv = (weights[heads].to("cpu", torch.float64) for weights in (inputs.w_uk, inputs.w_uv))
     expected = []
     for sequence in sequences:
-        latents = inputs.context(sequence, steps)[0][:, 0].double()
+        latents = inputs.context(sequence, steps)[0][:, 0].to("cpu", torch.float64)
         c, rotary = latents[:, : shape.kv_rank], latents[:, None, shape.kv_rank :].expand(-1, len(heads), -1)
         k = torch.cat([torch.einsum("nk,hdk->nhd", c, w_uk), rotary], -1)
         expected.append(attention(plain[sequence, heads], k, torch.einsum("nk,hdk->nhd", c, w_uv)))

@@ -46,11 +46,12 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         return tokens * point.given_token_bytes * reads + (1 << 24)
 
     def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Bytes of K and V at the end of a round. Planners need 0 bytes, because they read the K and V of ChunkAttn."""
+        """Bytes of K and V at the end of a round. On a CPU, planners need 0 bytes, because they read the K and V of
+        ChunkAttn."""
         from chunkbench.baselines.planned import PLANNERS
         from chunkbench.bench.runner import memory_guard
 
-        if implementation in PLANNERS:
+        if implementation in PLANNERS and point.device == "cpu":
             return 0
         stored = memory_guard.kv_bytes(_as_stored(point, implementation), seed, shares_storage)
         if LATENT_FORMS.get(implementation) == "both":  # and expanded copies of what is shared

@@ -142,6 +142,32 @@ def test_query_rows_read_what_they_should(device: str, drafts: Drafts) -> None:
     forest.check()
 
 
+def test_a_part_of_a_shared_run_with_one_row_is_no_tail(device: str) -> None:
+    """Two of nine rows fill the lanes, so the last one has a part of the shared run alone; its own run has two rows."""
+    forest = Forest(device, 24, 1, paths=[[*range(64), *range(100 * row, 100 * row + 10)] for row in range(1, 9)])
+    forest.check_draft(QueryRows(np.array([1] * 7 + [2])))
+
+
+def test_rows_of_drafts_come_and_go(device: str) -> None:
+    """The launches of one kernel stay right for plain steps after trees, and for other kernels over the store."""
+    forest = Forest(device, paths=SHARED_TREE[:3])
+    other = TppTriton(forest.store, 2, tuning=SMALL)
+    for rows in (QueryRows.alike(3, 3), QueryRows.alike(3, 3, (-1, -1, 0)), QueryRows.alike(3, 2)):
+        forest.step()
+        forest.plan()
+        other.plan(forest.tree.plan(), query_rows=rows)
+        q = forest.normal(3, 2, 64)
+        out = torch.full_like(q, float("nan"))
+        forest.kernel.decode(q, out)  # not planned again
+        assert forest.is_close(q, out)
+        forest.check_draft(rows)
+    forest.step()
+    forest.check()
+    for row in (2, 1, 0):
+        forest.leave(row)
+    forest.plan()
+
+
 @pytest.mark.parametrize("seed", [0, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
 def test_random_forests(device: str, seed: int) -> None:
     """Random depth, width and length, for machines of several sizes, while sequences come, grow and leave."""

@@ -74,9 +74,33 @@ def test_what_it_does_not_compute(device: str) -> None:
         LayeredChunkAttention(1, 2, 64, softcap=2.0, **options)
     forest = Forest(device, paths=[[*range(40)]])
     kernel, plan = TppTriton(forest.store, 2, tuning=SMALL), forest.tree.plan()
-    with pytest.raises(ValueError, match="windows without trees"):
-        kernel.plan(plan, query_rows=QueryRows(np.array([2]), (-1, 0)), window=8)
+    with pytest.raises(ValueError, match="windows with one query row"):
+        kernel.plan(plan, query_rows=QueryRows(np.array([2])), window=8)
     kernel.plan(plan)
     q = forest.normal(1, 2, 64)
     with pytest.raises(ValueError, match="without sinks"):
         kernel.decode(q, torch.empty_like(q), sinks=torch.zeros(2))
+
+
+def test_launches_stay_right_when_rows_that_lost_tokens_leave(device: str) -> None:
+    """They still compute compensation tokens, which no row has any more."""
+    cache = LayeredChunkAttention(
+        1, 2, 64, 2, 16, torch.float16, device, kernel="triton", policy=HeadPolicy(((False, False),), 20)
+    )
+    contexts = HeadContexts(cache)
+    long, *_ = [contexts.add(path) for path in ([*range(120)], [200, 201], [300])]
+    cache.compress()
+    contexts.check()
+    (kernel,) = cache._kernel._kernels[1].values()  # type: ignore[attr-defined]
+    before = kernel.generation
+    contexts.remove(long)
+    contexts.check()
+    assert kernel.generation == before
+    assert kernel._means.lost.max() == -1
+
+
+def test_heads_that_are_not_adjacent(device: str) -> None:
+    policy = HeadPolicy(((True, False, True),), 20)
+    grow_and_check(
+        HeadContexts(LayeredChunkAttention(1, 3, 64, 3, 16, torch.float16, device, kernel="triton", policy=policy)), 2
+    )
