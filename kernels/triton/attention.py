@@ -454,7 +454,7 @@ def merge_rows(
     partial_lse,
     row_lse,
     HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a program: those of a KV head, or fewer (`constants.merged_heads`)
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
