@@ -10,15 +10,14 @@ import torch
 from chunkbench.attention import ChunkAttention, Kernel, Partition
 from chunkbench.attention.tree import PrefixTree
 from chunkbench.attention.windows import HeadPolicy
-from chunkbench.baselines.hardware import instruction_set
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.hardware import OwnKernels
+from chunkbench.bench.contract import YES, Answer, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.draft import parents_of
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.query_rows import QueryRows
 from chunkbench.kernels.trace import Trace, TracedCall
 from chunkbench.kv_dtype import KV_DTYPES
-from chunkbench.version import __version__
 
 
 class ChunkAttnSession(Session):
@@ -103,7 +102,7 @@ def open_session(inputs: Inputs) -> ChunkAttnSession:
     return session
 
 
-class ChunkAttn(Implementation):
+class ChunkAttn(OwnKernels):
     """The paper's algorithm. If `reads_shared_once` is false, its kernel leaves out the chunk-first phase: every
     sequence reads its shared chunks by itself."""
 
@@ -112,7 +111,6 @@ class ChunkAttn(Implementation):
     kernel: Kernel = "auto"
     kv_dtypes = KV_DTYPES
     drafts = "trees"
-    _device = "cpu"
 
     def __init__(self) -> None:
         if self.kernel == "auto" and cpu.native() is None:
@@ -147,8 +145,5 @@ class ChunkAttn(Implementation):
         partition: Partition = "two-phase" if self.reads_shared_once else "sequence-first"
         return ChunkAttnSession(inputs, inputs.point.chunk_size, partition, self.kernel)
 
-    def package_version(self) -> str:
-        return f"chunkbench {__version__}"
-
     def isa(self) -> str | None:
-        return instruction_set(self._device) if self.kernel == "auto" else None
+        return super().isa() if self.kernel == "auto" else None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,48 +87,48 @@ class _Shape:
 
 
 class PagedSession(PoolSession):
+    """A session in which every request is a sequence, which reads all its pages through its own table."""
+
     def __init__(self, inputs: Inputs, backend: str) -> None:
         point = inputs.point
         super().__init__(inputs, point.block_size)
         self._shape = _Shape(point)
         self._kv = self._shape.stored(self._k, self._v)
-        group = point.heads // point.kv_heads
-        # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
-        self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
-            workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
-        )
+        self._wrapper = self._new_wrapper(point, backend)
         on_gpu.compile_now(self, inputs)
 
-    def plan(self) -> None:
-        indptr, indices = pages(self._tables)
+    def _new_wrapper(self, point: AttentionPoint, backend: str) -> Any:
+        group = point.heads // point.kv_heads
+        # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
+        return library().BatchDecodeWithPagedKVCacheWrapper(
+            workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend=backend
+        )
+
+    def _requests(self) -> Iterator[torch.Tensor]:
+        """What a plan call gets of the tables: `indptr` and ids of the pages, and the tokens in the last ones."""
         last = ((self._tables.lengths - 1) % self._block_size + 1).astype(np.int32)
-        self._wrapper.plan(host(indptr), host(indices), host(last), *self._shape.sizes, **self._shape.dtypes)
+        return map(host, (*pages(self._tables), last))
+
+    def plan(self) -> None:
+        self._wrapper.plan(*self._requests(), *self._shape.sizes, **self._shape.dtypes)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         self._wrapper.run(q, self._kv, out=out)
 
 
-class DraftSession(PoolSession):
-    """Several query rows of each sequence, through its own table: batch prefill whose rows are the last tokens. A chain
-    is the library's causal mask, a tree a mask of all tokens."""
+class DraftSession(PagedSession):
+    """Several query rows of each sequence: batch prefill whose rows are the last tokens. A chain is the library's
+    causal mask, a tree a mask of all tokens."""
 
-    def __init__(self, inputs: Inputs, backend: str) -> None:
-        point = inputs.point
-        super().__init__(inputs, point.block_size)
-        self._shape = _Shape(point)
-        self._kv = self._shape.stored(self._k, self._v)
+    def _new_wrapper(self, point: AttentionPoint, backend: str) -> Any:
         self._rows = host(point.query_rows * np.arange(point.batch_size + 1, dtype=np.int32))
         self._parents = parents_of(point.draft)
         self._draft = seen_in_draft(point.query_rows, self._parents)
-        self._wrapper = library().BatchPrefillWithPagedKVCacheWrapper(workspace(point.device), "NHD", backend=backend)
-        on_gpu.compile_now(self, inputs)
+        return library().BatchPrefillWithPagedKVCacheWrapper(workspace(point.device), "NHD", backend=backend)
 
     def plan(self) -> None:
-        indptr, indices = pages(self._tables)
-        last = ((self._tables.lengths - 1) % self._block_size + 1).astype(np.int32)
         mask = {"causal": True} if self._parents is None else {"causal": False, "custom_mask": self._mask()}
-        tables = map(host, (indptr, indices, last))
-        self._wrapper.plan(self._rows, *tables, *self._shape.sizes, **mask, **self._shape.dtypes)
+        self._wrapper.plan(self._rows, *self._requests(), *self._shape.sizes, **mask, **self._shape.dtypes)
 
     def _mask(self) -> torch.Tensor:
         """`[sum of rows * tokens]`: whether a row reads a token, sequence by sequence."""
@@ -137,9 +137,6 @@ class DraftSession(PoolSession):
         for of_sequence in seen:
             of_sequence[:, -rows:] = self._draft
         return torch.from_numpy(np.concatenate([each.ravel() for each in seen])).to(self._k.device)
-
-    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._wrapper.run(q, self._kv, out=out)
 
 
 class _TreeSession(PoolSession):

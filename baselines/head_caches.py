@@ -13,13 +13,12 @@ import torch
 from chunkbench.attention import Partition
 from chunkbench.attention.windows import HeadPolicy
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
-from chunkbench.baselines.hardware import instruction_set
+from chunkbench.baselines.hardware import OwnKernels
 from chunkbench.baselines.head_methods import METHODS
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.bench.contract import YES, Answer, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.kernels import cpu, triton
+from chunkbench.kernels import triton
 from chunkbench.kv_dtype import KV_DTYPES
-from chunkbench.version import __version__
 
 
 class HeadCacheSession(ChunkAttnSession):
@@ -41,17 +40,10 @@ class HeadCacheSession(ChunkAttnSession):
         self._add_prompts(self._inputs)
 
 
-class HeadCaches(Implementation):
+class HeadCaches(OwnKernels):
     shares_storage = True
     reads_shared_once = True
     kv_dtypes = KV_DTYPES
-
-    _device = "cpu"
-
-    def availability(self, device: str) -> Answer:
-        self._device = device
-        missing = cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
-        return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:
         obstacle = METHODS[self.id].obstacle(point)
@@ -63,9 +55,3 @@ class HeadCaches(Implementation):
     def prepare(self, inputs: Inputs) -> Session:
         method = METHODS[self.id]
         return HeadCacheSession(inputs, method.policy(inputs.point), method.share)
-
-    def package_version(self) -> str:
-        return f"chunkbench {__version__}"
-
-    def isa(self) -> str | None:
-        return instruction_set(self._device)

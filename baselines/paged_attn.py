@@ -11,25 +11,18 @@ import torch
 
 from chunkbench.attention import Kernel
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
-from chunkbench.baselines.hardware import instruction_set
-from chunkbench.bench.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.hardware import OwnKernels
+from chunkbench.bench.contract import YES, Answer, Inputs, Session
 from chunkbench.bench.experiment.point import AttentionPoint
-from chunkbench.kernels import cpu, triton
+from chunkbench.kernels import triton
 from chunkbench.kv_dtype import KV_DTYPES
-from chunkbench.version import __version__
 
 
-class PagedAttn(Implementation):
+class PagedAttn(OwnKernels):
     whole = False
     """Whether a sequence has only one block, so that its K and V are contiguous."""
     kv_dtypes = KV_DTYPES
     drafts = "trees"
-    _device = "cpu"
-
-    def availability(self, device: str) -> Answer:
-        self._device = device
-        missing = cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
-        return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:
         if point.device == "cuda":
@@ -46,9 +39,3 @@ class PagedAttn(Implementation):
         kernel: Kernel = "native" if inputs.point.device == "cpu" else "triton"
         block_size = -(-inputs.capacity // 16) * 16 if self.whole else inputs.point.block_size
         return ChunkAttnSession(inputs, block_size, "sequence-first", kernel, self.shares_storage)
-
-    def package_version(self) -> str:
-        return f"chunkbench {__version__}"
-
-    def isa(self) -> str | None:
-        return instruction_set(self._device)

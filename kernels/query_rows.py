@@ -42,11 +42,11 @@ class QueryRows:
         """`[b]`: the first row of each sequence."""
         return np.cumsum(self.counts) - self.counts
 
-    @property
+    @cached_property
     def total(self) -> int:
         return int(self.counts.sum())
 
-    @property
+    @cached_property
     def drafts(self) -> Drafts:
         """What a kernel must be able to verify."""
         if self.total == len(self.counts):

@@ -29,17 +29,8 @@ if TYPE_CHECKING:
 
 _CHUNKS_AT_A_TIME = 8
 """Number of chunks whose K and V are expanded at a time, because their float32 numbers take much memory."""
-
-
 LatentKernel = Literal["auto", "native", "triton"]
 """`auto`: native on a CPU, Triton on a GPU."""
-
-
-def _native_store(projections: Projections, chunk_size: int, expanded: bool) -> PackedStore:
-    shape, heads = projections.shape, projections.heads
-    sizes = (heads, shape.key_dim) if expanded else (1, shape.width)
-    values = shape.v if expanded else shape.kv_rank
-    return PackedStore(chunk_size, *sizes, projections.dtype, value_dim=values, latent=not expanded)
 
 
 class LatentAttention:
@@ -70,21 +61,21 @@ class LatentAttention:
         self, native: bool, chunk_size: int, planner: Planner | None, expanded: bool
     ) -> tuple[ChunkStore, TppNative | TppTriton]:
         """A store of latents or of expanded K and V, and a kernel over it."""
-        projections, scale = self.projections, self.projections.shape.key_dim**-0.5
+        projections, shape = self.projections, self.projections.shape
+        scale, heads = shape.key_dim**-0.5, projections.heads if expanded else 1
         if native:
-            packed = _native_store(projections, chunk_size, expanded)
+            key_dim, values = (shape.key_dim, shape.v) if expanded else (shape.width, shape.kv_rank)
+            packed = PackedStore(chunk_size, heads, key_dim, projections.dtype, value_dim=values, latent=not expanded)
             return packed, TppNative(packed, projections.heads, planner, scale)
         # Imported here because importing Triton takes a second and only a GPU needs it.
         from chunkbench.kernels.triton.decode import TppTriton
         from chunkbench.kernels.triton.store import TritonStore
 
-        shape = projections.shape
         unfit = triton.why_not_latent(projections.dtype, shape, chunk_size)
         if unfit:
             raise ValueError(f"the GPU kernel cannot compute this: {unfit}")
-        sizes = (projections.heads, shape.nope) if expanded else (1, shape.kv_rank)
-        place = projections.dtype, projections.device
-        store = TritonStore(chunk_size, *sizes, *place, rope=shape.rope, latent=not expanded)
+        form = shape.nope if expanded else shape.kv_rank, projections.dtype, projections.device
+        store = TritonStore(chunk_size, heads, *form, rope=shape.rope, latent=not expanded)
         return store, TppTriton(store, projections.heads, planner, scale=scale)
 
     def add_sequence(self, tokens: Tokens, latents: torch.Tensor) -> int:

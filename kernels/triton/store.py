@@ -3,7 +3,9 @@ appended tokens itself."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cache
+from itertools import count
 
 import numpy as np
 import torch
@@ -46,6 +48,7 @@ class TritonStore(AddressedStore):
             kv_heads, kv_heads, head_dim, chunk_size, dtype, kv_dtype=kv_dtype, rope=rope, latent=latent
         )
         """The shape of the chunks, as the kernels need it."""
+        self._append_constants = cache(lambda kv_heads: constants.append_tokens(self.sizes._replace(kv_heads=kv_heads)))
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
         self.tail_values = self.tail_keys
         self.tokens = self.tail_keys
@@ -91,9 +94,8 @@ class TritonStore(AddressedStore):
         self._chunks, self._tokens = chunks.copy(), np.array(tokens, np.int64)
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        for first in range(0, k.shape[1], self.kv_heads):
-            heads = slice(first, first + self.kv_heads)
-            super().fill(chunks, k[:, heads], v[:, heads], layer + first // self.kv_heads)
+        for part in self._by_layer(k, v, layer):
+            super().fill(chunks, *part)
 
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
         """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens.
@@ -104,9 +106,8 @@ class TritonStore(AddressedStore):
         if len(chunks) == 0:
             return
         if not appended.every_row:
-            for first in range(0, k.shape[1], self.kv_heads):
-                heads = slice(first, first + self.kv_heads)
-                super().append(appended, k[:, heads], v[:, heads], layer + first // self.kv_heads)
+            for part in self._by_layer(k, v, layer):
+                super().append(appended, *part)
             self._chunks = np.empty(0, np.int64)  # the ends of rows on the device are outdated
             return
         counted = np.array_equal(chunks, self._chunks) and np.array_equal(slots + 1, self._tokens)
@@ -120,12 +121,16 @@ class TritonStore(AddressedStore):
             self.tail_keys,
             self.tail_values,
             self.tokens,
-            **_append_constants(self.sizes._replace(kv_heads=k.shape[1])),
+            **self._append_constants(k.shape[1]),
             COUNTED=counted,
         )
 
-
-_append_constants = lru_cache(constants.append_tokens)
+    def _by_layer(
+        self, k: torch.Tensor, v: torch.Tensor, layer: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        """k and v of this layer, and of those after it if there are more heads than a layer has."""
+        parts = (x.split(self.kv_heads, 1) for x in (k, v))
+        return zip(*parts, count(layer), strict=False)
 
 
 class StoredHeads:

@@ -236,11 +236,12 @@ for generation, rows in read().items():
             shapes = {128: shapes[:1], 512: shapes[:1] if number == 90 else []}.get(head_dim, [])
         for heads, kv_heads, chunk, more in shapes:
             dtype = torch.bfloat16 if kv_heads == 8 or "rope" in more else torch.float16
-            plain, drafts, means = not more, more.pop("drafts", "none"), more.pop("compensated", False)
+            plain, means = not more, more.pop("compensated", False)
+            special, drafts = " ".join(more), more.pop("drafts", "none")
             sizes = Sizes(heads, kv_heads, head_dim, chunk, dtype, **more)
             for built in build(number, sizes, tuning, drafts, means):
                 case = {"generation": number, "head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
-                case |= {"chunk": chunk, "plain": plain}
+                case |= {"chunk": chunk, "plain": plain, "special": special}
                 assumed = tuning.narrow_blocks if built.kernel.endswith("narrow") else tuning.blocks
                 fit = {"blocks": built.blocks(number), "assumed": assumed}
                 kernels.append(case | built._asdict() | fit)
@@ -266,14 +267,17 @@ def test_kernels_compile_for_all_generations(built: list[dict[str, Any]]) -> Non
     assert {kernel["head_dim"] for kernel in built} in ({128, 512}, {64, 128, 256, 512})
 
 
+def most_spilled(kernel: dict[str, Any]) -> int:
+    """Bytes that may be spilled outside the loop: a word or two if 32 heads share a KV head, or if K and V have 8 bits;
+    some on sm_120 with chunks of 16 tokens or chains of drafts."""
+    if kernel["generation"] == 120 and (kernel["chunk"] == 16 or kernel["heads"] == 28):
+        return 24
+    return 8 if kernel["kv_heads"] < 4 or kernel["special"] == "kv_dtype" else 0
+
+
 def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
-    """Exception: some words outside the loop, if 32 heads share a KV head, with chunks of 16 tokens, or if K and V have
-    8 bits."""
-    exceptions = [kernel for kernel in built if kernel["kv_heads"] < 4 or not kernel["plain"] or kernel["chunk"] == 16]
-    assert [
-        " ".join(map(str, kernel.values())) for kernel in built if kernel["stack_bytes"] and kernel not in exceptions
-    ] == []
-    assert [" ".join(map(str, kernel.values())) for kernel in exceptions if kernel["stack_bytes"] > 24] == []
+    spilled = [kernel for kernel in built if kernel["stack_bytes"] > most_spilled(kernel)]
+    assert [" ".join(map(str, kernel.values())) for kernel in spilled] == []
 
 
 def of_plain_numbers(built: list[dict[str, Any]]) -> list[dict[str, Any]]:
